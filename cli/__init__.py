@@ -1,0 +1,1 @@
+"""The `flwr-distill` command."""

@@ -1,0 +1,1 @@
+"""The client side of a federation: the ClientApp, local training and the node."""

@@ -1,0 +1,1 @@
+"""The maths of distillation: virtual data and ensembles; knows nothing of Flower or nodes."""

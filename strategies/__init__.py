@@ -1,0 +1,1 @@
+"""Flower strategies for federations whose data differ, and the maths behind them."""

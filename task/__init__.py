@@ -1,0 +1,1 @@
+"""What servers and clients share: datasets, partitions, models and record names."""
