@@ -1,0 +1,419 @@
+"""A whole federation on this machine: one SuperLink and N nodes, all of them real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from client.processes import kill_group, start_bound, stop
+from client.superlink import Control
+
+CONNECTION = "flwr-distill-local"
+"""Name, in the federation's own Flower configuration, of the connection to its SuperLink."""
+
+NodeConfigValue = str | int | float | bool
+
+_QUIET_FLOWER = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+_STARTED_RUN = re.compile(r"Successfully started run (\d+)")
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """How a run ended.
+
+    Attributes
+    ----------
+    run_id : int
+        Flower's id of the run.
+    status : str
+        Flower's final status: ``finished:completed``, ``finished:failed`` or ``finished:stopped``.
+    lines : list[str]
+        The run's log, without line ends.
+    """
+
+    run_id: int
+    status: str
+    lines: list[str] = field(repr=False)
+
+    @property
+    def completed(self) -> bool:
+        """Whether the run came to its natural end."""
+        return self.status == "finished:completed"
+
+
+class RunError(RuntimeError):
+    """A run could not be submitted, or did not end in time."""
+
+
+class LocalNode:
+    """One node of a local federation.
+
+    Attributes
+    ----------
+    index : int
+        The node's number, which is its partition too.
+    state_dir : Path
+        The directory that is the node's own.
+    log : Path
+        What the node's processes print.
+    """
+
+    def __init__(self, index: int, state_dir: Path, start: Callable[[], subprocess.Popen[bytes]]):
+        self.index = index
+        self.state_dir = state_dir
+        self.log = state_dir / "node.log"
+        self._start = start
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the node's process, which starts the others."""
+        self._process = self._start()
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The node's main process."""
+        if self._process is None:
+            raise RuntimeError(f"node {self.index} was not started: call start() first")
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        """Process id of the node's main process."""
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the node's main process runs."""
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        """Kill the node's main process with SIGKILL; what it started ends with it."""
+        kill_group(self.process)
+
+    def restart(self) -> None:
+        """Start the node again with the same settings, after ending it if it still runs."""
+        stop([self.process])
+        self.start()
+
+
+class LocalFederation:
+    """A SuperLink and nodes on loopback, without TLS, for trying things and for tests.
+
+    The federation has a Flower configuration of its own, under its state directory, so that the
+    user's stays as it is. Everything it starts ends with `stop`, or when this process dies.
+
+    Parameters
+    ----------
+    num_nodes : int
+        Number of nodes, at least 1. Node i has ``partition-id=i`` and ``num-partitions=num_nodes``.
+    state_dir : Path
+        Directory of this federation: logs, Flower's configuration, the nodes' own directories.
+    node_config : Mapping[str, str | int | float | bool] | None (default: None)
+        More keys of the node config, the same for every node.
+    cwd : Path | None (default: None)
+        Working directory of the SuperLink, hence of ServerApps. `None`: that of this process.
+
+    Attributes
+    ----------
+    nodes : list[LocalNode]
+        The nodes, in the order of their partitions.
+    env : dict[str, str]
+        Environment in which ``flwr`` commands reach this federation.
+    connection : str
+        The connection to name in ``flwr run APP CONNECTION``.
+    superlink_log : Path
+        What the SuperLink and the ServerApps print.
+
+    Raises
+    ------
+    ValueError
+        If `num_nodes` is below 1.
+    """
+
+    connection = CONNECTION
+
+    def __init__(
+        self,
+        num_nodes: int,
+        state_dir: Path,
+        *,
+        node_config: Mapping[str, NodeConfigValue] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        if num_nodes < 1:
+            raise ValueError(f"num_nodes must be at least 1, got {num_nodes}")
+        self.state_dir = state_dir.resolve()
+        self.superlink_log = self.state_dir / "superlink.log"
+        self.env = self._environment(self.state_dir / "flower")
+        self.fleet_address = ""
+        self.control_address = ""
+        self._cwd = cwd
+        self._node_config = dict(node_config or {})
+        self._superlink: subprocess.Popen[bytes] | None = None
+        self.nodes = [self._make_node(index, num_nodes) for index in range(num_nodes)]
+
+    def __enter__(self) -> LocalFederation:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self, *, timeout: float = 120.0) -> None:
+        """Start all processes and return when every node is online.
+
+        Parameters
+        ----------
+        timeout : float (default: 120.0)
+            Seconds to wait.
+
+        Raises
+        ------
+        RuntimeError
+            If a process ends early or the nodes are not online in time; everything is stopped then.
+        """
+        deadline = time.monotonic() + timeout
+        try:
+            self._start_superlink(deadline)
+            for node in self.nodes:
+                node.start()
+            self.wait_for_nodes(timeout=max(1.0, deadline - time.monotonic()))
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End all processes: nodes first, so that they leave the federation, then the SuperLink."""
+        stop([node.process for node in self.nodes if node._process is not None])
+        if self._superlink is not None:
+            stop([self._superlink])
+
+    def restart_dead_nodes(self) -> list[int]:
+        """Start again every node whose main process has ended, and return their numbers."""
+        dead = [node for node in self.nodes if not node.alive]
+        for node in dead:
+            node.start()
+        return [node.index for node in dead]
+
+    def online_nodes(self) -> int:
+        """Count the nodes that the SuperLink holds for online."""
+        with Control(self.control_address) as control:
+            return control.online_nodes()
+
+    def wait_for_nodes(self, count: int | None = None, *, timeout: float = 120.0) -> None:
+        """Wait until so many nodes are online.
+
+        Parameters
+        ----------
+        count : int | None (default: None)
+            Number of nodes. `None`: all.
+        timeout : float (default: 120.0)
+            Seconds to wait.
+
+        Raises
+        ------
+        RuntimeError
+            If they are not online in time.
+        """
+        wanted = len(self.nodes) if count is None else count
+        deadline = time.monotonic() + timeout
+        while (online := self.online_nodes()) < wanted:
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"{online} of {wanted} nodes are online after {timeout:.0f} s: "
+                    f"see the logs in {self.state_dir}"
+                )
+            time.sleep(0.2)
+
+    def run(
+        self,
+        app_dir: Path,
+        run_config: str | Mapping[str, Any] = "",
+        *,
+        on_line: Callable[[str], None] | None = None,
+        timeout: float = 600.0,
+    ) -> RunOutcome:
+        """Submit an app as ``flwr run`` does, follow its log and return how it ended.
+
+        Parameters
+        ----------
+        app_dir : Path
+            Directory of the Flower app.
+        run_config : str | Mapping[str, Any] (default: "")
+            Overrides of the app's run config: a mapping, or text as for ``flwr run --run-config``
+            (``'key=value key="text"'``, or the path of a TOML file).
+        on_line : Callable[[str], None] | None (default: None)
+            Called with every line of the log as it comes.
+        timeout : float (default: 600.0)
+            Seconds; a run that takes longer is stopped.
+
+        Returns
+        -------
+        RunOutcome
+            Id, final status and log.
+
+        Raises
+        ------
+        RunError
+            If the run could not be submitted (the message holds Flower's reason), or took too long.
+        """
+        lines: list[str] = []
+        timed_out = threading.Event()
+        process = subprocess.Popen(
+            self._run_command(app_dir, run_config),
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+
+        def give_up() -> None:
+            timed_out.set()
+            process.kill()
+
+        timer = threading.Timer(timeout, give_up)
+        timer.start()
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line.rstrip("\n"))
+                if on_line is not None:
+                    on_line(lines[-1])
+            process.wait()
+        finally:
+            timer.cancel()
+            process.kill()
+            process.wait()
+        return self._outcome(lines, timed_out=timed_out.is_set(), timeout=timeout)
+
+    def _outcome(self, lines: list[str], *, timed_out: bool, timeout: float) -> RunOutcome:
+        run_ids = [int(match[1]) for line in lines if (match := _STARTED_RUN.search(line))]
+        if not run_ids:
+            raise RunError("the run was not accepted: " + "\n".join(lines[-20:]))
+        with Control(self.control_address) as control:
+            if timed_out:
+                control.stop_run(run_ids[0])
+                raise RunError(
+                    f"run {run_ids[0]} was stopped after {timeout:.0f} s: "
+                    f"see {self.superlink_log}, or allow more with timeout="
+                )
+            return RunOutcome(run_ids[0], control.run_status(run_ids[0]), lines)
+
+    def _run_command(self, app_dir: Path, run_config: str | Mapping[str, Any]) -> list[str]:
+        command = ["flwr", "run", str(app_dir), self.connection, "--stream"]
+        if isinstance(run_config, str):
+            return [*command, "--run-config", run_config] if run_config else command
+        overrides = self.state_dir / "run-config.toml"
+        overrides.write_text(_toml(run_config), encoding="utf-8")
+        return [*command, "--run-config", str(overrides)]
+
+    def node_command(self, index: int, node_config: Path) -> list[str]:
+        """Return the command that starts a node.
+
+        Parameters
+        ----------
+        index : int
+            The node's number.
+        node_config : Path
+            TOML file with the node's config.
+        """
+        return [
+            "flower-supernode",
+            "--insecure",
+            *("--superlink", self.fleet_address),
+            *("--clientappio-api-address", "127.0.0.1:0"),
+            *("--node-config", str(node_config)),
+        ]
+
+    def _make_node(self, index: int, num_nodes: int) -> LocalNode:
+        state_dir = self.state_dir / f"node-{index}"
+        config = {
+            "partition-id": index,
+            "num-partitions": num_nodes,
+            "state-dir": str(state_dir),
+            **self._node_config,
+        }
+
+        def start() -> subprocess.Popen[bytes]:
+            state_dir.mkdir(parents=True, exist_ok=True)
+            config_file = state_dir / "node-config.toml"
+            config_file.write_text(_toml(config), encoding="utf-8")
+            return start_bound(
+                self.node_command(index, config_file),
+                log=state_dir / "node.log",
+                env=self.env | {"FLWR_HOME": str(state_dir / "flower")},
+            )
+
+        return LocalNode(index, state_dir, start)
+
+    def _environment(self, flower_home: Path) -> dict[str, str]:
+        commands = str(Path(sys.executable).parent)
+        path = os.pathsep.join([commands, os.environ.get("PATH", os.defpath)])
+        return {**os.environ, **_QUIET_FLOWER, "PATH": path, "FLWR_HOME": str(flower_home)}
+
+    def _start_superlink(self, deadline: float) -> None:
+        fleet, control, serverappio = (f"127.0.0.1:{port}" for port in _free_ports(3))
+        self.fleet_address, self.control_address = fleet, control
+        home = Path(self.env["FLWR_HOME"])
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n'
+            f'[superlink.{CONNECTION}]\naddress = "{control}"\ninsecure = true\n',
+            encoding="utf-8",
+        )
+        self._superlink = start_bound(
+            [
+                "flower-superlink",
+                "--insecure",
+                "--disable-runtime-dependency-installation",
+                *("--fleet-api-address", fleet),
+                *("--control-api-address", control),
+                *("--serverappio-api-address", serverappio),
+            ],
+            log=self.superlink_log,
+            env=self.env,
+            cwd=self._cwd,
+        )
+        with Control(control) as link:
+            while not link.answers(timeout=1.0):
+                if self._superlink.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"the SuperLink did not start: see {self.superlink_log}")
+                time.sleep(0.1)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Find ports on loopback that are free now, all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _toml(values: Mapping[str, Any]) -> str:
+    """Write flat settings as TOML, whose strings, numbers and booleans JSON's are."""
+    return "".join(
+        f"{json.dumps(key)} = {json.dumps(value, ensure_ascii=False)}\n"
+        for key, value in values.items()
+    )

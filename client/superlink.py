@@ -1,0 +1,75 @@
+"""Questions to a local SuperLink's Control API, which ``flwr`` commands ask too."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+import grpc
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    StopRunRequest,
+)
+from flwr.proto.control_pb2_grpc import ControlStub
+from flwr.supercore.grpc import create_channel
+
+
+class Control:
+    """A connection to the Control API of a SuperLink without TLS.
+
+    Parameters
+    ----------
+    address : str
+        ``host:port`` of the Control API.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._channel = create_channel(server_address=address, insecure=True)
+        self._stub = ControlStub(self._channel)
+
+    def __enter__(self) -> Control:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._channel.close()
+
+    def answers(self, *, timeout: float) -> bool:
+        """Whether the SuperLink answers within so many seconds."""
+        try:
+            self._stub.ListNodes(ListNodesRequest(), timeout=timeout, wait_for_ready=True)
+        except grpc.RpcError:
+            return False
+        return True
+
+    def online_nodes(self) -> int:
+        """Count the nodes that are online."""
+        nodes = self._stub.ListNodes(ListNodesRequest(), timeout=10).nodes_info
+        return sum(node.status == "online" for node in nodes)
+
+    def run_status(self, run_id: int, *, settle: float = 10.0) -> str:
+        """Return a run's status, ``status:sub-status`` once it has finished.
+
+        Parameters
+        ----------
+        run_id : int
+            The run.
+        settle : float (default: 10.0)
+            Seconds to wait for the run to finish: its log ends a moment before.
+        """
+        deadline = time.monotonic() + settle
+        while True:
+            runs = self._stub.ListRuns(ListRunsRequest(run_id=run_id), timeout=10)
+            status = runs.run_dict[run_id].status
+            if status.status == "finished" or time.monotonic() > deadline:
+                return ":".join(part for part in (status.status, status.sub_status) if part)
+            time.sleep(0.05)
+
+    def stop_run(self, run_id: int) -> None:
+        """Stop a run."""
+        self._stub.StopRun(StopRunRequest(run_id=run_id), timeout=10)
