@@ -1,0 +1,123 @@
+"""Distillers by name: what one is, and how to register and look one up."""
+
+import importlib
+from collections.abc import Callable
+from typing import Protocol, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from distill.errors import DistillError
+from distill.virtual_data import VirtualData
+
+Progress = Callable[[int, int, float], None]
+
+
+class Distiller(Protocol):
+    """A method that condenses labelled images into a few virtual ones.
+
+    Extra keyword arguments of a method are bound with `functools.partial`.
+    """
+
+    def __call__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        num_classes: int,
+        per_class: int,
+        init: str = "class-stats",
+        steps: int | None = None,
+        generator: torch.Generator,
+        device: torch.device | str = "cpu",
+        progress: Progress | None = None,
+    ) -> VirtualData:
+        """Distil `images` into `per_class` virtual images of each class that is present.
+
+        A class with fewer real images than `per_class` still gets `per_class` virtual ones:
+        every start draws them from noise.
+
+        Parameters
+        ----------
+        images : Tensor
+            float32 of shape (n, C, H, W), normalised.
+        labels : Tensor
+            int64 of shape (n,), in [0, num_classes).
+        num_classes : int
+            Classes of the task, present here or not.
+        per_class : int
+            Virtual images for each class present; at least 1.
+        init : str (default: "class-stats")
+            Name of the start (see `distill.starts`).
+        steps : int, optional (default: None)
+            Optimisation steps; None takes the method's own default.
+        generator : torch.Generator
+            Source of every random draw; the same state gives the same result.
+        device : torch.device or str (default: "cpu")
+            Where to compute; the result is always on the CPU.
+        progress : callable, optional (default: None)
+            Called after each step with (steps done, steps in all, loss).
+
+        Returns
+        -------
+        VirtualData
+            Sorted by class.
+
+        Raises
+        ------
+        DistillError
+            If an argument is unusable; the message names it and the remedy.
+        """
+        ...
+
+
+D = TypeVar("D", bound=Distiller)
+_DISTILLERS: dict[str, Distiller] = {}
+
+
+def register(name: str) -> Callable[[D], D]:
+    """Make a distiller available to `distiller` under `name`; use as a decorator."""
+
+    def add(method: D) -> D:
+        _DISTILLERS[name] = method
+        return method
+
+    return add
+
+
+def distiller(name: str) -> Distiller:
+    """Look a distiller up.
+
+    Parameters
+    ----------
+    name : str
+        A registered name ("auto", "dm", "kip", ...) or "package.module:function".
+
+    Returns
+    -------
+    Distiller
+        The method.
+
+    Raises
+    ------
+    DistillError
+        If there is no such distiller.
+    """
+    if name in _DISTILLERS:
+        return _DISTILLERS[name]
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise DistillError(
+            f"distiller {name!r} is unknown; choose one of {', '.join(sorted(_DISTILLERS))}, "
+            "or give your own as 'package.module:function'"
+        )
+    try:
+        method = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise DistillError(
+            f"distiller {name!r} cannot be imported ({error}); "
+            "is its package installed on this machine?"
+        ) from error
+    if not callable(method):
+        raise DistillError(f"distiller {name!r} must be a function, found {type(method).__name__}")
+    return cast(Distiller, method)
