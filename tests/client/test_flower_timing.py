@@ -1,0 +1,122 @@
+"""The overrides of Flower's timing fit the Flower that is installed."""
+
+import logging
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+
+import pytest
+from flwr.supercore.inflatable import inflatable_utils
+from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, pull_objects
+from flwr.supernode import start_client_internal
+
+from client import flower_timing
+from client.flower_timing import patch_pull_backoff, patch_supernode_sleep
+from client.pace import Pace
+
+PULLERS = (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree)
+
+
+@pytest.fixture(autouse=True)
+def flower_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(start_client_internal, "time", time)
+    before = [dict(puller.__kwdefaults__ or {}) for puller in PULLERS]
+    yield
+    for puller, defaults in zip(PULLERS, before, strict=True):
+        puller.__kwdefaults__ = defaults
+
+
+class LateObject:
+    """An object that is there from the third try on."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+
+    def pull(self, object_id: str) -> bytes:
+        self.tries += 1
+        if self.tries < 3:
+            raise ObjectUnavailableError(object_id)
+        return b"content"
+
+
+def test_the_overrides_name_the_flower_that_is_installed() -> None:
+    assert version("flwr") == flower_timing.FLOWER_VERSION == "1.32.1"
+
+
+def test_flower_1_32_1_still_sleeps_where_the_override_expects_it() -> None:
+    constants = start_client_internal.start_client_internal.__code__.co_consts
+    assert flower_timing.IDLE_SLEEP in constants
+    assert flower_timing.REPLY_SLEEP in start_client_internal._push_messages.__code__.co_consts
+
+
+def test_an_object_that_comes_late_is_pulled_at_once() -> None:
+    assert patch_pull_backoff(initial=0.01, cap=0.02)
+    late = LateObject()
+    start = time.monotonic()
+    assert pull_objects(["a"], late.pull) == {"a": b"content"}
+    assert late.tries == 3
+    assert time.monotonic() - start < 0.5  # stock Flower: at least 2.4 s
+
+
+def test_an_object_on_a_slow_link_is_not_given_up_after_500_tries() -> None:
+    assert patch_pull_backoff(initial=0.0, cap=0.0)
+    late = LateObject()
+    late.tries = -600
+    assert pull_objects(["a"], late.pull) == {"a": b"content"}
+
+
+def test_an_idle_supernode_waits_for_our_pause_and_not_for_3_seconds() -> None:
+    assert patch_supernode_sleep(Pace(busy=0.01, idle=0.01))
+    start = time.monotonic()
+    start_client_internal.time.sleep(3)
+    start_client_internal.time.sleep(0.5)
+    assert time.monotonic() - start < 0.3
+
+
+def test_other_sleeps_of_the_supernode_stay_as_they_are() -> None:
+    assert patch_supernode_sleep(Pace(busy=0.0, idle=0.0))
+    start = time.monotonic()
+    start_client_internal.time.sleep(0.05)
+    assert time.monotonic() - start >= 0.05
+    assert start_client_internal.time.monotonic is time.monotonic
+
+
+def test_waiting_for_a_reply_keeps_the_supernode_keen() -> None:
+    now = [0.0]
+    pace = Pace(busy=0.0, idle=5.0, keen=10.0, clock=lambda: now[0])
+    assert patch_supernode_sleep(pace, reply_poll=0.0)
+    now[0] = 20.0
+    assert pace.pause == 5.0
+    start_client_internal.time.sleep(0.5)
+    assert pace.pause == 0.0
+
+
+@pytest.mark.parametrize(
+    ("reason", "attribute", "value"),
+    [
+        ("another version", "FLOWER_VERSION", "1.0.0"),
+        ("moved internals", None, None),
+    ],
+)
+def test_what_does_not_fit_is_left_alone_with_a_warning(
+    reason: str,
+    attribute: str | None,
+    value: object,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if attribute is not None:
+        monkeypatch.setattr(flower_timing, attribute, value)
+    else:
+        monkeypatch.setattr(start_client_internal, "time", object())
+        for puller in PULLERS:
+            monkeypatch.setattr(puller, "__kwdefaults__", {})
+    before = [dict(puller.__kwdefaults__ or {}) for puller in PULLERS]
+    clock = start_client_internal.time
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        assert not patch_pull_backoff()
+        assert not patch_supernode_sleep(Pace(busy=0.0, idle=0.0))
+    assert [dict(puller.__kwdefaults__ or {}) for puller in PULLERS] == before
+    assert start_client_internal.time is clock
+    assert caplog.text.count("keeps Flower's own timing") == 2, reason
