@@ -1,0 +1,193 @@
+"""The ClientApp: one short handler for each message type."""
+
+from logging import INFO
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common import log
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from client.pool import keep_parcel, pooled_samples
+from client.session import Session
+from client.training import label_knowledge, train_round
+from distill.registry import distiller
+from distill.virtual_data import VirtualData
+from task.datasets import Samples, auxiliary_images
+from task.evaluation import evaluate_model
+from task.messages import (
+    ARRAYS,
+    CONFIG,
+    METRICS,
+    NUM_EXAMPLES,
+    PARCEL,
+    PAYLOAD,
+    SERVER_ROUND,
+    SOFT_LABELS,
+    TRAIN_ON,
+)
+from task.models import create_model
+from task.settings import SettingsError, TrainSettings
+
+app = ClientApp()
+
+
+@app.query("describe")
+def describe(message: Message, context: Context) -> Message:
+    """Say who this node is, so that the server can name and order nodes."""
+    session = Session.of(context)
+    metrics = MetricRecord({NUM_EXAMPLES: len(session.data.train)})
+    if "partition-id" in context.node_config:
+        metrics["partition-id"] = session.identity
+    return Message(RecordDict({METRICS: metrics}), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Train the received model on the node's data (Flower's plain contract).
+
+    The message's config may hold ``lr``, ``local-epochs``, ``batch-size``, ``optimizer``,
+    ``momentum``, ``weight-decay`` and ``proximal-mu``; what it lacks comes from the run config's
+    ``train.*``. With ``train-on = "pooled"`` a cluster head trains on D_h, and ``balanced`` draws
+    its classes evenly.
+    """
+    session = Session.of(context)
+    config = message.content.config_records.get(CONFIG, ConfigRecord())
+    samples = session.data.train
+    if config.get(TRAIN_ON) == "pooled":
+        samples = pooled_samples(session)
+    model = _received_model(message, session)
+    loss = train_round(
+        model,
+        samples,
+        _train_settings(session.task.train, config),
+        session.generator("train", _server_round(config)),
+        balanced=bool(config.get("balanced", False)),
+    )
+    metrics = MetricRecord({NUM_EXAMPLES: len(samples), "train-loss": loss})
+    arrays = ArrayRecord(model.state_dict())
+    return Message(RecordDict({ARRAYS: arrays, METRICS: metrics}), reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Evaluate the received model on what the node holds out (Flower's plain contract)."""
+    session = Session.of(context)
+    holdout = session.data.holdout
+    if not len(holdout):
+        raise SettingsError(
+            f"train.holdout = {session.task.train.holdout} leaves this node no sample to evaluate "
+            "on (set it to 0.1, or fraction-evaluate to 0)"
+        )
+    accuracy, loss = evaluate_model(_received_model(message, session), holdout, session.device)
+    metrics = MetricRecord(
+        {NUM_EXAMPLES: len(holdout), "eval-accuracy": accuracy, "eval-loss": loss}
+    )
+    return Message(RecordDict({METRICS: metrics}), reply_to=message)
+
+
+@app.query("label_knowledge")
+def query_label_knowledge(message: Message, context: Context) -> Message:
+    """Reply with soft labels on the global auxiliary set (HFLDD, step 1)."""
+    session = Session.of(context)
+    config = message.content[CONFIG]
+    spec = session.data.spec
+    auxiliary = auxiliary_images(
+        str(config["auxiliary"]),
+        spec,
+        int(config["auxiliary-size"]),
+        session.task.seed,
+        str(context.node_config.get("data-root", "")) or session.task.data_root or None,
+    )
+    model = create_model(session.task.model, spec, seed=session.task.seed).to(session.device)
+    soft_labels = label_knowledge(
+        model,
+        session.data.train,
+        auxiliary.to(session.device),
+        steps=int(config["initial-steps"]),
+        lr=float(config["initial-lr"]),
+        batch_size=int(config["initial-batch-size"]),
+        generator=session.generator("label-knowledge"),
+    )
+    arrays = ArrayRecord({SOFT_LABELS: soft_labels})
+    metrics = MetricRecord({NUM_EXAMPLES: len(session.data.train)})
+    return Message(RecordDict({ARRAYS: arrays, METRICS: metrics}), reply_to=message)
+
+
+@app.train("distill")
+def distill(message: Message, context: Context) -> Message:
+    """Distil the node's data and reply with the parcel for its cluster head (HFLDD, step 4)."""
+    session = Session.of(context)
+    config = message.content[CONFIG]
+    if config["share-raw-data"]:
+        virtual = _raw_as_virtual(session.data.train, session.task.seed)
+    else:
+        num_present = len(session.data.train.labels.unique())
+        virtual = distiller(str(config["distiller"]))(
+            session.data.train.inputs,
+            session.data.train.labels,
+            num_classes=session.data.spec.num_classes,
+            per_class=max(1, int(config["distilled-size"]) // num_present),
+            init=str(config["start"]),
+            steps=int(config["distill-steps"]) or None,
+            generator=session.generator("distill"),
+            device=session.device,
+        )
+    log(INFO, "Distilled %d samples by %s", len(virtual.labels), virtual.method)
+    metrics = MetricRecord(
+        {NUM_EXAMPLES: len(virtual.labels), "num-values": virtual.images.numel()}
+    )
+    parcel = ConfigRecord({PAYLOAD: virtual.to_bytes()})
+    return Message(RecordDict({PARCEL: parcel, METRICS: metrics}), reply_to=message)
+
+
+@app.train("receive")
+def receive(message: Message, context: Context) -> Message:
+    """Keep the parcels that members sent to this cluster head (HFLDD, step 4)."""
+    session = Session.of(context)
+    kept = [
+        keep_parcel(session, int(name.removeprefix(f"{PARCEL}.")), bytes(record[PAYLOAD]))
+        for name, record in message.content.config_records.items()
+        if name.startswith(f"{PARCEL}.")
+    ]
+    metrics = MetricRecord(
+        {NUM_EXAMPLES: len(pooled_samples(session)), "rejected": kept.count(False)}
+    )
+    return Message(RecordDict({METRICS: metrics}), reply_to=message)
+
+
+def _received_model(message: Message, session: Session) -> nn.Module:
+    """Build the run's model, on the node's device, with the weights that the message brings."""
+    arrays: ArrayRecord = next(iter(message.content.array_records.values()))
+    model = create_model(session.task.model, session.data.spec)
+    model.load_state_dict({name: _tensor(array.numpy()) for name, array in arrays.items()})
+    return model.to(session.device)
+
+
+def _tensor(array: NDArray[np.generic]) -> Tensor:
+    return torch.from_numpy(np.array(array))
+
+
+def _server_round(config: ConfigRecord) -> int:
+    return int(config.get(SERVER_ROUND, 0))
+
+
+def _train_settings(defaults: TrainSettings, config: ConfigRecord) -> TrainSettings:
+    """Settings of this round: the run's, overridden by what the strategy put into the message."""
+    settings = defaults.model_dump(by_alias=True)
+    settings.update({key: value for key, value in config.items() if key in settings})
+    return TrainSettings.model_validate(settings)
+
+
+def _raw_as_virtual(samples: Samples, seed: int) -> VirtualData:
+    """The "w/o DD" ablation of HFLDD: raw samples in place of virtual ones."""
+    return VirtualData(
+        images=samples.inputs.cpu(),
+        labels=samples.labels.cpu(),
+        method="raw",
+        steps=0,
+        seed=seed,
+        init="real",
+    )

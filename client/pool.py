@@ -1,0 +1,66 @@
+"""A cluster head's pool D_h: its own data and the virtual data that its members sent (HFLDD)."""
+
+from functools import lru_cache
+from logging import WARNING
+from pathlib import Path
+
+import torch
+from flwr.common import log
+
+from client.session import Session
+from distill.virtual_data import VirtualData, VirtualDataError
+from task.datasets import Samples
+
+PREFIX = "parcel-"
+
+
+def keep_parcel(session: Session, sender: int, payload: bytes) -> bool:
+    """Check a member's virtual data and keep it in the node's store.
+
+    Parameters
+    ----------
+    session : Session
+        The head's.
+    sender : int
+        Node id of the member.
+    payload : bytes
+        What :meth:`distill.virtual_data.VirtualData.to_bytes` gave.
+
+    Returns
+    -------
+    bool
+        False where the parcel was malformed or did not fit the task; it is then set aside with a
+        line in the log.
+    """
+    spec = session.data.spec
+    try:
+        VirtualData.from_bytes(payload).validate(spec.shape, spec.num_classes)
+    except VirtualDataError as error:
+        log(WARNING, "Parcel from node %d set aside: %s", sender, error)
+        return False
+    session.store.write(f"{PREFIX}{sender}", payload)
+    return True
+
+
+def pooled_samples(session: Session) -> Samples:
+    """D_h: the head's own training samples and all virtual data in its store, on its device."""
+    own = session.data.train
+    paths = [session.store.folder / n for n in session.store.names() if n.startswith(PREFIX)]
+    if not paths:
+        return own
+    received = _read_parcels(tuple((path, path.stat().st_mtime_ns) for path in paths))
+    received = received.to(session.device)
+    return Samples(
+        inputs=torch.cat([own.inputs, received.inputs]),
+        labels=torch.cat([own.labels, received.labels]),
+    )
+
+
+@lru_cache(maxsize=4)
+def _read_parcels(files: tuple[tuple[Path, int], ...]) -> Samples:
+    """Decode parcels, once as long as the files do not change (path, modification time in ns)."""
+    parcels = [VirtualData.from_bytes(path.read_bytes()) for path, _ in files]
+    return Samples(
+        inputs=torch.cat([parcel.images for parcel in parcels]),
+        labels=torch.cat([parcel.labels for parcel in parcels]),
+    )

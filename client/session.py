@@ -1,0 +1,139 @@
+"""What a message handler works with: the run's task, the node's data, device, store and draws."""
+
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from flwr.app import Context
+
+from client.store import NodeStore
+from task.datasets import DataSpec, Samples, load_private_data
+from task.settings import SettingsError, TaskSettings
+from task.source import PRIVATE, data_spec, partition_samples
+
+NodeConfigValue = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class LocalData:
+    """A node's samples on its device.
+
+    Parameters
+    ----------
+    spec : DataSpec
+        Shape and classes, the same for all nodes.
+    train : Samples
+        What the node trains on.
+    holdout : Samples
+        What it evaluates on; empty where ``train.holdout`` is 0.
+    """
+
+    spec: DataSpec
+    train: Samples
+    holdout: Samples
+
+
+@dataclass(frozen=True)
+class Session:
+    """A node in a run, as a handler sees it.
+
+    Parameters
+    ----------
+    task : TaskSettings
+        Checked settings of the run.
+    data : LocalData
+        The node's data, loaded once for as long as the process lives.
+    device : torch.device
+        Where the node computes.
+    store : NodeStore
+        The node's files for this run.
+    identity : int
+        The node's ``partition-id``, else its Flower node id: what its random draws depend on.
+    """
+
+    task: TaskSettings
+    data: LocalData
+    device: torch.device
+    store: NodeStore
+    identity: int
+
+    @classmethod
+    def of(cls, context: Context) -> "Session":
+        """Session of the node that Flower's context describes.
+
+        Reads ``device``, ``data``, ``data-root``, ``state-dir``, ``partition-id`` and
+        ``num-partitions`` from the node config.
+
+        Raises
+        ------
+        SettingsError
+            If a setting is wrong, or the node has neither ``data`` nor a partition.
+        """
+        node = dict(context.node_config)
+        task = TaskSettings.from_run_config(context.run_config)
+        device = _device(str(node.get("device", "auto")))
+        return cls(
+            task=task,
+            data=_local_data(task, tuple(sorted(node.items())), str(device)),
+            device=device,
+            store=NodeStore.open(
+                str(node.get("state-dir", "")) or None, context.run_id, context.node_id
+            ),
+            identity=int(node.get("partition-id", context.node_id)),
+        )
+
+    def generator(self, purpose: str, server_round: int = 0) -> torch.Generator:
+        """CPU generator that depends on the run's seed, the node, the purpose and the round."""
+        return _generator(self.task.seed, self.identity, purpose, server_round)
+
+
+def _generator(seed: int, identity: int, purpose: str, server_round: int = 0) -> torch.Generator:
+    words = [seed, identity, zlib.crc32(purpose.encode()), server_round]
+    state = np.random.SeedSequence(words).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(state) >> 1)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SettingsError(
+            f"node config: device = {name!r}, but no CUDA device is there (try cpu)"
+        )
+    return device
+
+
+@lru_cache(maxsize=32)
+def _local_data(
+    task: TaskSettings, node_config: tuple[tuple[str, NodeConfigValue], ...], device: str
+) -> LocalData:
+    node = dict(node_config)
+    data_root = str(node.get("data-root", ""))
+    spec = data_spec(task, data_root)
+    identity = int(node.get("partition-id", 0))
+    if path := node.get("data"):
+        raw = load_private_data(str(path), spec)
+    elif task.dataset == PRIVATE:
+        raise SettingsError(
+            'node config: data is not set, and dataset = "private" means that every node brings '
+            "its own (start the node with --data FOLDER)"
+        )
+    elif "partition-id" not in node or "num-partitions" not in node:
+        raise SettingsError(
+            "node config: neither data nor partition-id and num-partitions are set "
+            "(start the node with --data FOLDER, or --partition-id I --num-partitions N)"
+        )
+    else:
+        raw = partition_samples(task, identity, int(node["num-partitions"]), data_root)
+    samples = raw.to_samples(spec).to(device)
+    order = torch.randperm(len(samples), generator=_generator(task.seed, identity, "holdout"))
+    num_held_out = int(task.train.holdout * len(samples))
+    order = order.to(device)
+    return LocalData(
+        spec=spec,
+        train=samples.subset(order[num_held_out:]),
+        holdout=samples.subset(order[:num_held_out]),
+    )

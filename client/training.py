@@ -1,0 +1,162 @@
+"""Training on a node's samples: minibatches, the local optimisation of a round, soft labels."""
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice, repeat
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from task.datasets import Samples
+from task.settings import TrainSettings
+
+
+def epoch_batches(
+    labels: Tensor, batch_size: int, generator: torch.Generator, *, balanced: bool = False
+) -> Iterator[Tensor]:
+    """Yield the minibatches of one epoch as index tensors.
+
+    Parameters
+    ----------
+    labels : Tensor
+        Class of each sample, int64 (n,).
+    batch_size : int
+        Samples in a minibatch. A last batch of a single sample is left out (batch normalisation
+        cannot train on it), unless it is the only one.
+    generator : torch.Generator
+        CPU generator of the order.
+    balanced : bool (default: False)
+        If True, draw n samples with replacement so that each class present is equally likely;
+        else every sample comes once, in random order.
+    """
+    num_samples = len(labels)
+    if balanced:
+        present, positions = labels.cpu().unique(return_inverse=True)
+        share = 1.0 / torch.bincount(positions, minlength=len(present)).double()
+        order = torch.multinomial(
+            share[positions], num_samples, replacement=True, generator=generator
+        )
+    else:
+        order = torch.randperm(num_samples, generator=generator)
+    batches = order.to(labels.device).split(batch_size)
+    return (batch for batch in batches if len(batch) > 1 or len(batches) == 1)
+
+
+def fit(
+    model: nn.Module,
+    samples: Samples,
+    batches: Iterable[Tensor],
+    optimizer: torch.optim.Optimizer,
+    proximal_mu: float = 0.0,
+) -> float:
+    """Take one optimisation step on the cross-entropy of each minibatch.
+
+    With ``proximal_mu`` > 0 the loss has FedProx's term ``mu/2 ||w - w_t||^2`` (Li et al. 2020,
+    eq. 2), where w_t are the parameters on entry.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Trained in place; on the same device as ``samples``.
+    samples : Samples
+        Training data.
+    batches : Iterable[Tensor]
+        Indices into ``samples``, one tensor a step.
+    optimizer : torch.optim.Optimizer
+        Over the model's parameters.
+    proximal_mu : float (default: 0.0)
+        Weight of the proximal term.
+
+    Returns
+    -------
+    float
+        Mean cross-entropy over the steps.
+    """
+    model.train()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    start = [p.detach().clone() for p in parameters] if proximal_mu else []
+    total, steps = torch.zeros((), device=samples.inputs.device), 0
+    for batch in batches:
+        optimizer.zero_grad(set_to_none=True)
+        loss = functional.cross_entropy(model(samples.inputs[batch]), samples.labels[batch])
+        total += loss.detach()
+        steps += 1
+        if proximal_mu:
+            distance = sum((p - w).square().sum() for p, w in zip(parameters, start, strict=True))
+            loss = loss + proximal_mu / 2 * distance
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return float(total) / max(steps, 1)
+
+
+def train_round(
+    model: nn.Module,
+    samples: Samples,
+    settings: TrainSettings,
+    generator: torch.Generator,
+    *,
+    balanced: bool = False,
+) -> float:
+    """Train for a round's local epochs; returns the mean loss. See :func:`fit`."""
+    epochs = chain.from_iterable(
+        epoch_batches(samples.labels, settings.batch_size, generator, balanced=balanced)
+        for _ in range(settings.local_epochs)
+    )
+    return fit(model, samples, epochs, _optimizer(model, settings), settings.proximal_mu)
+
+
+def _optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
+    if settings.optimizer == "adam":
+        return torch.optim.Adam(
+            model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay
+        )
+    return torch.optim.SGD(
+        model.parameters(),
+        lr=settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+    )
+
+
+def label_knowledge(
+    model: nn.Module,
+    samples: Samples,
+    auxiliary: Tensor,
+    *,
+    steps: int,
+    lr: float,
+    batch_size: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """Soft labels on the auxiliary set after a few steps on the own data (HFLDD, step 1).
+
+    Parameters
+    ----------
+    model : nn.Module
+        The initial model, the same on every node; trained in place.
+    samples : Samples
+        The node's data.
+    auxiliary : Tensor
+        The global auxiliary set D_g, (|D_g|, C, H, W).
+    steps : int
+        E_1, SGD steps.
+    lr : float
+        Learning rate of these steps.
+    batch_size : int
+        Minibatch of these steps.
+    generator : torch.Generator
+        CPU generator of the minibatches.
+
+    Returns
+    -------
+    Tensor
+        S_i: softmax outputs, float32 (|D_g|, classes), on the CPU.
+    """
+    endless = chain.from_iterable(
+        epoch_batches(samples.labels, batch_size, generator) for _ in repeat(None)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    fit(model, samples, islice(endless, steps), optimizer)
+    model.eval()
+    with torch.inference_mode():
+        return functional.softmax(model(auxiliary), dim=1).cpu()

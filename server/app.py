@@ -1,0 +1,112 @@
+"""The ServerApp: from a run config to a finished run."""
+
+import random
+from collections.abc import Mapping
+from logging import INFO
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context
+from flwr.common import log
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Strategy
+
+from server.config import RunSettings
+from server.evaluation import server_evaluation
+from server.grid import MeteredGrid
+from server.report import RunRecorder
+from server.roster import Roster, meet_nodes
+from strategies.hfldd import HFLDD
+from strategies.registry import create_strategy
+from strategies.traffic import fedavg_bits, fedseq_bits
+from task.models import create_model
+from task.settings import SettingsError
+from task.source import data_spec, test_samples
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Check the settings, meet the nodes, run the strategy under Flower's own loop, report."""
+    settings = RunSettings.from_run_config(context.run_config)
+    random.seed(settings.seed)  # Flower's strategies sample nodes from the global generator
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    spec = data_spec(settings)
+    model = create_model(settings.model, spec, seed=settings.seed)
+    test = test_samples(settings)
+    evaluate = server_evaluation(model, test.to_samples(spec), device) if test else None
+    metered = MeteredGrid(grid, deadline=settings.phase_timeout)
+    strategy = create_strategy(
+        settings.strategy, _strategy_arguments(settings), settings.strategy_args
+    )
+
+    roster = meet_nodes(metered, settings.min_nodes, settings.phase_timeout)
+    metered.order = roster.order
+    _check_against_nodes(settings, roster)
+
+    recorder = RunRecorder(Path(settings.runs_dir) / str(context.run_id), settings, metered.ledger)
+    start = ArrayRecord(model.state_dict())
+    result = strategy.start(
+        grid=metered,
+        initial_arrays=start,
+        num_rounds=settings.num_rounds,
+        timeout=settings.phase_timeout,
+        train_config=_train_config(settings),
+        evaluate_fn=recorder.recording(evaluate),
+    )
+    topology = getattr(strategy, "topology", None)
+    recorder.finish(
+        result.arrays or start,
+        topology.to_dict(roster.names) if topology else None,
+        _formula_bytes(strategy, settings, len(roster.names), start),
+    )
+
+
+def _strategy_arguments(settings: RunSettings) -> dict[str, Any]:
+    """Constructor arguments on offer to any strategy; it takes those it knows."""
+    arguments = {
+        "fraction_train": settings.fraction_train,
+        "fraction_evaluate": settings.fraction_evaluate,
+        "min_available_nodes": settings.min_nodes,
+        "min_train_nodes": 1,
+        "min_evaluate_nodes": 1,
+        "proximal_mu": settings.train.proximal_mu,
+        "phase_timeout": settings.phase_timeout,
+        "seed": settings.seed,
+    }
+    return {**arguments, **settings.hfldd.strategy_arguments()}
+
+
+def _check_against_nodes(settings: RunSettings, roster: Roster) -> None:
+    """Check what can be checked only once the nodes are known."""
+    num_nodes = len(roster.names)
+    if settings.strategy == "hfldd" and settings.hfldd.groups > num_nodes:
+        raise SettingsError(
+            f"hfldd.groups = {settings.hfldd.groups}, but there are {num_nodes} nodes "
+            f"(set it to at most {num_nodes}, or 0 to have it chosen)"
+        )
+
+
+def _train_config(settings: RunSettings) -> ConfigRecord:
+    """Local training settings, as every train message carries them."""
+    return ConfigRecord(settings.train.model_dump(by_alias=True, exclude={"holdout"}))
+
+
+def _formula_bytes(
+    strategy: Strategy, settings: RunSettings, num_nodes: int, arrays: ArrayRecord
+) -> Mapping[str, float]:
+    """The papers' traffic formulas for this run, in bytes (HFLDD, eq. 3, 18 and 19)."""
+    num_weights = sum(array.numpy().size for array in arrays.values())
+    rounds = settings.num_rounds
+    bits = {"fedavg (eq. 3)": fedavg_bits(num_nodes, num_weights, rounds)}
+    if isinstance(strategy, HFLDD) and strategy.topology:
+        bits["hfldd (eq. 18)"] = strategy.expected_bits(num_weights, rounds)
+        clusters = len(strategy.topology.clusters)
+        bits["fedseq (eq. 19)"] = fedseq_bits(
+            clusters, num_weights, rounds, clients_each=num_nodes // clusters
+        )
+    for name, size in bits.items():
+        log(INFO, "Traffic by formula, %s: %.2f MB", name, size / 8e6)
+    return {name: size / 8 for name, size in bits.items()}

@@ -1,0 +1,40 @@
+"""Evaluation of the global model on the server's own test samples, once a round."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, MetricRecord
+from torch import nn
+
+from task.datasets import Samples
+from task.evaluation import evaluate_model
+
+
+def server_evaluation(
+    model: nn.Module, test: Samples, device: torch.device | str = "cpu"
+) -> Callable[[int, ArrayRecord], MetricRecord]:
+    """Build the ``evaluate_fn`` of Flower's ``Strategy.start``.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The run's architecture; its weights are overwritten each time.
+    test : Samples
+        What to evaluate on.
+    device : torch.device or str (default: "cpu")
+        Where to compute.
+
+    Returns
+    -------
+    Callable[[int, ArrayRecord], MetricRecord]
+        Gives ``accuracy`` in [0, 1] and ``loss`` (mean cross-entropy, nats).
+    """
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        weights = {name: torch.from_numpy(np.array(a.numpy())) for name, a in arrays.items()}
+        model.load_state_dict(weights)
+        accuracy, loss = evaluate_model(model, test, device)
+        return MetricRecord({"accuracy": accuracy, "loss": loss})
+
+    return evaluate

@@ -1,0 +1,131 @@
+"""A Flower Grid that polls fast, ends each phase at a deadline, and books every byte."""
+
+import time
+from collections.abc import Iterable, Mapping
+from logging import WARNING
+
+from flwr.app import Message, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from server.ledger import Ledger
+
+FIRST_POLL = 0.02
+LONGEST_POLL = 0.5
+
+
+class MeteredGrid(Grid):
+    """Wraps the Grid that Flower gives a ServerApp.
+
+    Nodes come in the order of ``order``, and replies in the order of the messages, so that sums
+    over replies do not depend on who was faster.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's own grid, of a deployment or of the simulation.
+    deadline : float
+        Seconds after which a phase ends without the nodes that have not replied.
+    """
+
+    def __init__(self, grid: Grid, deadline: float) -> None:
+        self.ledger = Ledger()
+        self.order: Mapping[int, int] = {}
+        """Rank of each known node id; unknown nodes come after these, by id."""
+        self._grid = grid
+        self._deadline = deadline
+
+    def set_run(self, run: Run) -> None:
+        """Set the run this grid operates in."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """Run information."""
+        return self._grid.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message (deprecated in Flower, kept for its contract)."""
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> list[int]:
+        """Ids of connected nodes, in a stable order."""
+        last = len(self.order)
+        return sorted(
+            self._grid.get_node_ids(), key=lambda node: (self.order.get(node, last), node)
+        )
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Push messages and book their bytes."""
+        messages = list(messages)
+        self.ledger.book_sent(messages)
+        return list(self._grid.push_messages(messages))
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Pull replies; :meth:`send_and_receive` books them, this does not know their phase."""
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Push messages and wait for their replies, at most until the deadline.
+
+        Parameters
+        ----------
+        messages : Iterable[Message]
+            All of one type: one phase.
+        timeout : float, optional (default: None)
+            Seconds to wait, where shorter than the grid's deadline.
+
+        Returns
+        -------
+        list[Message]
+            Replies, error replies among them, in the order of the messages. Nodes that did not
+            reply in time are named in the log.
+        """
+        messages = list(messages)
+        if not messages:
+            return []
+        wait = self._deadline if timeout is None else min(timeout, self._deadline)
+        for message in messages:
+            message.metadata.ttl = min(message.metadata.ttl, wait)
+        waiting = {
+            message_id: position
+            for position, message_id in enumerate(self.push_messages(messages))
+            if message_id is not None
+        }
+        replies = self._await_replies(waiting, time.monotonic() + wait)
+        phase = messages[0].metadata.message_type
+        self.ledger.book_received(phase, list(replies.values()))
+        late = [m.metadata.dst_node_id for i, m in enumerate(messages) if i not in replies]
+        if late:
+            log(
+                WARNING,
+                "%s goes on without %d nodes that did not reply within %.0f s: %s",
+                phase,
+                len(late),
+                wait,
+                late,
+            )
+        return [replies[position] for position in sorted(replies)]
+
+    def _await_replies(self, waiting: dict[str, int], end: float) -> dict[int, Message]:
+        """Poll until every message id in ``waiting`` is answered; replies by position."""
+        replies: dict[int, Message] = {}
+        poll = FIRST_POLL
+        while waiting and time.monotonic() < end:
+            arrived = list(self.pull_messages(list(waiting)))
+            for reply in arrived:
+                replies[waiting.pop(reply.metadata.reply_to_message_id)] = reply
+            poll = FIRST_POLL if arrived else min(poll * 1.5, LONGEST_POLL)
+            if waiting:
+                time.sleep(poll)
+        return replies

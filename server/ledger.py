@@ -1,0 +1,83 @@
+"""Bytes that a run sends, by round, phase and link, measured from the records themselves."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from task.messages import PARCEL
+
+DOWN = "server->node"
+UP = "node->server"
+MEMBER_TO_HEAD = "member->head"
+
+
+@dataclass
+class Ledger:
+    """Book of bytes by (phase, link).
+
+    A phase is a message type (``train``, ``query.label_knowledge`` ...). Parcels that nodes send
+    each other through the server count on the server's links, up and down, and once more as
+    ``member->head``: what that link would carry by itself.
+    """
+
+    entries: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def book_sent(self, messages: list[Message]) -> None:
+        """Book messages from the server to nodes."""
+        sizes: dict[int, int] = {}  # messages of a phase often share one record
+        for message in messages:
+            content = message.content
+            size = sizes.setdefault(id(content), content_bytes(content))
+            self.entries[message.metadata.message_type, DOWN] += size
+
+    def book_received(self, phase: str, replies: list[Message]) -> None:
+        """Book replies from nodes to the server; error replies carry no records."""
+        for reply in replies:
+            if reply.has_content():
+                self.entries[phase, UP] += content_bytes(reply.content)
+                if PARCEL in reply.content:
+                    parcel = RecordDict({PARCEL: reply.content[PARCEL]})
+                    self.entries[phase, MEMBER_TO_HEAD] += content_bytes(parcel)
+
+    def total(self, *links: str) -> int:
+        """Bytes on these links over all phases."""
+        return sum(size for (_, link), size in self.entries.items() if link in links)
+
+    @property
+    def server_bytes(self) -> int:
+        """All bytes of records through the server, both ways."""
+        return self.total(DOWN, UP)
+
+    @property
+    def link_bytes(self) -> int:
+        """Bytes that nodes sent to each other."""
+        return self.total(MEMBER_TO_HEAD)
+
+    def by_phase(self) -> dict[str, dict[str, int]]:
+        """Bytes as ``{phase: {link: bytes}}``."""
+        table: dict[str, dict[str, int]] = {}
+        for (phase, link), size in self.entries.items():
+            table.setdefault(phase, {})[link] = size
+        return table
+
+
+def content_bytes(content: RecordDict) -> int:
+    """Bytes of a message's records: array data, metric and config values, and their keys."""
+    return sum(
+        _config_bytes(record) if isinstance(record, ConfigRecord) else record.count_bytes()
+        for record in content.values()
+    )
+
+
+def _config_bytes(record: ConfigRecord) -> int:
+    """Like Flower's own count, which refuses an empty string."""
+    total = 0
+    for key, value in record.items():
+        total += len(key)
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, str | bytes):
+                total += len(item)
+            else:
+                total += 1 if isinstance(item, bool) else 8
+    return total

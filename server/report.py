@@ -1,0 +1,178 @@
+"""What a run leaves behind: a line a round as it goes, and a folder of results at its end."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from logging import INFO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.common import log
+from matplotlib.figure import Figure
+from safetensors.numpy import save_file
+
+from server.config import RunSettings
+from server.ledger import Ledger
+
+TARGET_ACCURACY = 0.8
+
+
+@dataclass(frozen=True)
+class RoundRow:
+    """State of a run at the end of a round; a line of ``metrics.jsonl``.
+
+    Parameters
+    ----------
+    round : int
+        0 is the initial model.
+    accuracy : float or None
+        On the server's test samples, in [0, 1]; None where the server has none.
+    loss : float or None
+        Mean cross-entropy there, in nats.
+    server_bytes : int
+        Bytes through the server so far, both ways.
+    link_bytes : int
+        Bytes between nodes so far.
+    seconds : float
+        Since the run began.
+    """
+
+    round: int
+    accuracy: float | None
+    loss: float | None
+    server_bytes: int
+    link_bytes: int
+    seconds: float
+
+
+class RunRecorder:
+    """Keeps the record of one run in ``runs/<run-id>/``.
+
+    Parameters
+    ----------
+    folder : Path
+        Where to write; made if absent.
+    settings : RunSettings
+        Written to ``settings.json`` at once.
+    ledger : Ledger
+        Where bytes are booked while the run goes.
+    """
+
+    def __init__(self, folder: Path, settings: RunSettings, ledger: Ledger) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.rows: list[RoundRow] = []
+        self._settings = settings
+        self._ledger = ledger
+        self._begin = time.monotonic()
+        self.write_json("settings.json", settings.model_dump(by_alias=True))
+        (folder / "metrics.jsonl").write_text("")
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Write ``content`` as a JSON file of the run."""
+        (self.folder / name).write_text(json.dumps(content, indent=2) + "\n")
+
+    def recording(
+        self, evaluate: Callable[[int, ArrayRecord], MetricRecord] | None
+    ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
+        """Wrap an ``evaluate_fn`` so that every round leaves a row and a line in the log."""
+
+        def evaluate_and_record(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            metrics = evaluate(server_round, arrays) if evaluate else None
+            self._record(server_round, metrics)
+            return metrics
+
+        return evaluate_and_record
+
+    def _record(self, server_round: int, metrics: MetricRecord | None) -> None:
+        row = RoundRow(
+            round=server_round,
+            accuracy=float(metrics["accuracy"]) if metrics else None,
+            loss=float(metrics["loss"]) if metrics else None,
+            server_bytes=self._ledger.server_bytes,
+            link_bytes=self._ledger.link_bytes,
+            seconds=round(time.monotonic() - self._begin, 3),
+        )
+        self.rows.append(row)
+        with (self.folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(asdict(row)) + "\n")
+        log(INFO, "%s", self._line(row))
+
+    def _line(self, row: RoundRow) -> str:
+        """One line a round: round, accuracy, bytes so far, time left."""
+        total = self._settings.num_rounds
+        quality = (
+            "" if row.accuracy is None else f"  accuracy {row.accuracy:6.1%}  loss {row.loss:.3f}"
+        )
+        left = ""
+        if row.round:
+            since_start = row.seconds - self.rows[0].seconds
+            seconds_left = round(since_start / row.round * (total - row.round))
+            left = f"  left {seconds_left // 60}:{seconds_left % 60:02d}"
+        return f"round {row.round:3d}/{total}{quality}  {row.server_bytes / 1e6:8.2f} MB{left}"
+
+    def finish(
+        self,
+        arrays: ArrayRecord,
+        topology: Mapping[str, Any] | None,
+        formula_bytes: Mapping[str, float],
+    ) -> dict[str, Any]:
+        """Write the final model, topology, traffic, curve and summary.
+
+        Parameters
+        ----------
+        arrays : ArrayRecord
+            The final model.
+        topology : Mapping[str, Any], optional
+            Clusters of nodes, where the strategy has any.
+        formula_bytes : Mapping[str, float]
+            What the papers' formulas say that the run should cost.
+
+        Returns
+        -------
+        dict[str, Any]
+            The content of ``summary.json``.
+        """
+        save_file(
+            {name: np.array(array.numpy()) for name, array in arrays.items()},
+            self.folder / "model.safetensors",
+        )
+        if topology is not None:
+            self.write_json("topology.json", topology)
+        self.write_json(
+            "traffic.json",
+            {"measured": self._ledger.by_phase(), "formulas": dict(formula_bytes)},
+        )
+        self._draw_accuracy()
+        last = self.rows[-1]
+        summary = {
+            "strategy": self._settings.strategy,
+            "accuracy": last.accuracy,
+            "rounds": self._rounds_to_target(),
+            "server_bytes": last.server_bytes,
+            "link_bytes": last.link_bytes,
+            "seconds": last.seconds,
+        }
+        self.write_json("summary.json", summary)
+        log(INFO, "Results in %s", self.folder.resolve())
+        return summary
+
+    def _rounds_to_target(self) -> int | None:
+        """First round with 80 % accuracy; None if there was none."""
+        reached = (r.round for r in self.rows if r.accuracy and r.accuracy >= TARGET_ACCURACY)
+        return next(reached, None)
+
+    def _draw_accuracy(self) -> None:
+        rows = [row for row in self.rows if row.accuracy is not None]
+        if not rows:
+            return
+        figure = Figure(figsize=(6, 4), layout="constrained")
+        axes = figure.subplots()
+        axes.plot([r.round for r in rows], [100 * (r.accuracy or 0) for r in rows], marker="o")
+        axes.set(xlabel="round", ylabel="test accuracy (%)", ylim=(0, 100))
+        axes.set_title(f"{self._settings.strategy} on {self._settings.dataset}")
+        axes.grid(alpha=0.3)
+        figure.savefig(self.folder / "accuracy.png", dpi=120)

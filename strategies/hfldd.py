@@ -1,0 +1,289 @@
+"""HFLDD: heterogeneous clusters by soft labels, distilled data to heads, FedAvg among heads."""
+
+from collections.abc import Iterable
+from logging import INFO, WARNING
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy.strategy_utils import sample_nodes
+from numpy.typing import NDArray
+
+from strategies.clustering import heterogeneous_clusters, homogeneous_groups, kl_matrix
+from strategies.topology import Cluster, Topology
+from strategies.traffic import hfldd_bits
+from task.messages import (
+    CONFIG,
+    DISTILL,
+    LABEL_KNOWLEDGE,
+    METRICS,
+    PARCEL,
+    RECEIVE,
+    SERVER_ROUND,
+    SOFT_LABELS,
+    TRAIN_ON,
+)
+
+
+class HFLDD(FedAvg):
+    """Hierarchical federated learning with data distillation.
+
+    Before the first round, every node sends soft labels on a global auxiliary set; nodes of like
+    labels form homogeneous groups (K-means on the KL matrix), and clusters take one node of each
+    group, so that a cluster sees every class (algorithm 1). One random node of each cluster is its
+    head; the members distil their data and send it there. Then only the heads train, each on its
+    own data and what it received, and the server averages them by ``|D_h|``.
+
+    Parameters
+    ----------
+    groups : int, optional (default: None)
+        K, the homogeneous groups. Lowered where there are fewer distinct nodes; if None, the K with
+        the best silhouette.
+    initial_steps : int (default: 10)
+        E_1, SGD steps of the initial model before soft labels are taken.
+    initial_lr : float (default: 0.01)
+        Learning rate of these steps.
+    initial_batch_size : int (default: 64)
+        Minibatch of these steps.
+    auxiliary : str (default: "noise")
+        Global auxiliary set D_g, which every node builds for itself.
+    auxiliary_size : int (default: 1000)
+        |D_g|.
+    distiller : str (default: "auto")
+        How members distil; "kip" is the paper's choice.
+    distilled_size : int (default: 20)
+        |D~_i|, virtual samples that a member sends, spread evenly over its classes.
+    distill_steps : int, optional (default: None)
+        Steps of the distiller; None takes its own default.
+    start : str (default: "class-stats")
+        What virtual images start from.
+    balanced : bool (default: True)
+        Whether heads draw classes evenly from D_h, whose own class otherwise dominates.
+    share_raw_data : bool (default: False)
+        The paper's "w/o DD" ablation: members send their raw data. Gives up privacy.
+    phase_timeout : float (default: 600.0)
+        Seconds to wait for replies in each phase before the first round.
+    seed : int (default: 0)
+        Seed of K-means, of the clusters and of the choice of heads.
+    min_available_nodes : int (default: 2)
+        Nodes to wait for before clusters are formed.
+    fraction_evaluate : float (default: 0.0)
+        Share of all nodes that evaluate the global model each round.
+    min_evaluate_nodes : int (default: 2)
+        Fewest nodes that evaluate, where any do.
+
+    Notes
+    -----
+    Source: "Hierarchical Federated Learning with Data Distillation"; letters are the paper's.
+    """
+
+    def __init__(
+        self,
+        *,
+        groups: int | None = None,
+        initial_steps: int = 10,
+        initial_lr: float = 0.01,
+        initial_batch_size: int = 64,
+        auxiliary: str = "noise",
+        auxiliary_size: int = 1000,
+        distiller: str = "auto",
+        distilled_size: int = 20,
+        distill_steps: int | None = None,
+        start: str = "class-stats",
+        balanced: bool = True,
+        share_raw_data: bool = False,
+        phase_timeout: float = 600.0,
+        seed: int = 0,
+        min_available_nodes: int = 2,
+        fraction_evaluate: float = 0.0,
+        min_evaluate_nodes: int = 2,
+    ) -> None:
+        super().__init__(
+            fraction_evaluate=fraction_evaluate,
+            min_evaluate_nodes=min_evaluate_nodes,
+            min_available_nodes=min_available_nodes,
+        )
+        self.groups = groups
+        self.label_config = ConfigRecord(
+            {
+                "initial-steps": initial_steps,
+                "initial-lr": initial_lr,
+                "initial-batch-size": initial_batch_size,
+                "auxiliary": auxiliary,
+                "auxiliary-size": auxiliary_size,
+            }
+        )
+        self.distill_config = ConfigRecord(
+            {
+                "distiller": distiller,
+                "distilled-size": distilled_size,
+                "distill-steps": distill_steps or 0,
+                "start": start,
+                "share-raw-data": share_raw_data,
+            }
+        )
+        self.balanced = balanced
+        self.phase_timeout = phase_timeout
+        self.seed = seed
+        self.topology: Topology | None = None
+        self.num_classes = 0
+        self.distilled_values = 0
+        if share_raw_data:
+            log(WARNING, "share_raw_data is on: members send their RAW DATA to cluster heads")
+
+    def summary(self) -> None:
+        """Log summary configuration of the strategy."""
+        log(INFO, "\t├──> HFLDD settings:")
+        log(INFO, "\t│\t├── Groups: %s", self.groups or "by silhouette")
+        log(INFO, "\t│\t├── Label knowledge: %s", dict(self.label_config))
+        log(INFO, "\t│\t└── Distillation: %s", dict(self.distill_config))
+        super().summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Form the clusters before the first round; then have the heads train."""
+        if self.topology is None:
+            self.topology = self._form_clusters(grid)
+        connected = set(grid.get_node_ids())
+        heads = [head for head in self.topology.heads if head in connected]
+        if len(heads) < len(self.topology.heads):
+            log(WARNING, "%d cluster heads are away", len(self.topology.heads) - len(heads))
+        config = ConfigRecord(
+            {**config, SERVER_ROUND: server_round, TRAIN_ON: "pooled", "balanced": self.balanced}
+        )
+        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        return self._construct_messages(record, heads, MessageType.TRAIN)
+
+    def expected_bits(self, num_weights: int, num_rounds: int) -> int:
+        """Traffic that the paper's eq. 18 gives for the clusters as formed; 0 before that.
+
+        Parameters
+        ----------
+        num_weights : int
+            |w|, the values of the model.
+        num_rounds : int
+            T.
+        """
+        if self.topology is None:
+            return 0
+        return hfldd_bits(
+            num_clients=sum(1 + len(cluster.members) for cluster in self.topology.clusters),
+            num_auxiliary=int(self.label_config["auxiliary-size"]),
+            num_classes=self.num_classes,
+            distilled_values=self.distilled_values,
+            num_heads=len(self.topology.clusters),
+            num_weights=num_weights,
+            num_rounds=num_rounds,
+        )
+
+    def _form_clusters(self, grid: Grid) -> Topology:
+        """Label knowledge, groups, clusters, distillation and hand-over (steps 1 to 4)."""
+        _, nodes = sample_nodes(grid, self.min_available_nodes, self.min_available_nodes)
+        soft_labels = self._collect_soft_labels(nodes, grid)
+        topology = self._cluster(soft_labels)
+        parcels = self._collect_parcels(topology, grid)
+        self._hand_over(topology, parcels, grid)
+        return topology
+
+    def _collect_soft_labels(self, nodes: list[int], grid: Grid) -> dict[int, NDArray[np.floating]]:
+        """Step 1. Soft labels (|D_g|, classes) of every node that gives usable ones."""
+        log(INFO, "HFLDD: asking %d nodes for label knowledge", len(nodes))
+        record = RecordDict({CONFIG: self.label_config})
+        soft_labels = {}
+        for reply in self._exchange(record, nodes, LABEL_KNOWLEDGE, grid):
+            labels = reply.content.array_records["arrays"][SOFT_LABELS].numpy()
+            soft_labels[reply.metadata.src_node_id] = labels
+        shapes = [labels.shape for labels in soft_labels.values()]
+        for node, labels in list(soft_labels.items()):
+            if labels.shape != max(shapes, key=shapes.count) or not _are_distributions(labels):
+                log(WARNING, "Soft labels of node %d set aside: not distributions over D_g", node)
+                del soft_labels[node]
+        if not soft_labels:
+            raise RuntimeError(
+                f"none of {len(nodes)} nodes sent usable soft labels; the nodes' logs say why"
+            )
+        return soft_labels
+
+    def _cluster(self, soft_labels: dict[int, NDArray[np.floating]]) -> Topology:
+        """Steps 2 and 3. Homogeneous groups, heterogeneous clusters, and a head for each."""
+        nodes = np.array(list(soft_labels))
+        stacked = np.stack(list(soft_labels.values()))
+        self.num_classes = stacked.shape[-1]
+        group_of = homogeneous_groups(kl_matrix(stacked), self.groups, self.seed)
+        num_groups = int(group_of.max()) + 1
+        if self.groups is not None and num_groups < self.groups:
+            log(WARNING, "groups = %d lowered to %d distinct nodes", self.groups, num_groups)
+        generator = np.random.default_rng(self.seed)
+        clusters = []
+        for cluster in heterogeneous_clusters(group_of, generator):
+            head = int(generator.choice(cluster))
+            members = tuple(int(nodes[i]) for i in cluster if i != head)
+            clusters.append(Cluster(head=int(nodes[head]), members=members))
+        groups = tuple(tuple(nodes[group_of == g].tolist()) for g in range(num_groups))
+        log(
+            INFO,
+            "HFLDD: %d groups, %d clusters of sizes %s",
+            len(groups),
+            len(clusters),
+            [1 + len(c.members) for c in clusters],
+        )
+        return Topology(tuple(clusters), groups)
+
+    def _collect_parcels(self, topology: Topology, grid: Grid) -> dict[int, ConfigRecord]:
+        """Step 4, members' side. Parcel of every member that distilled its data."""
+        members = list(topology.head_of)
+        log(INFO, "HFLDD: %d members distil their data", len(members))
+        parcels = {}
+        for reply in self._exchange(
+            RecordDict({CONFIG: self.distill_config}), members, DISTILL, grid
+        ):
+            parcels[reply.metadata.src_node_id] = reply.content.config_records[PARCEL]
+            self.distilled_values += int(reply.content.metric_records[METRICS]["num-values"])
+        return parcels
+
+    def _hand_over(self, topology: Topology, parcels: dict[int, ConfigRecord], grid: Grid) -> None:
+        """Step 4, heads' side. Hand each head what its members sent."""
+        messages = []
+        for cluster in topology.clusters:
+            sent = {f"{PARCEL}.{m}": parcels[m] for m in cluster.members if m in parcels}
+            if sent:
+                messages.append(Message(RecordDict(sent), cluster.head, RECEIVE))
+        for reply in _usable(grid.send_and_receive(messages, timeout=self.phase_timeout)):
+            log(
+                INFO,
+                "HFLDD: head %d holds %s",
+                reply.metadata.src_node_id,
+                dict(reply.content.metric_records[METRICS]),
+            )
+
+    def _exchange(
+        self, record: RecordDict, nodes: list[int], message_type: str, grid: Grid
+    ) -> list[Message]:
+        """Send the same record to all nodes; return the replies that carry content."""
+        messages = self._construct_messages(record, nodes, message_type)
+        return _usable(grid.send_and_receive(messages, timeout=self.phase_timeout))
+
+
+def _usable(replies: Iterable[Message]) -> list[Message]:
+    """Replies with content; an error reply is logged and set aside."""
+    usable = []
+    for reply in replies:
+        if reply.has_error():
+            node, reason = reply.metadata.src_node_id, reply.error.reason
+            log(WARNING, "Node %d failed in %s: %s", node, reply.metadata.message_type, reason)
+        else:
+            usable.append(reply)
+    return usable
+
+
+def _are_distributions(labels: NDArray[np.floating]) -> bool:
+    """Whether every row is finite, non-negative and sums to 1 (to 1e-3)."""
+    return bool(
+        labels.ndim == 2
+        and np.isfinite(labels).all()
+        and (labels >= 0).all()
+        and np.allclose(labels.sum(axis=1), 1.0, atol=1e-3)
+    )

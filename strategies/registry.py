@@ -1,0 +1,96 @@
+"""Strategies by name: our own, entry points of other packages, or any Flower strategy."""
+
+import inspect
+import json
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from flwr.serverapp.strategy import Strategy
+
+from task.settings import SettingsError
+
+ENTRY_POINTS = "flwr_distill.strategies"
+BUILT_IN = {
+    "hfldd": "strategies.hfldd:HFLDD",
+    "fedavg": "flwr.serverapp.strategy:FedAvg",
+    "fedprox": "flwr.serverapp.strategy:FedProx",
+}
+
+
+def find_strategy(name: str) -> type[Strategy]:
+    """Find a strategy class.
+
+    Parameters
+    ----------
+    name : str
+        A built-in name, the name of an entry point in the group ``flwr_distill.strategies``, or
+        ``module:Class``.
+
+    Raises
+    ------
+    SettingsError
+        If there is no such strategy, or it is not a Flower ``Strategy``.
+    """
+    installed = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
+    path = {**installed, **BUILT_IN}.get(name, name)
+    module, colon, attribute = path.partition(":")
+    if not colon:
+        known = ", ".join(sorted({**installed, **BUILT_IN}))
+        raise SettingsError(f"strategy = {name!r}: not one of {known}, nor module:Class")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise SettingsError(
+            f"strategy = {name!r}: {error} (is the package installed where the ServerApp runs?)"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Strategy)):
+        raise SettingsError(
+            f"strategy = {name!r}: {path} is not a flwr.serverapp.strategy.Strategy"
+        )
+    return found
+
+
+def create_strategy(name: str, offered: Mapping[str, Any], arguments: str = "") -> Strategy:
+    """Create a strategy by name.
+
+    Parameters
+    ----------
+    name : str
+        See :func:`find_strategy`.
+    offered : Mapping[str, Any]
+        Constructor arguments from the run's settings; the strategy takes those it knows.
+    arguments : str (default: "")
+        JSON object of further constructor arguments, which win over ``offered``.
+
+    Raises
+    ------
+    SettingsError
+        If there is no such strategy, or it does not take ``arguments``.
+    """
+    strategy = find_strategy(name)
+    try:
+        given = json.loads(arguments or "{}")
+    except json.JSONDecodeError as error:
+        raise SettingsError(f"strategy-args = {arguments!r}: not JSON ({error})") from error
+    if not isinstance(given, dict):
+        raise SettingsError(f'strategy-args = {arguments!r}: must be a JSON object, {{"key": 1}}')
+    takes = _constructor_parameters(strategy)
+    kept = {key: value for key, value in offered.items() if key in takes}
+    try:
+        return strategy(**{**kept, **given})
+    except TypeError as error:
+        raise SettingsError(f"strategy = {name!r}, strategy-args = {given}: {error}") from error
+
+
+def _constructor_parameters(strategy: type[Strategy]) -> set[str]:
+    """Names of keyword arguments, followed into base classes as long as there is ``**kwargs``."""
+    names: set[str] = set()
+    for cls in strategy.__mro__:
+        if "__init__" in vars(cls):
+            parameters = list(inspect.signature(vars(cls)["__init__"]).parameters.values())
+            names |= {parameter.name for parameter in parameters}
+            if all(parameter.kind != parameter.VAR_KEYWORD for parameter in parameters):
+                break
+    return names - {"self"}

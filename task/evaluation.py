@@ -1,0 +1,40 @@
+"""Accuracy and loss of a classifier on a set of samples."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from task.datasets import Samples
+
+BATCH_SIZE = 1024
+
+
+@torch.inference_mode()
+def evaluate_model(
+    model: nn.Module, samples: Samples, device: torch.device | str = "cpu"
+) -> tuple[float, float]:
+    """Evaluate a classifier.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Maps inputs (n, C, H, W) to logits (n, classes). Left in evaluation mode on ``device``.
+    samples : Samples
+        What to evaluate on; at least one sample.
+    device : torch.device or str (default: "cpu")
+        Where to compute.
+
+    Returns
+    -------
+    tuple[float, float]
+        Accuracy in [0, 1] and mean cross-entropy in nats.
+    """
+    model.to(device).eval()
+    correct, loss = 0, 0.0
+    for start in range(0, len(samples), BATCH_SIZE):
+        inputs = samples.inputs[start : start + BATCH_SIZE].to(device)
+        labels = samples.labels[start : start + BATCH_SIZE].to(device)
+        logits = model(inputs)
+        correct += int((logits.argmax(dim=1) == labels).sum())
+        loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
+    return correct / len(samples), loss / len(samples)

@@ -1,0 +1,191 @@
+"""Run-config keys that both sides of a federation read, as one frozen and validated object.
+
+A Flower run config is a flat mapping of dotted keys (``train.lr``). :class:`TaskSettings` reads the
+keys that nodes need and leaves the others alone; the server's own settings extend it and refuse
+what nobody knows.
+"""
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+RunConfigValue = bool | int | float | str
+
+
+class SettingsError(ValueError):
+    """A setting is unknown, of the wrong type or out of range; the text names it and the remedy."""
+
+
+def _hyphenated(name: str) -> str:
+    return name.replace("_", "-")
+
+
+class Block(BaseModel):
+    """A table of the run config: frozen, strict about types and closed to unknown keys."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        alias_generator=_hyphenated,
+        populate_by_name=True,
+        allow_inf_nan=False,
+    )
+
+
+class PartitionSettings(Block):
+    """How a named dataset is split over the nodes (``partition.*``).
+
+    Parameters
+    ----------
+    scheme : str (default: "pathological")
+        ``pathological`` (C classes a node), ``dirichlet``, ``shards``, ``iid`` or ``index-file``.
+    classes : int (default: 2)
+        C of ``pathological``; classes a node holds.
+    alpha : float (default: 0.5)
+        Concentration of ``dirichlet``; smaller is more skewed.
+    index_file : str (default: "")
+        JSON file of ``index-file``: client id -> list of sample indices.
+    """
+
+    scheme: Literal["pathological", "dirichlet", "shards", "iid", "index-file"] = "pathological"
+    classes: Annotated[int, Field(ge=1)] = 2
+    alpha: Annotated[float, Field(gt=0)] = 0.5
+    index_file: str = ""
+
+
+class PrivateSettings(Block):
+    """What nodes' own data look like, for ``dataset="private"`` (``private.*``).
+
+    Parameters
+    ----------
+    shape : str (default: "3x32x32")
+        Channels x height x width that every image is brought to.
+    num_classes : int (default: 10)
+        Number of classes over all nodes.
+    """
+
+    shape: Annotated[str, Field(pattern=r"^[13]x[1-9]\d*x[1-9]\d*$")] = "3x32x32"
+    num_classes: Annotated[int, Field(ge=2)] = 10
+
+
+class TrainSettings(Block):
+    """Local training on a node (``train.*``).
+
+    Parameters
+    ----------
+    optimizer : str (default: "sgd")
+        ``sgd`` or ``adam``.
+    lr : float (default: 0.05)
+        Learning rate.
+    momentum : float (default: 0.0)
+        Momentum of ``sgd``.
+    weight_decay : float (default: 0.0)
+        L2 penalty.
+    batch_size : int (default: 16)
+        Samples in a minibatch.
+    local_epochs : int (default: 2)
+        Passes over the local data in a round.
+    proximal_mu : float (default: 0.0)
+        Weight of FedProx's proximal term ``mu/2 ||w - w_t||^2``.
+    holdout : float (default: 0.1)
+        Share of a node's data that is kept from training, for evaluation on the node.
+    """
+
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: Annotated[float, Field(gt=0)] = 0.05
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    batch_size: Annotated[int, Field(ge=1)] = 16
+    local_epochs: Annotated[int, Field(ge=1)] = 2
+    proximal_mu: Annotated[float, Field(ge=0)] = 0.0
+    holdout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+
+
+class TaskSettings(Block):
+    """The task that a federation trains on: data, model, local training.
+
+    Parameters
+    ----------
+    dataset : str (default: "digits")
+        A named dataset, ``module:function``, or ``private`` where every node brings its own.
+    data_root : str (default: "")
+        Folder of the dataset's files. If empty: the environment's FLWR_DISTILL_DATA, else ``data``.
+    download : bool (default: False)
+        Whether torchvision may download what is missing.
+    model : str (default: "auto")
+        A named model, ``module:Class``, or ``auto``: what fits the images' size.
+    seed : int (default: 0)
+        Seed of every random draw of the run.
+    """
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
+
+    dataset: Annotated[str, Field(min_length=1)] = "digits"
+    data_root: str = ""
+    download: bool = False
+    model: Annotated[str, Field(min_length=1)] = "auto"
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    partition: PartitionSettings = PartitionSettings()
+    private: PrivateSettings = PrivateSettings()
+    train: TrainSettings = TrainSettings()
+
+    @classmethod
+    def from_run_config(cls, run_config: Mapping[str, RunConfigValue]) -> Self:
+        """Read and check a Flower run config.
+
+        Parameters
+        ----------
+        run_config : Mapping[str, bool | int | float | str]
+            Flat mapping with dotted keys, as in ``context.run_config``.
+
+        Raises
+        ------
+        SettingsError
+            Names every key that is unknown, of the wrong type or out of range.
+        """
+        try:
+            return cls.model_validate(_nested(run_config))
+        except ValidationError as error:
+            known = _dotted_keys(cls)
+            problems = "; ".join(_described(details, known) for details in error.errors())
+            raise SettingsError(f"run config: {problems}") from None
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn dotted keys into nested tables: ``{"train.lr": 1}`` -> ``{"train": {"lr": 1}}``."""
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        *tables, last = key.split(".")
+        table = nested
+        for name in tables:
+            table = table.setdefault(name, {})
+            if not isinstance(table, dict):
+                raise SettingsError(f"run config: {key}: {name} is a setting, not a table")
+        table[last] = value
+    return nested
+
+
+def _dotted_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    keys = []
+    for name, field in model.model_fields.items():
+        key = prefix + (field.alias or name)
+        table = field.annotation
+        if isinstance(table, type) and issubclass(table, BaseModel):
+            keys += _dotted_keys(table, f"{key}.")
+        else:
+            keys.append(key)
+    return keys
+
+
+def _described(details: Any, known: list[str]) -> str:
+    """One validation error as ``key = value: what is allowed``."""
+    key = ".".join(str(part) for part in details["loc"])
+    if details["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(key, known, n=1)
+        hint = f", did you mean {close[0]}?" if close else ", see [tool.flwr.app.config]"
+        return f"{key} is not a known key{hint}"
+    message = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return f"{key} = {details['input']!r}: {message}"

@@ -1,0 +1,67 @@
+"""A Flower Grid in memory, whose nodes are functions; stands in for a SuperLink in unit tests."""
+
+from itertools import count
+
+import pytest
+from flwr.app import Error, Message
+from flwr.serverapp import Grid
+
+
+class MemoryGrid(Grid):
+    """Answers each message by calling ``nodes[node_id](message)``.
+
+    A node returns a RecordDict, or raises (an error reply), or returns None (no reply ever).
+    Replies come in the order that ``answer_order`` gives, one a poll.
+    """
+
+    def __init__(self, nodes):
+        self.nodes = nodes
+        self.pushed = []
+        self._ids = count()
+        self._replies = {}
+        self.reverse = False
+
+    def set_run(self, run):
+        self._run = run
+
+    @property
+    def run(self):
+        return self._run
+
+    def create_message(self, content, message_type, dst_node_id, group_id, ttl=None):
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self):
+        return list(self.nodes)
+
+    def push_messages(self, messages):
+        ids = []
+        for message in messages:
+            message_id = f"message-{next(self._ids)}"
+            message.metadata.__dict__["_message_id"] = message_id
+            message.metadata.__dict__["_run_id"] = 1
+            self.pushed.append(message)
+            try:
+                answer = self.nodes[message.metadata.dst_node_id](message)
+                reply = None if answer is None else Message(answer, reply_to=message)
+            except Exception as error:
+                reply = Message(Error(0, str(error)), reply_to=message)
+            if reply is not None:
+                self._replies[message_id] = reply
+            ids.append(message_id)
+        return ids
+
+    def pull_messages(self, message_ids):
+        ready = [i for i in self._replies if i in set(message_ids)]
+        if not ready:
+            return []
+        return [self._replies.pop(ready[-1] if self.reverse else ready[0])]
+
+    def send_and_receive(self, messages, *, timeout=None):
+        ids = self.push_messages(messages)
+        return [self._replies.pop(i) for i in ids if i in self._replies]
+
+
+@pytest.fixture
+def memory_grid():
+    return MemoryGrid

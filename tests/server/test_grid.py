@@ -1,0 +1,81 @@
+"""The metered grid and its ledger."""
+
+import time
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from server.grid import MeteredGrid
+from server.ledger import DOWN, MEMBER_TO_HEAD, UP
+
+
+def reply_with(**metrics):
+    return lambda message: RecordDict({"metrics": MetricRecord(metrics)})
+
+
+def messages_to(nodes, message_type="train", **config):
+    record = RecordDict({"config": ConfigRecord(config)})
+    return [Message(record, node, message_type) for node in nodes]
+
+
+def test_replies_come_in_the_order_of_the_messages_whoever_is_faster(memory_grid):
+    inner = memory_grid({node: reply_with(node=node) for node in (3, 1, 2)})
+    inner.reverse = True
+    replies = MeteredGrid(inner, deadline=5).send_and_receive(messages_to([2, 3, 1]))
+    assert [reply.content["metrics"]["node"] for reply in replies] == [2, 3, 1]
+
+
+def test_a_phase_ends_at_its_deadline_without_the_nodes_that_do_not_reply(memory_grid, caplog):
+    inner = memory_grid({1: reply_with(x=1), 2: lambda message: None})
+    begin = time.monotonic()
+    replies = MeteredGrid(inner, deadline=0.3).send_and_receive(messages_to([1, 2]), timeout=60)
+    assert 0.3 <= time.monotonic() - begin < 2
+    assert [reply.metadata.src_node_id for reply in replies] == [1]
+
+
+def test_messages_expire_with_the_deadline_so_that_no_node_works_for_a_past_phase(memory_grid):
+    inner = memory_grid({1: reply_with(x=1)})
+    MeteredGrid(inner, deadline=7).send_and_receive(messages_to([1]))
+    assert inner.pushed[0].metadata.ttl == 7
+
+
+def test_an_error_reply_is_passed_on_to_the_strategy(memory_grid):
+    def broken(message):
+        raise ValueError("no data")
+
+    inner = memory_grid({1: broken, 2: reply_with(x=1)})
+    replies = MeteredGrid(inner, deadline=5).send_and_receive(messages_to([1, 2]))
+    assert [reply.has_error() for reply in replies] == [True, False]
+
+
+def test_no_message_means_no_wait(memory_grid):
+    assert MeteredGrid(memory_grid({}), deadline=5).send_and_receive([]) == []
+
+
+def test_nodes_come_in_the_rosters_order_and_strangers_after_them(memory_grid):
+    grid = MeteredGrid(memory_grid({node: reply_with(x=1) for node in (9, 4, 7, 2)}), deadline=5)
+    grid.order = {7: 0, 2: 1}
+    assert grid.get_node_ids() == [7, 2, 4, 9]
+
+
+def test_ledger_counts_the_bytes_of_all_records_by_phase_and_link(memory_grid):
+    weights = ArrayRecord([np.zeros(100, dtype=np.float32)])
+    sent = RecordDict({"arrays": weights, "config": ConfigRecord({"lr": 0.1, "name": ""})})
+    inner = memory_grid({node: lambda m: RecordDict({"arrays": weights}) for node in (1, 2, 3)})
+    grid = MeteredGrid(inner, deadline=5)
+    grid.send_and_receive([Message(sent, node, "train") for node in (1, 2, 3)])
+    array_bytes = weights.count_bytes()
+    assert array_bytes >= 400
+    config_bytes = len("lr") + 8 + len("name")
+    assert grid.ledger.by_phase() == {
+        "train": {DOWN: 3 * (array_bytes + config_bytes), UP: 3 * array_bytes}
+    }
+    assert grid.ledger.server_bytes == 3 * (2 * array_bytes + config_bytes)
+
+
+def test_ledger_books_a_members_parcel_on_the_link_to_its_head_too(memory_grid):
+    parcel = RecordDict({"parcel": ConfigRecord({"payload": bytes(1000)})})
+    grid = MeteredGrid(memory_grid({1: lambda message: parcel}), deadline=5)
+    grid.send_and_receive(messages_to([1], "train.distill", size=20))
+    assert grid.ledger.by_phase()["train.distill"][MEMBER_TO_HEAD] == len("payload") + 1000
+    assert grid.ledger.link_bytes == len("payload") + 1000

@@ -1,0 +1,33 @@
+"""Meeting the nodes before a run."""
+
+import pytest
+from flwr.app import MetricRecord, RecordDict
+
+from server.roster import TooFewNodesError, meet_nodes
+
+
+def node(**metrics):
+    return lambda message: RecordDict({"metrics": MetricRecord(metrics)})
+
+
+def test_nodes_are_named_and_ordered_by_partition_then_by_id(memory_grid):
+    def silent(message):
+        raise RuntimeError("not our ClientApp")
+
+    grid = memory_grid(
+        {
+            50: node(**{"num-examples": 10, "partition-id": 1}),
+            60: silent,
+            70: node(**{"num-examples": 20, "partition-id": 0}),
+            40: node(**{"num-examples": 5}),
+        }
+    )
+    roster = meet_nodes(grid, 4, timeout=1)
+    assert list(roster.names.items()) == [(70, "0"), (50, "1"), (40, "40"), (60, "60")]
+    assert roster.order == {70: 0, 50: 1, 40: 2, 60: 3}
+    assert sum(roster.num_examples.values()) == 35
+
+
+def test_too_few_nodes_end_the_run_with_the_setting_and_the_remedy(memory_grid):
+    with pytest.raises(TooFewNodesError, match=r"min-nodes = 3, but 1 nodes .* lower min-nodes"):
+        meet_nodes(memory_grid({1: node(**{"num-examples": 1})}), 3, timeout=0.3)

@@ -1,0 +1,94 @@
+"""Grouping and clustering of clients (HFLDD, steps 2 and 3)."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies.clustering import heterogeneous_clusters, homogeneous_groups, kl_matrix
+
+
+def soft_labels_of(generator, clients, samples, classes):
+    logits = generator.normal(size=(clients, samples, classes))
+    return np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+
+
+def naive_kl(soft_labels):
+    clients, samples, classes = soft_labels.shape
+    matrix = np.zeros((clients, clients))
+    for i in range(clients):
+        for j in range(clients):
+            total = 0.0
+            for k in range(samples):
+                for c in range(classes):
+                    p, q = soft_labels[i, k, c], soft_labels[j, k, c]
+                    total += p * math.log(p / q)
+            matrix[i, j] = total / samples
+    return matrix
+
+
+def knowledge_of_single_class_clients(generator, num_clients, num_classes, noise=0.1):
+    """Soft labels of clients that each saw one class: that class is likely everywhere."""
+    logits = noise * generator.normal(size=(num_clients, 50, num_classes))
+    for client in range(num_clients):
+        logits[client, :, client % num_classes] += 2.0
+    return np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(2, 4), st.integers(0, 1000))
+def test_kl_matrix_equals_the_papers_sum(clients, samples, classes, seed):
+    soft_labels = soft_labels_of(np.random.default_rng(seed), clients, samples, classes)
+    np.testing.assert_allclose(kl_matrix(soft_labels), naive_kl(soft_labels), atol=1e-12)
+
+
+def test_kl_matrix_stays_finite_where_a_client_rules_a_class_out():
+    soft_labels = np.array([[[1.0, 0.0]], [[0.0, 1.0]]])
+    assert np.isfinite(kl_matrix(soft_labels)).all()
+    assert kl_matrix(soft_labels)[0, 1] > 20
+
+
+@pytest.mark.parametrize("num_groups", [10, None])
+def test_twenty_single_class_clients_form_ten_pure_groups(num_groups):
+    soft_labels = knowledge_of_single_class_clients(np.random.default_rng(0), 20, 10)
+    groups = homogeneous_groups(kl_matrix(soft_labels), num_groups, seed=0)
+    assert len(np.unique(groups)) == 10
+    for client in range(10):
+        assert groups[client] == groups[client + 10]
+
+
+def test_hundred_single_class_clients_form_ten_clusters_of_ten_different_classes():
+    generator = np.random.default_rng(1)
+    soft_labels = knowledge_of_single_class_clients(generator, 100, 10)
+    groups = homogeneous_groups(kl_matrix(soft_labels), 10, seed=0)
+    clusters = heterogeneous_clusters(groups, generator)
+    assert len(clusters) == 10
+    for cluster in clusters:
+        assert sorted(client % 10 for client in cluster) == list(range(10))
+
+
+def test_groups_are_lowered_to_the_number_of_distinct_clients():
+    soft_labels = np.tile(soft_labels_of(np.random.default_rng(0), 1, 5, 3), (4, 1, 1))
+    assert set(homogeneous_groups(kl_matrix(soft_labels), 3, seed=0)) == {0}
+    assert set(homogeneous_groups(kl_matrix(soft_labels), None, seed=0)) == {0}
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.integers(0, 1000))
+def test_clusters_take_at_most_one_client_of_each_group_and_every_client_once(groups, seed):
+    groups = np.array(groups)
+    clusters = heterogeneous_clusters(groups, np.random.default_rng(seed))
+    assert sorted(client for cluster in clusters for client in cluster) == list(range(len(groups)))
+    for cluster in clusters:
+        held = groups[cluster].tolist()
+        assert len(held) == len(set(held))
+    sizes = [len(cluster) for cluster in clusters]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(clusters) == np.bincount(groups).max()
+
+
+def test_clusters_are_the_same_for_the_same_seed_and_differ_for_another():
+    groups = np.repeat(np.arange(5), 6)
+    drawn = [heterogeneous_clusters(groups, np.random.default_rng(s)) for s in (3, 3, 4)]
+    assert drawn[0] == drawn[1]
+    assert drawn[0] != drawn[2]

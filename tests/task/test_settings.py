@@ -1,0 +1,75 @@
+"""Run-config keys: read, checked, refused with the remedy."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from server.config import RunSettings
+from task.settings import SettingsError, TaskSettings
+
+PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
+
+
+def flat(table, prefix=""):
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def declared():
+    return dict(flat(tomllib.loads(PYPROJECT.read_text())["tool"]["flwr"]["app"]["config"]))
+
+
+def test_pyproject_declares_every_key_with_the_default_that_the_code_has():
+    assert declared() == dict(flat(RunSettings().model_dump(by_alias=True)))
+
+
+def test_both_sides_read_the_same_task_from_a_run_config():
+    run_config = declared() | {"train.lr": 1, "partition.scheme": "iid", "seed": 5}
+    server, node = RunSettings.from_run_config(run_config), TaskSettings.from_run_config(run_config)
+    assert (node.train, node.partition, node.seed) == (server.train, server.partition, server.seed)
+    assert node.train.lr == 1.0
+    assert node.partition.scheme == "iid"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("train.lr", -1, "greater than 0"),
+        ("train.lr", "fast", "valid number"),
+        ("train.lr", float("nan"), "finite"),
+        ("num-rounds", 0, "greater than or equal to 1"),
+        ("num-rounds", True, "valid integer"),
+        ("num-rounds", 1.5, "valid integer"),
+        ("partition.scheme", "random", "'pathological'"),
+        ("partition.alpha", 0.0, "greater than 0"),
+        ("private.shape", "2x28x28", "pattern"),
+        ("hfldd.distilled-size", 0, "greater than or equal to 1"),
+        ("train", 3, "dictionary"),
+    ],
+)
+def test_a_bad_value_is_refused_with_key_value_and_what_is_allowed(key, value, allowed):
+    with pytest.raises(SettingsError) as caught:
+        RunSettings.from_run_config({key: value})
+    assert f"{key} = {value!r}" in str(caught.value)
+    assert allowed in str(caught.value)
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_known_one():
+    with pytest.raises(SettingsError, match=r"hfldd\.group is not .* did you mean hfldd\.groups"):
+        RunSettings.from_run_config({"hfldd.group": 3})
+
+
+def test_all_problems_are_named_at_once():
+    with pytest.raises(SettingsError) as caught:
+        RunSettings.from_run_config({"num-rounds": 0, "train.batch-size": 0})
+    assert "num-rounds" in str(caught.value)
+    assert "train.batch-size" in str(caught.value)
+
+
+def test_a_key_below_a_plain_setting_is_refused():
+    with pytest.raises(SettingsError, match="dataset is a setting, not a table"):
+        RunSettings.from_run_config({"dataset": "digits", "dataset.size": 3})
