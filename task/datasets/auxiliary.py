@@ -1,0 +1,108 @@
+"""Auxiliary images D_g: the same on every node, related to no node's data (HFLDD, step 1)."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional as F
+
+from task.datasets.images import fit_array, read_image
+from task.datasets.npz import read_npz_images
+from task.datasets.registry import data_root, dataset_names, folder_names, load_dataset
+from task.datasets.types import DatasetError, DataSpec, normalise
+
+_NAMED = ("fashion-mnist", "tiny-imagenet")
+
+
+def auxiliary_images(
+    name: str, spec: DataSpec, size: int, seed: int, root: str | Path | None = None
+) -> torch.Tensor:
+    """Return unlabelled images on which nodes compare what they know.
+
+    Equal arguments and equal files give the identical tensor on every node.
+
+    Parameters
+    ----------
+    name : str
+        ``noise`` (smooth random patterns), ``fashion-mnist``, ``tiny-imagenet``, or the path of
+        a folder of images or of an ``.npz`` file with ``images`` (uint8).
+    spec : DataSpec
+        Channels, size, mean and std that the images are brought to.
+    size : int
+        Number of images.
+    seed : int
+        Draws the patterns, or which images are taken (without replacement).
+    root : str or Path, optional
+        Folder of the named sets: ``<root>/<name>_aux`` or ``<root>/<name>`` (``-`` or ``_``) with
+        ``train.npz`` or ``test.npz``, else as for `load_dataset`. Default: as for `load_dataset`.
+
+    Returns
+    -------
+    torch.Tensor
+        float32 (size, C, H, W), normalised like model inputs.
+
+    Raises
+    ------
+    DatasetError
+        If the images are not found or are too few.
+
+    References
+    ----------
+    HFLDD, step 1 (label knowledge): soft labels on a global auxiliary set.
+    """
+    if size < 1:
+        raise DatasetError(f"auxiliary size must be >= 1, got {size} (try 1000)")
+    rng = np.random.default_rng(seed)
+    if name == "noise":
+        return _smooth_noise(spec, size, rng)
+    stored = _stored_images(name, data_root() if root is None else Path(root))
+    if len(stored) < size:
+        raise DatasetError(
+            f"auxiliary={name!r} has {len(stored)} images, but {size} are asked for; lower the "
+            "auxiliary size or use noise"
+        )
+    chosen = rng.choice(len(stored), size, replace=False)
+    return normalise(np.stack([_fit(stored[index], spec) for index in chosen]), spec)
+
+
+def _smooth_noise(spec: DataSpec, size: int, rng: np.random.Generator) -> torch.Tensor:
+    """Draw Gaussian noise on a coarse grid, upsample it, and standardise each image."""
+    channels, height, width = spec.shape
+    coarse = rng.standard_normal((size, channels, max(4, height // 4), max(4, width // 4)))
+    smooth = F.interpolate(torch.from_numpy(coarse), (height, width), mode="bilinear")
+    deviation, mean = torch.std_mean(smooth, dim=(1, 2, 3), keepdim=True, correction=0)
+    return ((smooth - mean) / deviation).float()
+
+
+def _stored_images(name: str, root: Path) -> NDArray[np.uint8] | list[Path]:
+    """Return all images of a set: pixels (n, C, H, W), or the files to read them from."""
+    if name in _NAMED:
+        return _named_images(name, root)
+    path = Path(name)
+    if path.is_dir():
+        return sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+    if path.suffix == ".npz" and path.exists():
+        return read_npz_images(path)
+    raise DatasetError(
+        f"auxiliary={name!r} is unknown; choose noise, {', '.join(_NAMED)}, or an existing folder "
+        "of images or .npz file"
+    )
+
+
+def _named_images(name: str, root: Path) -> NDArray[np.uint8]:
+    folders = [root / f"{folder}{end}" for end in ("_aux", "") for folder in folder_names(name)]
+    files = [folder / part for folder in folders for part in ("train.npz", "test.npz")]
+    for file in files:
+        if file.exists():
+            return read_npz_images(file)
+    if name in dataset_names():
+        return load_dataset(name, root).train.images
+    raise DatasetError(
+        f"auxiliary={name!r} was not found; sought {', '.join(map(str, files))}. Remedy: set "
+        "data-root=... (or $FLWR_DISTILL_DATA) to the folder that holds it, or use noise"
+    )
+
+
+def _fit(image: NDArray[np.uint8] | Path, spec: DataSpec) -> NDArray[np.uint8]:
+    return read_image(image, spec) if isinstance(image, Path) else fit_array(image, spec)

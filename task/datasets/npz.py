@@ -1,0 +1,62 @@
+"""Reading ``.npz`` files of images and labels."""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from task.datasets.types import DatasetError, DataSpec, RawSamples, check_raw_samples
+
+
+def read_npz(path: Path, spec: DataSpec) -> RawSamples:
+    """Read images and labels that fit ``spec``.
+
+    Parameters
+    ----------
+    path : Path
+        File with the arrays ``images`` (uint8, (n, H, W) or (n, H, W, C)) and ``labels``
+        (integers, (n,)). Pickled objects are refused.
+    spec : DataSpec
+        What the samples must fit.
+
+    Raises
+    ------
+    DatasetError
+        If the file cannot be read, lacks an array or does not fit.
+    """
+    images = read_npz_images(path)
+    labels = _read_array(path, "labels")
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise DatasetError(f"{path}: labels are {labels.dtype}, need integers")
+    return check_raw_samples(RawSamples(images, labels.astype(np.int64)), spec, str(path))
+
+
+def read_npz_images(path: Path) -> NDArray[np.uint8]:
+    """Read the array ``images`` of an ``.npz`` file as uint8 (n, C, H, W)."""
+    images = _read_array(path, "images")
+    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+        raise DatasetError(
+            f"{path}: images are {images.dtype} {images.shape}, need uint8 of shape "
+            "(n, H, W) or (n, H, W, C)"
+        )
+    with_channels = images[..., None] if images.ndim == 3 else images
+    return np.ascontiguousarray(with_channels.transpose(0, 3, 1, 2))
+
+
+def _read_array(path: Path, key: str) -> NDArray[np.generic]:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            if key not in arrays:
+                raise DatasetError(
+                    f"{path}: has the arrays {sorted(arrays)}, need 'images' and 'labels'"
+                )
+            array: NDArray[np.generic] = arrays[key]
+            return array
+    except DatasetError:
+        raise
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DatasetError(
+            f"{path}: not a readable .npz file ({error}); write it with "
+            "numpy.savez_compressed(path, images=..., labels=...)"
+        ) from error

@@ -1,0 +1,78 @@
+"""A node's own data: a folder of images by class, or an ``.npz`` file."""
+
+from pathlib import Path
+
+import numpy as np
+
+from task.datasets.images import read_image
+from task.datasets.npz import read_npz
+from task.datasets.types import DatasetError, DataSpec, RawSamples, check_raw_samples
+
+
+def load_private_data(path: str | Path, spec: DataSpec) -> RawSamples:
+    """Load a node's own data.
+
+    Parameters
+    ----------
+    path : str or Path
+        An ``.npz`` file with ``images`` (uint8, of the spec's shape) and ``labels``; or a folder
+        with one folder of images a class. Where all class folders have integer names, these are
+        the labels, and classes may be missing. Other names are numbered in sorted order, and
+        there must be one folder for every class (it may be empty), so that nodes agree on the
+        numbers. Hidden files are skipped; images are converted to the spec's channels and
+        resized to its height and width.
+    spec : DataSpec
+        What the data must fit.
+
+    Returns
+    -------
+    RawSamples
+        All images, class folders in sorted order.
+
+    Raises
+    ------
+    DatasetError
+        If nothing is there, a file cannot be read, or labels or shapes do not fit.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _read_class_folders(path, spec)
+    if path.suffix == ".npz" and path.exists():
+        return read_npz(path, spec)
+    raise DatasetError(
+        f"data={str(path)!r} is neither a folder of images by class nor an existing .npz file"
+    )
+
+
+def _read_class_folders(root: Path, spec: DataSpec) -> RawSamples:
+    folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    if not folders:
+        raise DatasetError(f"{root}: has no class folders; sort the images into one a class")
+    labels, images = [], []
+    for label, folder in zip(_folder_labels(root, folders, spec), folders, strict=True):
+        for file in sorted(p for p in folder.iterdir() if not p.name.startswith(".")):
+            images.append(read_image(file, spec))
+            labels.append(label)
+    if not images:
+        raise DatasetError(f"{root}: its class folders hold no images")
+    raw = RawSamples(np.stack(images), np.array(labels, dtype=np.int64))
+    return check_raw_samples(raw, spec, str(root))
+
+
+def _folder_labels(root: Path, folders: list[Path], spec: DataSpec) -> list[int]:
+    names = [folder.name for folder in folders]
+    if all(name.isdecimal() for name in names):
+        for folder in folders:
+            if int(folder.name) >= spec.num_classes:
+                raise DatasetError(
+                    f"{folder}: label {int(folder.name)} is outside 0 to {spec.num_classes - 1}, "
+                    f"the labels of {spec.name!r}"
+                )
+        return [int(name) for name in names]
+    if len(names) != spec.num_classes:
+        raise DatasetError(
+            f"{root}: has {len(names)} class folders ({', '.join(names[:5])}, ...) but "
+            f"{spec.name!r} has {spec.num_classes} classes; name the folders by label number, or "
+            "add an empty folder for each missing class"
+        )
+    return list(range(len(names)))

@@ -1,0 +1,181 @@
+"""Data sets by name: one table entry each."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from task.datasets.digits import load_digits
+from task.datasets.npz import read_npz
+from task.datasets.torchvision_files import IdxFiles, TorchvisionFiles
+from task.datasets.types import Dataset, DatasetError, DataSpec, check_raw_samples
+from task.plugin import PluginError, import_object
+
+Loader = Callable[[DataSpec, Path, bool], Dataset]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    spec: DataSpec
+    load: Loader
+
+
+def load_dataset(name: str, root: str | Path | None = None, *, download: bool = False) -> Dataset:
+    """Load a data set by name.
+
+    Parameters
+    ----------
+    name : str
+        ``digits`` (embedded), ``mnist``, ``fashion-mnist``, ``usps``, ``cifar10``, ``cifar100``,
+        ``svhn``, ``mnist-m``, or ``"my_pkg.mod:fn"``, where ``fn(root, download)`` returns a
+        `Dataset`.
+    root : str or Path, optional
+        Folder of the files. Sought in this order: ``<root>/<name>/train.npz`` and ``test.npz``
+        (also with ``_`` for ``-``), torchvision's own layout below ``<root>``,
+        ``<root>/train.npz`` and ``test.npz``. Default: `data_root`.
+    download : bool
+        Let torchvision download what is not found. Default: False.
+
+    Returns
+    -------
+    Dataset
+        Training and test part, as stored.
+
+    Raises
+    ------
+    DatasetError
+        If the name is unknown, or files are missing, damaged or do not fit.
+    """
+    folder = data_root() if root is None else Path(root)
+    if ":" in name:
+        return _load_plugin(name, folder, download)
+    if name not in _ENTRIES:
+        raise DatasetError(
+            f"dataset={name!r} is unknown; choose one of {', '.join(_ENTRIES)} "
+            "or name your own as 'package.module:function'"
+        )
+    entry = _ENTRIES[name]
+    return entry.load(entry.spec, folder, download)
+
+
+def dataset_names() -> list[str]:
+    """Return the names that `load_dataset` knows without a plug-in."""
+    return list(_ENTRIES)
+
+
+def data_root() -> Path:
+    """Return the default data folder: ``$FLWR_DISTILL_DATA``, else ``data/`` where we run."""
+    return Path(os.environ.get("FLWR_DISTILL_DATA", "data"))
+
+
+def folder_names(name: str) -> list[str]:
+    """Return the folder names that a data set may bear: its name with ``-`` or with ``_``."""
+    return sorted({name, name.replace("-", "_")})
+
+
+def _load_plugin(name: str, root: Path, download: bool) -> Dataset:
+    try:
+        load = import_object(name)
+    except PluginError as error:
+        raise DatasetError(f"dataset={name!r}: {error}") from error
+    if not callable(load):
+        raise DatasetError(f"dataset={name!r} is a {type(load).__name__}, need a function")
+    dataset = load(root, download)
+    if not isinstance(dataset, Dataset):
+        raise DatasetError(
+            f"dataset={name!r} returned a {type(dataset).__name__}, need a task.datasets.Dataset"
+        )
+    check_raw_samples(dataset.train, dataset.spec, f"{name} (train)")
+    check_raw_samples(dataset.test, dataset.spec, f"{name} (test)")
+    return dataset
+
+
+def _load_files(
+    spec: DataSpec, root: Path, download: bool, *, layout: TorchvisionFiles | None
+) -> Dataset:
+    folders = [root / folder for folder in folder_names(spec.name)]
+    for folder in folders:
+        if _has_npz(folder):
+            return _read_npz_pair(folder, spec)
+    if layout is not None and download and not layout.found(root):
+        layout.download(root)
+    if layout is not None and layout.found(root):
+        train, test = (layout.read(root, part, spec) for part in (True, False))
+        return Dataset(spec, train, test)
+    if _has_npz(root):
+        return _read_npz_pair(root, spec)
+    raise _not_found(spec.name, root, folders, layout)
+
+
+def _has_npz(folder: Path) -> bool:
+    return (folder / "train.npz").exists() and (folder / "test.npz").exists()
+
+
+def _read_npz_pair(folder: Path, spec: DataSpec) -> Dataset:
+    return Dataset(spec, read_npz(folder / "train.npz", spec), read_npz(folder / "test.npz", spec))
+
+
+def _not_found(
+    name: str, root: Path, folders: list[Path], layout: TorchvisionFiles | None
+) -> DatasetError:
+    sought = [f"{folder / 'train.npz'} and test.npz" for folder in [*folders, root]]
+    remedy = "set data-root=... (or $FLWR_DISTILL_DATA) to the folder that holds it"
+    if layout is not None:
+        sought.append(" and ".join(str(root / file) for file in layout.files))
+        remedy += ", or let torchvision fetch it with download=true"
+    return DatasetError(
+        f"dataset={name!r} was not found; sought " + "; ".join(sought) + f". Remedy: {remedy}"
+    )
+
+
+def _at(layout: TorchvisionFiles | None) -> Loader:
+    return partial(_load_files, layout=layout)
+
+
+# Means and deviations are those of the training pixels; for CIFAR-10, CIFAR-100 and SVHN the
+# values in common use.
+_ENTRIES = {
+    entry.spec.name: entry
+    for entry in (
+        _Entry(DataSpec("digits", (1, 8, 8), 10, (0.3054,), (0.3760,)), load_digits),
+        _Entry(DataSpec("mnist", (1, 28, 28), 10, (0.1307,), (0.3081,)), _at(IdxFiles("MNIST"))),
+        _Entry(
+            DataSpec("fashion-mnist", (1, 28, 28), 10, (0.2860,), (0.3530,)),
+            _at(IdxFiles("FashionMNIST")),
+        ),
+        _Entry(
+            DataSpec("usps", (1, 16, 16), 10, (0.2539,), (0.3842,)),
+            _at(TorchvisionFiles("USPS", ("usps.bz2", "usps.t.bz2"))),
+        ),
+        _Entry(
+            DataSpec(
+                "cifar10", (3, 32, 32), 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+            ),
+            _at(TorchvisionFiles("CIFAR10", ("cifar-10-batches-py",))),
+        ),
+        _Entry(
+            DataSpec(
+                "cifar100", (3, 32, 32), 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+            ),
+            _at(TorchvisionFiles("CIFAR100", ("cifar-100-python",))),
+        ),
+        _Entry(
+            DataSpec("svhn", (3, 32, 32), 10, (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
+            _at(
+                TorchvisionFiles(
+                    "SVHN",
+                    ("train_32x32.mat", "test_32x32.mat"),
+                    labels="labels",
+                    split_by_name=True,
+                )
+            ),
+        ),
+        _Entry(
+            DataSpec(
+                "mnist-m", (3, 32, 32), 10, (0.4603, 0.4645, 0.4095), (0.2528, 0.2382, 0.2582)
+            ),
+            _at(None),
+        ),
+    )
+}

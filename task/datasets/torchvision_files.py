@@ -1,0 +1,107 @@
+"""Data sets in the folder layout of torchvision, which also downloads them."""
+
+import gzip
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from task.datasets.types import DatasetError, DataSpec, RawSamples, check_raw_samples
+
+
+@dataclass(frozen=True)
+class TorchvisionFiles:
+    """A data set that torchvision reads.
+
+    Attributes
+    ----------
+    dataset : str
+        Class in ``torchvision.datasets``.
+    files : tuple of str
+        Files or folders below the root which show that the data are there.
+    labels : str
+        Attribute that holds the labels. Default: ``"targets"``.
+    split_by_name : bool
+        Whether a part is chosen by ``split="train"`` instead of ``train=True``. Default: False.
+    """
+
+    dataset: str
+    files: tuple[str, ...]
+    labels: str = "targets"
+    split_by_name: bool = False
+
+    def found(self, root: Path) -> bool:
+        """Return whether ``root`` holds all the files."""
+        return all((root / name).exists() for name in self.files)
+
+    def download(self, root: Path) -> None:
+        """Let torchvision download the training and the test part to ``root``."""
+        try:
+            for train in (True, False):
+                self._construct(root, train, download=True)
+        except (RuntimeError, OSError) as error:
+            raise DatasetError(
+                f"{self.dataset} could not be downloaded to {root} ({error}); check the "
+                "connection, or put the files there by hand and set download=false"
+            ) from error
+
+    def read(self, root: Path, train: bool, spec: DataSpec) -> RawSamples:
+        """Read one part; raise DatasetError if its files are damaged or do not fit ``spec``."""
+        try:
+            images, labels = self._read_arrays(root, train)
+        except (RuntimeError, OSError, ValueError, EOFError) as error:
+            raise DatasetError(
+                f"{root}: torchvision's {self.dataset} files cannot be read ({error}); remove "
+                "them and run again with download=true"
+            ) from error
+        raw = RawSamples(np.ascontiguousarray(images), labels)
+        return check_raw_samples(raw, spec, f"{root / self.files[0]}")
+
+    def _read_arrays(self, root: Path, train: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        stored = self._construct(root, train, download=False)
+        images = np.asarray(stored.data)
+        if images.ndim == 3:  # USPS: (n, H, W)
+            images = images[:, None]
+        elif images.shape[-1] == 3:  # CIFAR: (n, H, W, C); SVHN is (n, C, H, W) already
+            images = images.transpose(0, 3, 1, 2)
+        return images, np.asarray(getattr(stored, self.labels), dtype=np.int64)
+
+    def _construct(self, root: Path, train: bool, *, download: bool) -> Any:
+        import torchvision
+
+        part: dict[str, bool | str] = {"train": train}
+        if self.split_by_name:
+            part = {"split": "train" if train else "test"}
+        return getattr(torchvision.datasets, self.dataset)(root, download=download, **part)
+
+
+class IdxFiles(TorchvisionFiles):
+    """MNIST and its like: four idx files, read here so that they may stay gzipped.
+
+    The format: two zero bytes, type (8 = uint8), number of dimensions, each dimension as a
+    big-endian int32, then the values (http://yann.lecun.com/exdb/mnist).
+    """
+
+    def __init__(self, dataset: str) -> None:
+        parts = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+        super().__init__(dataset, tuple(f"{dataset}/raw/{part}-ubyte" for part in parts))
+
+    def found(self, root: Path) -> bool:
+        """Return whether ``root`` holds all four files, unpacked or gzipped."""
+        return all((root / name).exists() or (root / f"{name}.gz").exists() for name in self.files)
+
+    def _read_arrays(self, root: Path, train: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        images, labels = self.files[:2] if train else self.files[2:]
+        return _read_idx(root / images)[:, None], _read_idx(root / labels).astype(np.int64)
+
+
+def _read_idx(path: Path) -> NDArray[np.uint8]:
+    packed = path.with_name(f"{path.name}.gz")
+    content = path.read_bytes() if path.exists() else gzip.decompress(packed.read_bytes())
+    zeros, kind, ndim = content[:2], content[2], content[3]
+    if zeros != b"\0\0" or kind != 8:
+        raise ValueError(f"{path.name} is not an idx file of uint8 values")
+    shape = np.frombuffer(content, ">i4", count=ndim, offset=4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * ndim).reshape(shape)

@@ -1,0 +1,13 @@
+"""Models by name, each fitted to the data set's images and classes."""
+
+from task.models import papers, torchvision_models
+from task.models.registry import ModelError, create_model, model_names, register
+
+__all__ = [
+    "ModelError",
+    "create_model",
+    "model_names",
+    "papers",
+    "register",
+    "torchvision_models",
+]

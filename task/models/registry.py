@@ -1,0 +1,128 @@
+"""Models by name: seeded construction, and a check that they fit the data."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from task.datasets.types import DataSpec
+from task.plugin import PluginError, import_object
+
+ModelFactory = Callable[[DataSpec], nn.Module]
+Fits = Callable[[DataSpec], bool]
+
+_MODELS: dict[str, tuple[ModelFactory, Fits]] = {}
+
+
+class ModelError(ValueError):
+    """A model that is unknown or does not fit the data; the message says which do."""
+
+
+def register(name: str, fits: Fits) -> Callable[[ModelFactory], ModelFactory]:
+    """Register the decorated factory as model ``name``, for data sets that it ``fits``."""
+
+    def add(factory: ModelFactory) -> ModelFactory:
+        _MODELS[name] = (factory, fits)
+        return factory
+
+    return add
+
+
+def model_names(spec: DataSpec | None = None) -> list[str]:
+    """Return the names of all models, or of those that fit ``spec``."""
+    return [name for name, (_, fits) in _MODELS.items() if spec is None or fits(spec)]
+
+
+def create_model(name: str, spec: DataSpec, seed: int | None = None) -> nn.Module:
+    """Build a model for a data set.
+
+    Parameters
+    ----------
+    name : str
+        A registered name (see `model_names`); ``auto`` for ``digits-cnn`` on images up to 16x16,
+        ``hfldd-mnist`` on 1x28x28 and ``convnet3`` on others; or ``"my_pkg.mod:Cls"``, called as
+        ``Cls(spec)``.
+    spec : DataSpec
+        Shape and classes that the model must fit.
+    seed : int, optional
+        Seed of the initial weights: the same seed gives the same weights. Default: drawn from
+        torch's global generator, which is left untouched where a seed is given.
+
+    Returns
+    -------
+    nn.Module
+        Maps (n, C, H, W) to logits (n, num_classes). On the CPU, in training mode.
+
+    Raises
+    ------
+    ModelError
+        If the model is unknown or does not fit ``spec``.
+    """
+    name = _default_name(spec) if name == "auto" else name
+    factory = _find_factory(name, spec)
+    if seed is None:
+        model = factory(spec)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            model = factory(spec)
+    _check_output(name, model, spec)
+    return model
+
+
+def _default_name(spec: DataSpec) -> str:
+    if max(spec.shape[1:]) <= 16:
+        return "digits-cnn"
+    return "hfldd-mnist" if spec.shape == (1, 28, 28) else "convnet3"
+
+
+def _find_factory(name: str, spec: DataSpec) -> ModelFactory:
+    if ":" in name:
+        return _import_factory(name)
+    if name not in _MODELS:
+        raise ModelError(
+            f"model={name!r} is unknown; choose auto, {', '.join(_MODELS)}, or name your own as "
+            "'package.module:Class'"
+        )
+    factory, fits = _MODELS[name]
+    if not fits(spec):
+        raise ModelError(
+            f"model={name!r} does not fit {spec.name!r} with images of "
+            f"{_dimensions(spec)}; choose one of {', '.join(model_names(spec))}"
+        )
+    return factory
+
+
+def _import_factory(name: str) -> ModelFactory:
+    try:
+        factory = import_object(name)
+    except PluginError as error:
+        raise ModelError(f"model={name!r}: {error}") from error
+    if not callable(factory):
+        raise ModelError(f"model={name!r} is a {type(factory).__name__}, need a class or function")
+    return factory
+
+
+def _check_output(name: str, model: object, spec: DataSpec) -> None:
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model={name!r} gave a {type(model).__name__}, need a torch.nn.Module")
+    model.eval()
+    try:
+        with torch.inference_mode():
+            output = model(torch.zeros(2, *spec.shape))
+    except (RuntimeError, ValueError) as error:
+        raise ModelError(
+            f"model={name!r} cannot take images of {_dimensions(spec)} from {spec.name!r} "
+            f"({error}); choose one of {', '.join(model_names(spec))}"
+        ) from error
+    model.train()
+    shape = tuple(getattr(output, "shape", ()))
+    if shape != (2, spec.num_classes):
+        raise ModelError(
+            f"model={name!r} gives an output of shape {shape} for a batch of 2, need "
+            f"(2, {spec.num_classes}): one logit for each class of {spec.name!r}"
+        )
+
+
+def _dimensions(spec: DataSpec) -> str:
+    return "x".join(map(str, spec.shape))
