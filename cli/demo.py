@@ -10,7 +10,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cli.main import app
 from client.local_federation import LocalFederation
 
 APP_DIR = Path(__file__).resolve().parent.parent
@@ -18,7 +17,6 @@ ROUND_LINE = re.compile(r"round +\d+/\d+ .*")
 LEAST_NODES = 10
 
 
-@app.command()
 def demo(
     nodes: Annotated[int, typer.Option(min=2, help="Client nodes, each a process.")] = LEAST_NODES,
     classes: Annotated[int, typer.Option(min=1, max=10, help="Digits that a node holds.")] = 2,

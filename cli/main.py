@@ -2,9 +2,16 @@
 
 import typer
 
+from cli.down import down
+from cli.node import node
+from cli.status import status
+from cli.up import up
+
 app = typer.Typer(
     name="flwr-distill",
     help="Federated learning on data that differ: run nodes, local federations and distillation.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
+for command in (node, up, status, down):
+    app.command()(command)

@@ -16,13 +16,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import yaml
+
+from client.federation_record import FederationFile, FederationRecord
 from client.processes import kill_group, start_bound, stop
+from client.settings import NodeConfigValue
 from client.superlink import Control
 
 CONNECTION = "flwr-distill-local"
 """Name, in the federation's own Flower configuration, of the connection to its SuperLink."""
-
-NodeConfigValue = str | int | float | bool
 
 _QUIET_FLOWER = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 _STARTED_RUN = re.compile(r"Successfully started run (\d+)")
@@ -120,7 +122,10 @@ class LocalFederation:
     state_dir : Path
         Directory of this federation: logs, Flower's configuration, the nodes' own directories.
     node_config : Mapping[str, str | int | float | bool] | None (default: None)
-        More keys of the node config, the same for every node.
+        More keys of the node config that apps see, the same for every node.
+    node_settings : Mapping[str, Any] | None (default: None)
+        More settings of the nodes, as in a file for ``flwr-distill node --config``. Nodes compute
+        with one thread unless ``threads`` says otherwise.
     cwd : Path | None (default: None)
         Working directory of the SuperLink, hence of ServerApps. `None`: that of this process.
 
@@ -149,6 +154,7 @@ class LocalFederation:
         state_dir: Path,
         *,
         node_config: Mapping[str, NodeConfigValue] | None = None,
+        node_settings: Mapping[str, Any] | None = None,
         cwd: Path | None = None,
     ) -> None:
         if num_nodes < 1:
@@ -159,7 +165,8 @@ class LocalFederation:
         self.fleet_address = ""
         self.control_address = ""
         self._cwd = cwd
-        self._node_config = dict(node_config or {})
+        self._file = FederationFile(self.state_dir)
+        self._node_settings = {"node-config": dict(node_config or {}), **(node_settings or {})}
         self._superlink: subprocess.Popen[bytes] | None = None
         self.nodes = [self._make_node(index, num_nodes) for index in range(num_nodes)]
 
@@ -185,14 +192,25 @@ class LocalFederation:
 
         Raises
         ------
+        FederationRunsError
+            If another federation runs in the same state directory.
         RuntimeError
             If a process ends early or the nodes are not online in time; everything is stopped then.
         """
         deadline = time.monotonic() + timeout
+        self._file.hold()
         try:
             self._start_superlink(deadline)
             for node in self.nodes:
                 node.start()
+            self._file.write(
+                FederationRecord(
+                    pid=os.getpid(),
+                    control_address=self.control_address,
+                    flower_home=self.env["FLWR_HOME"],
+                    node_dirs=[str(node.state_dir) for node in self.nodes],
+                )
+            )
             self.wait_for_nodes(timeout=max(1.0, deadline - time.monotonic()))
         except BaseException:
             self.stop()
@@ -203,6 +221,7 @@ class LocalFederation:
         stop([node.process for node in self.nodes if node._process is not None])
         if self._superlink is not None:
             stop([self._superlink])
+        self._file.release()
 
     def restart_dead_nodes(self) -> list[int]:
         """Start again every node whose main process has ended, and return their numbers."""
@@ -234,10 +253,10 @@ class LocalFederation:
         wanted = len(self.nodes) if count is None else count
         deadline = time.monotonic() + timeout
         while (online := self.online_nodes()) < wanted:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or not any(node.alive for node in self.nodes):
                 raise RuntimeError(
-                    f"{online} of {wanted} nodes are online after {timeout:.0f} s: "
-                    f"see the logs in {self.state_dir}"
+                    f"{online} of {wanted} nodes came online within {timeout:.0f} s: "
+                    f"see the logs {self.state_dir}/node-*/node.log"
                 )
             time.sleep(0.2)
 
@@ -325,42 +344,33 @@ class LocalFederation:
         overrides.write_text(_toml(run_config), encoding="utf-8")
         return [*command, "--run-config", str(overrides)]
 
-    def node_command(self, index: int, node_config: Path) -> list[str]:
+    def node_command(self, settings: Path) -> list[str]:
         """Return the command that starts a node.
 
         Parameters
         ----------
-        index : int
-            The node's number.
-        node_config : Path
-            TOML file with the node's config.
+        settings : Path
+            YAML file with the node's settings, as for ``flwr-distill node --config``.
         """
-        return [
-            "flower-supernode",
-            "--insecure",
-            *("--superlink", self.fleet_address),
-            *("--clientappio-api-address", "127.0.0.1:0"),
-            *("--node-config", str(node_config)),
-        ]
+        return ["flwr-distill", "node", "--config", str(settings)]
 
     def _make_node(self, index: int, num_nodes: int) -> LocalNode:
         state_dir = self.state_dir / f"node-{index}"
-        config = {
-            "partition-id": index,
-            "num-partitions": num_nodes,
-            "state-dir": str(state_dir),
-            **self._node_config,
-        }
 
         def start() -> subprocess.Popen[bytes]:
             state_dir.mkdir(parents=True, exist_ok=True)
-            config_file = state_dir / "node-config.toml"
-            config_file.write_text(_toml(config), encoding="utf-8")
-            return start_bound(
-                self.node_command(index, config_file),
-                log=state_dir / "node.log",
-                env=self.env | {"FLWR_HOME": str(state_dir / "flower")},
-            )
+            settings = {
+                "superlink": self.fleet_address,
+                "insecure": True,
+                "partition-id": index,
+                "num-partitions": num_nodes,
+                "state-dir": str(state_dir),
+                "threads": 1,
+                **self._node_settings,
+            }
+            file = state_dir / "node.yaml"
+            file.write_text(yaml.safe_dump(settings), encoding="utf-8")
+            return start_bound(self.node_command(file), log=state_dir / "node.log", env=self.env)
 
         return LocalNode(index, state_dir, start)
 

@@ -1,0 +1,111 @@
+"""`flwr-distill node`: run a client on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from client.node import Node
+from client.settings import NodeError, load_settings
+
+
+def _option(name: str, help_text: str, default: str | bool = False) -> Any:
+    """Describe an option that can be given as an environment variable too."""
+    variable = "FLWR_DISTILL_" + name.upper().replace("-", "_")
+    return typer.Option(f"--{name}", help=help_text, envvar=variable, show_default=default)
+
+
+def node(
+    config: Annotated[
+        Path | None,
+        _option("config", "YAML file with any of these options; what is given here comes first."),
+    ] = None,
+    superlink: Annotated[
+        str | None, _option("superlink", "SuperLink's Fleet API, host:port.", "127.0.0.1:9092")
+    ] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="No TLS.", envvar="FLWR_DISTILL_INSECURE")
+    ] = None,
+    root_certificates: Annotated[
+        Path | None,
+        _option("root-certificates", "PEM file that vouches for the SuperLink.", "the system's"),
+    ] = None,
+    auth_key: Annotated[
+        Path | None,
+        _option("auth-key", "Private key of this node, if the SuperLink asks for one."),
+    ] = None,
+    data: Annotated[Path | None, _option("data", "Directory with this node's data.")] = None,
+    device: Annotated[str | None, _option("device", "auto, cpu, cuda or cuda:N.", "auto")] = None,
+    partition_id: Annotated[
+        int | None, _option("partition-id", "This node's part of a data set that is cut up.", "0")
+    ] = None,
+    num_partitions: Annotated[
+        int | None, _option("num-partitions", "Into how many parts it is cut.", "1")
+    ] = None,
+    state_dir: Annotated[
+        Path | None, _option("state-dir", "Directory for what this node keeps.", "state/node")
+    ] = None,
+    threads: Annotated[
+        int | None, _option("threads", "Threads to compute with.", "all cores")
+    ] = None,
+    log_level: Annotated[
+        str | None, _option("log-level", "DEBUG, INFO, WARNING or ERROR.", "INFO")
+    ] = None,
+    connect_timeout: Annotated[
+        float | None,
+        _option("connect-timeout", "Seconds to wait for the SuperLink at the start.", "60"),
+    ] = None,
+    release_after: Annotated[
+        float | None,
+        _option("release-after", "Idle seconds after which (GPU) memory is given back.", "120"),
+    ] = None,
+    node_config: Annotated[
+        list[str] | None,
+        typer.Option("--node-config", help="More for the app, KEY=VALUE; can be repeated."),
+    ] = None,
+) -> None:
+    """Run a client: connect to a SuperLink and do its runs' work, until Ctrl-C.
+
+    A warm process with torch, the app and its data serves message after message, on one GPU if
+    there is one. The parts of the node restart by themselves, and outages of the SuperLink are
+    waited out. A node that cannot work says why in one line and exits with 1.
+
+    Every option can be a line of a YAML file (superlink: host:9092) or an environment variable
+    (FLWR_DISTILL_SUPERLINK=host:9092).
+
+    On a GPU machine: flwr-distill node --superlink HOST:9092 --root-certificates ca.crt
+    --auth-key node.key --data DIR --device cuda:0
+    """
+    given: dict[str, Any] = {
+        "superlink": superlink,
+        "insecure": insecure,
+        "root_certificates": root_certificates,
+        "auth_key": auth_key,
+        "data": data,
+        "device": device,
+        "partition_id": partition_id,
+        "num_partitions": num_partitions,
+        "state_dir": state_dir,
+        "threads": threads,
+        "log_level": log_level,
+        "connect_timeout": connect_timeout,
+        "release_after": release_after,
+    }
+    try:
+        if node_config:
+            given["node_config"] = dict(_pair(text) for text in node_config)
+        Node(load_settings(config, given)).run()
+    except NodeError as error:
+        typer.echo(f"flwr-distill node: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    """Read KEY=VALUE, where VALUE is a number, a boolean or a text as in YAML."""
+    key, separator, value = text.partition("=")
+    if not key or not separator:
+        raise NodeError(f"node-config={text}: give KEY=VALUE, as in sector=2")
+    return key, yaml.safe_load(value)

@@ -1,0 +1,50 @@
+"""`flwr-distill status`: how a local federation fares."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from cli.options import DEFAULT_FEDERATION_DIR, FederationDir
+
+
+def status(state_dir: FederationDir = DEFAULT_FEDERATION_DIR) -> None:
+    """Show the processes of a local federation; exit with 1 if none runs."""
+    from client.federation_record import FederationFile
+
+    record = FederationFile(state_dir).read()
+    if record is None:
+        typer.echo(f"no federation runs in {state_dir}", err=True)
+        raise typer.Exit(1)
+    typer.echo(
+        f"SuperLink: Control API at {record.control_address}, FLWR_HOME={record.flower_home}"
+    )
+    table = Table("node", "state", "Flower's node id", "pid", "SuperNode", "executor", "worker")
+    for index, directory in enumerate(record.node_dirs):
+        parts = _node(Path(directory))
+        state = "online" if "online" in parts else "starting" if parts else "down"
+        table.add_row(
+            str(index),
+            f"{state}, warm" if "ready" in parts else state,
+            *(
+                str(parts.get(name, "-"))
+                for name in ("online", "pid", "supernode", "executor", "worker")
+            ),
+        )
+    Console().print(table)
+
+
+def _node(state_dir: Path) -> dict[str, Any]:
+    """Read what a node writes of itself; nothing if it does not run."""
+    from client.node import status_file
+
+    try:
+        parts: dict[str, Any] = json.loads(status_file(state_dir).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return parts

@@ -1,0 +1,47 @@
+"""`flwr-distill up`: a local federation of real processes."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from cli.options import DEFAULT_FEDERATION_DIR, FederationDir
+
+
+def up(
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Number of client nodes.")] = 4,
+    state_dir: FederationDir = DEFAULT_FEDERATION_DIR,
+) -> None:
+    """Run a SuperLink and client nodes on this machine, until Ctrl-C.
+
+    Node i gets partition i of as many as there are nodes. A node that dies is started again. The
+    logs are in the state directory: superlink.log, and node-0/node.log and so on.
+    """
+    from client.federation_record import FederationRunsError
+    from client.local_federation import LocalFederation
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, end)
+    federation = LocalFederation(nodes, state_dir)
+    typer.echo(f"starting a SuperLink and {nodes} nodes, logs in {federation.state_dir} ...")
+    try:
+        with federation:
+            home = federation.env["FLWR_HOME"]
+            typer.echo(f"{nodes} nodes are online. In another terminal:")
+            typer.echo(f"  FLWR_HOME={home} flwr run . {federation.connection} --stream")
+            typer.echo("Ctrl-C ends the federation.")
+            while True:
+                time.sleep(1.0)
+                for index in federation.restart_dead_nodes():
+                    typer.echo(f"node {index} had died: started again")
+    except KeyboardInterrupt:
+        typer.echo("the federation has ended")
+    except (FederationRunsError, RuntimeError) as error:
+        typer.echo(f"flwr-distill up: {error}", err=True)
+        raise typer.Exit(1) from error

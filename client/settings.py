@@ -1,0 +1,170 @@
+"""A node's settings, from command line, environment or YAML file, checked in one place."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+NodeConfigValue = bool | int | float | str
+
+_OWN_KEYS = {"partition-id", "num-partitions", "device", "data", "state-dir"}
+
+
+class NodeError(Exception):
+    """The node cannot work; the text says why, in one line."""
+
+
+class NodeSettings(BaseModel):
+    """Everything that a node is told when it starts.
+
+    Attributes
+    ----------
+    superlink : str (default: "127.0.0.1:9092")
+        ``host:port`` of the SuperLink's Fleet API.
+    insecure : bool (default: False)
+        Talk to the SuperLink without TLS.
+    root_certificates : Path | None (default: None)
+        PEM file of the authority that signed the SuperLink's certificate. `None`: the system's.
+    auth_key : Path | None (default: None)
+        The node's private key (OpenSSH, NIST curve), for SuperLinks that admit registered nodes.
+    partition_id : int (default: 0)
+        Which part of the data is this node's.
+    num_partitions : int (default: 1)
+        Into how many parts the data are cut.
+    data : Path | None (default: None)
+        Directory of the node's own data, handed to the app.
+    device : str (default: "auto")
+        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``, handed to the app.
+    threads : int (default: number of cores)
+        Threads that the app's process computes with.
+    state_dir : Path (default: "state/node")
+        The node's own directory: what must last, and its Flower home.
+    preload : tuple[str, ...] (default: ("torch",))
+        Modules that the app's process imports before the first message.
+    release_after : float (default: 120.0)
+        Seconds without a message after which the memory, and GPU memory, of a run is given back.
+    connect_timeout : float (default: 60.0)
+        Seconds to wait for the SuperLink at the start before giving up. Later outages are waited
+        out, however long they take.
+    log_level : str (default: "INFO")
+        ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``.
+    node_config : dict[str, bool | int | float | str] (default: {})
+        More keys for the app's node config.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    superlink: str = "127.0.0.1:9092"
+    insecure: bool = False
+    root_certificates: Path | None = None
+    auth_key: Path | None = None
+    partition_id: int = Field(default=0, ge=0)
+    num_partitions: int = Field(default=1, ge=1)
+    data: Path | None = None
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    threads: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
+    state_dir: Path = Path("state/node")
+    preload: tuple[str, ...] = ("torch",)
+    release_after: float = Field(default=120.0, gt=0)
+    connect_timeout: float = Field(default=60.0, ge=0)
+    log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
+    node_config: dict[str, NodeConfigValue] = {}
+
+    @field_validator("root_certificates", "auth_key", "data")
+    @classmethod
+    def _is_there(cls, path: Path | None) -> Path | None:
+        if path is None:
+            return None
+        path = path.expanduser().resolve()
+        if not path.exists():
+            raise ValueError(f"{path} does not exist")
+        return path
+
+    @field_validator("state_dir")
+    @classmethod
+    def _resolve(cls, path: Path) -> Path:
+        return path.expanduser().resolve()
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.partition_id >= self.num_partitions:
+            raise ValueError(
+                f"partition-id={self.partition_id} must be below "
+                f"num-partitions={self.num_partitions}: partitions are counted from 0"
+            )
+        if self.insecure and self.root_certificates is not None:
+            raise ValueError("insecure and root-certificates exclude each other: drop one")
+        if self.insecure and self.auth_key is not None:
+            raise ValueError("auth-key needs TLS: drop insecure, and give root-certificates")
+        if taken := _OWN_KEYS & self.node_config.keys():
+            raise ValueError(f"node-config: {min(taken)} is an option of its own, use that")
+        return self
+
+    @property
+    def app_config(self) -> dict[str, NodeConfigValue]:
+        """The node config that apps see in ``context.node_config``."""
+        config: dict[str, NodeConfigValue] = {
+            "partition-id": self.partition_id,
+            "num-partitions": self.num_partitions,
+            "device": self.device,
+            "state-dir": str(self.state_dir),
+        }
+        if self.data is not None:
+            config["data"] = str(self.data)
+        return config | self.node_config
+
+
+def load_settings(file: Path | None, given: dict[str, Any]) -> NodeSettings:
+    """Build settings from a YAML file and from options, which come first.
+
+    Parameters
+    ----------
+    file : Path | None
+        YAML file: the option names as keys, with hyphens (``partition-id: 3``).
+    given : dict[str, Any]
+        Settings by attribute name, from command line and environment; those that are `None` were
+        not given.
+
+    Returns
+    -------
+    NodeSettings
+        The checked settings.
+
+    Raises
+    ------
+    NodeError
+        If the file cannot be read, or a setting is unknown or wrong; it names setting and value.
+    """
+    settings = _read_yaml(file) if file is not None else {}
+    settings |= {name: value for name, value in given.items() if value is not None}
+    try:
+        return NodeSettings(**settings)
+    except ValidationError as error:
+        raise NodeError("; ".join(_complaints(error))) from error
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise NodeError(f"config={file} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise NodeError(f"config={file} must hold settings such as `superlink: host:9092`")
+    return {str(key).replace("-", "_"): value for key, value in content.items()}
+
+
+def _complaints(error: ValidationError) -> list[str]:
+    """Say what is wrong with each setting, in one line each."""
+    lines = []
+    for problem in error.errors():
+        name = ".".join(str(part) for part in problem["loc"]).replace("_", "-")
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            allowed = ", ".join(NodeSettings.model_fields).replace("_", "-")
+            message = f"there is no such setting (there are {allowed})"
+        lines.append(f"{name}={problem['input']}: {message}" if name else message)
+    return lines
