@@ -1,0 +1,143 @@
+"""KIP: the written-out gradient is autograd's, and the images it makes can be learned from."""
+
+import functools
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from distill import DistillError, distill_kip
+from distill.kernels import relu_ntk
+from distill.kip import kip_gradient
+
+
+def naive_ntk(x: Tensor, z: Tensor, depth: int, same: bool) -> Tensor:
+    """Arc-cosine recursion for autograd; a point with itself has the angle 0."""
+    d = x.shape[-1]
+    s = 2 * x @ z.T / d + 0.01
+    p = 2 * x.square().sum(-1)[:, None] / d + 0.01
+    r = 2 * z.square().sum(-1)[None, :] / d + 0.01
+    itself = torch.eye(len(x), len(z), dtype=torch.bool) if same else torch.zeros(()).bool()
+    t = s
+    for _ in range(depth):
+        n = (p * r).sqrt()
+        theta = torch.where(itself, 0.0, torch.acos(torch.where(itself, 0.5, s / n)))
+        s = 2 * n * (theta.sin() + (torch.pi - theta) * theta.cos()) / (2 * torch.pi) + 0.01
+        t = s + 2 * (torch.pi - theta) / (2 * torch.pi) * t
+        p, r = p + 0.01, r + 0.01
+    return t
+
+
+def naive_loss(virtual: Tensor, y_s: Tensor, real: Tensor, y_t: Tensor, depth: int) -> Tensor:
+    """HFLDD's eq. 1, divided by the number of targets."""
+    K_ss = naive_ntk(virtual, virtual, depth, same=True)
+    ridge = 1e-6 * K_ss.diagonal().mean() * torch.eye(len(virtual), dtype=virtual.dtype)
+    predicted = naive_ntk(real, virtual, depth, same=False) @ torch.linalg.solve(K_ss + ridge, y_s)
+    return 0.5 * (y_t - predicted).square().sum() / len(real)
+
+
+def problem(n: int, m: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(n, d), (n, 3), (m, d), (m, 3)]
+    virtual, y_s, real, y_t = (
+        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes
+    )
+    return virtual, y_s, real, y_t
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize(("n", "m", "d"), [(1, 5, 4), (12, 30, 20), (20, 10, 100)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
+def test_gradient_equals_autograd(
+    n: int, m: int, d: int, depth: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    virtual, y_s, real, y_t = problem(n, m, d)
+    virtual.requires_grad_()
+    expected_loss = naive_loss(virtual, y_s, real, y_t, depth)
+    (expected,) = torch.autograd.grad(expected_loss, virtual)
+    loss, gradient = kip_gradient(
+        *(x.detach().to(dtype) for x in (virtual, y_s, real, y_t)),
+        kernel=functools.partial(relu_ntk, depth=depth),
+    )
+    assert float(loss) == pytest.approx(float(expected_loss.detach()), rel=tolerance)
+    assert float((gradient - expected).norm() / expected.norm()) < tolerance
+
+
+def test_leading_dimensions_are_separate_problems() -> None:
+    singles = [problem(6, 15, 10, seed) for seed in range(3)]
+    losses, gradients = kip_gradient(*(torch.stack(x) for x in zip(*singles, strict=True)))
+    for i, single in enumerate(singles):
+        loss, gradient = kip_gradient(*single)
+        torch.testing.assert_close(losses[i], loss)
+        torch.testing.assert_close(gradients[i], gradient)
+
+
+def test_coinciding_points_are_handled_in_float64() -> None:
+    virtual, y_s, real, y_t = (x.float() for x in problem(200, 50, 30))
+    virtual[100:] = virtual[:100] + 1e-5
+    loss, gradient = kip_gradient(virtual, y_s, real, y_t)
+    assert gradient.dtype == torch.float32
+    assert loss.isfinite()
+    assert gradient.isfinite().all()
+
+
+def test_divergence_is_an_error_with_the_remedy() -> None:
+    virtual, y_s, real, y_t = problem(3, 3, 3)
+    with pytest.raises(DistillError, match="lower learning rate"):
+        kip_gradient(virtual * torch.nan, y_s, real, y_t)
+
+
+def blobs(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Three classes of 6x6 images around smooth prototypes."""
+    prototypes = torch.randn(3, 1, 3, 3, generator=generator)
+    prototypes = functional.interpolate(prototypes, size=6, mode="bilinear")
+    labels = torch.arange(120) % 3
+    return prototypes[labels] + 0.5 * torch.randn(120, 1, 6, 6, generator=generator), labels
+
+
+def test_regression_from_the_virtual_images_beats_their_start() -> None:
+    generator = torch.Generator().manual_seed(0)
+    images, labels = blobs(generator)
+    losses: list[float] = []
+    data = distill_kip(
+        images,
+        labels,
+        num_classes=5,
+        per_class=2,
+        steps=60,
+        generator=generator,
+        progress=lambda step, steps, loss: losses.append(loss),
+    )
+    assert data.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert data.images.shape == (6, 1, 6, 6)
+    assert len(losses) == 60
+    assert losses[-1] < 0.25 * losses[0]
+
+
+def test_a_float32_step_agrees_with_eq_1_in_the_first_loss() -> None:
+    """The targets are one-hot less 1 / num_classes, over all the task's classes."""
+    images, labels = blobs(torch.Generator().manual_seed(1))
+    losses: list[float] = []
+    start = distill_kip(
+        images,
+        labels,
+        num_classes=4,
+        per_class=3,
+        steps=1,
+        generator=torch.Generator().manual_seed(2),
+        progress=lambda step, steps, loss: losses.append(loss),
+        learning_rate=0.0,
+    )
+
+    def targets(y: Tensor) -> Tensor:
+        return torch.eye(4, dtype=torch.float64)[y] - 0.25
+
+    expected = naive_loss(
+        start.images.flatten(1).double(),
+        targets(start.labels),
+        images.flatten(1).double(),
+        targets(labels),
+        depth=1,
+    )
+    assert losses[0] == pytest.approx(float(expected), rel=1e-4)
