@@ -10,12 +10,11 @@ from contextlib import suppress
 import typer
 
 from cli.options import DEFAULT_FEDERATION_DIR, FederationDir
+from client.federation_record import FederationFile
 
 
 def down(state_dir: FederationDir = DEFAULT_FEDERATION_DIR) -> None:
     """End the local federation that `up` started in this state directory, and wait until it has."""
-    from client.federation_record import FederationFile
-
     file = FederationFile(state_dir)
     record = file.read()
     if record is None:

@@ -2,6 +2,7 @@
 
 import typer
 
+from cli.demo import demo
 from cli.down import down
 from cli.node import node
 from cli.status import status
@@ -11,7 +12,8 @@ app = typer.Typer(
     name="flwr-distill",
     help="Federated learning on data that differ: run nodes, local federations and distillation.",
     no_args_is_help=True,
+    rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,
 )
-for command in (node, up, status, down):
+for command in (demo, node, up, status, down):
     app.command()(command)

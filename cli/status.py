@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.options import DEFAULT_FEDERATION_DIR, FederationDir
+from client.federation_record import FederationFile
+from client.node import status_file
 
 
 def status(state_dir: FederationDir = DEFAULT_FEDERATION_DIR) -> None:
     """Show the processes of a local federation; exit with 1 if none runs."""
-    from client.federation_record import FederationFile
-
     record = FederationFile(state_dir).read()
     if record is None:
         typer.echo(f"no federation runs in {state_dir}", err=True)
@@ -41,10 +42,9 @@ def status(state_dir: FederationDir = DEFAULT_FEDERATION_DIR) -> None:
 
 def _node(state_dir: Path) -> dict[str, Any]:
     """Read what a node writes of itself; nothing if it does not run."""
-    from client.node import status_file
-
     try:
         parts: dict[str, Any] = json.loads(status_file(state_dir).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        os.kill(parts["pid"], 0)
+    except (FileNotFoundError, ProcessLookupError):
         return {}
     return parts

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from cli.options import DEFAULT_FEDERATION_DIR, FederationDir
+from client.local_federation import LocalFederation
 
 
 def up(
@@ -21,8 +22,6 @@ def up(
     Node i gets partition i of as many as there are nodes. A node that dies is started again. The
     logs are in the state directory: superlink.log, and node-0/node.log and so on.
     """
-    from client.federation_record import FederationRunsError
-    from client.local_federation import LocalFederation
 
     def end(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -42,6 +41,6 @@ def up(
                     typer.echo(f"node {index} had died: started again")
     except KeyboardInterrupt:
         typer.echo("the federation has ended")
-    except (FederationRunsError, RuntimeError) as error:
+    except RuntimeError as error:
         typer.echo(f"flwr-distill up: {error}", err=True)
         raise typer.Exit(1) from error

@@ -14,14 +14,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from client.federation_record import FederationFile, FederationRecord
 from client.processes import kill_group, start_bound, stop
 from client.settings import NodeConfigValue
-from client.superlink import Control
+
+if TYPE_CHECKING:
+    from client.superlink import Control
 
 CONNECTION = "flwr-distill-local"
 """Name, in the federation's own Flower configuration, of the connection to its SuperLink."""
@@ -183,7 +185,7 @@ class LocalFederation:
         self.stop()
 
     def start(self, *, timeout: float = 120.0) -> None:
-        """Start all processes and return when every node is online.
+        """Start all processes and return when every node is online; once is enough.
 
         Parameters
         ----------
@@ -197,6 +199,8 @@ class LocalFederation:
         RuntimeError
             If a process ends early or the nodes are not online in time; everything is stopped then.
         """
+        if self._superlink is not None:
+            return
         deadline = time.monotonic() + timeout
         self._file.hold()
         try:
@@ -221,6 +225,7 @@ class LocalFederation:
         stop([node.process for node in self.nodes if node._process is not None])
         if self._superlink is not None:
             stop([self._superlink])
+            self._superlink = None
         self._file.release()
 
     def restart_dead_nodes(self) -> list[int]:
@@ -232,7 +237,7 @@ class LocalFederation:
 
     def online_nodes(self) -> int:
         """Count the nodes that the SuperLink holds for online."""
-        with Control(self.control_address) as control:
+        with self._control() as control:
             return control.online_nodes()
 
     def wait_for_nodes(self, count: int | None = None, *, timeout: float = 120.0) -> None:
@@ -327,7 +332,7 @@ class LocalFederation:
         run_ids = [int(match[1]) for line in lines if (match := _STARTED_RUN.search(line))]
         if not run_ids:
             raise RunError("the run was not accepted: " + "\n".join(lines[-20:]))
-        with Control(self.control_address) as control:
+        with self._control() as control:
             if timed_out:
                 control.stop_run(run_ids[0])
                 raise RunError(
@@ -379,6 +384,11 @@ class LocalFederation:
         path = os.pathsep.join([commands, os.environ.get("PATH", os.defpath)])
         return {**os.environ, **_QUIET_FLOWER, "PATH": path, "FLWR_HOME": str(flower_home)}
 
+    def _control(self) -> Control:
+        from client.superlink import Control  # imports Flower: a node's command does without
+
+        return Control(self.control_address)
+
     def _start_superlink(self, deadline: float) -> None:
         fleet, control, serverappio = (f"127.0.0.1:{port}" for port in _free_ports(3))
         self.fleet_address, self.control_address = fleet, control
@@ -402,7 +412,7 @@ class LocalFederation:
             env=self.env,
             cwd=self._cwd,
         )
-        with Control(control) as link:
+        with self._control() as link:
             while not link.answers(timeout=1.0):
                 if self._superlink.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"the SuperLink did not start: see {self.superlink_log}")
