@@ -1,6 +1,7 @@
 """Data sets in the folder layout of torchvision, which also downloads them."""
 
 import gzip
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ class TorchvisionFiles:
         """Read one part; raise DatasetError if its files are damaged or do not fit ``spec``."""
         try:
             images, labels = self._read_arrays(root, train)
-        except (RuntimeError, OSError, ValueError, EOFError) as error:
+        except (RuntimeError, OSError, ValueError, EOFError, zlib.error) as error:
             raise DatasetError(
                 f"{root}: torchvision's {self.dataset} files cannot be read ({error}); remove "
                 "them and run again with download=true"
@@ -100,8 +101,8 @@ class IdxFiles(TorchvisionFiles):
 def _read_idx(path: Path) -> NDArray[np.uint8]:
     packed = path.with_name(f"{path.name}.gz")
     content = path.read_bytes() if path.exists() else gzip.decompress(packed.read_bytes())
-    zeros, kind, ndim = content[:2], content[2], content[3]
-    if zeros != b"\0\0" or kind != 8:
+    if content[:3] != b"\0\0\x08" or len(content) < 4:
         raise ValueError(f"{path.name} is not an idx file of uint8 values")
+    ndim = content[3]
     shape = np.frombuffer(content, ">i4", count=ndim, offset=4)
     return np.frombuffer(content, np.uint8, offset=4 + 4 * ndim).reshape(shape)

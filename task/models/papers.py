@@ -8,20 +8,18 @@ from task.models.registry import register
 
 @register("digits-cnn", fits=lambda spec: min(spec.shape[1:]) >= 4)
 def digits_cnn(spec: DataSpec) -> nn.Module:
-    """Two 3x3 convolutions (16, 32), max pooling to 4x4, one hidden layer of 64.
+    """Two 3x3 convolutions (32, 64), max pooling to 4x4, one dense layer.
 
-    38,282 parameters on grey images with ten classes, whatever their size.
+    29,066 parameters on grey images with ten classes, whatever their size.
     """
     return nn.Sequential(
-        nn.Conv2d(spec.shape[0], 16, 3, padding=1),
+        nn.Conv2d(spec.shape[0], 32, 3, padding=1),
         nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1),
+        nn.Conv2d(32, 64, 3, padding=1),
         nn.ReLU(),
         nn.AdaptiveMaxPool2d(4),
         nn.Flatten(),
-        nn.Linear(32 * 4 * 4, 64),
-        nn.ReLU(),
-        nn.Linear(64, spec.num_classes),
+        nn.Linear(64 * 4 * 4, spec.num_classes),
     )
 
 

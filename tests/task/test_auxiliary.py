@@ -1,0 +1,95 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from task.datasets import DatasetError, DataSpec, auxiliary_images
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+GREY = DataSpec("grey", (1, 6, 8), 3, (0.25,), (0.5,))
+COLOUR = DataSpec("colour", (3, 6, 8), 3, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+
+
+@pytest.fixture
+def root(tmp_path):
+    rng = np.random.default_rng(0)
+    for folder, shape in (("fashion_mnist_aux", (28, 28)), ("tiny-imagenet", (32, 32, 3))):
+        (tmp_path / folder).mkdir()
+        images = rng.integers(0, 256, (20, *shape), dtype=np.uint8)
+        np.savez(tmp_path / folder / "test.npz", images=images)
+    (tmp_path / "pictures" / "deep").mkdir(parents=True)
+    for index in range(6):
+        pixels = rng.integers(0, 256, (9, 9, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "pictures" / "deep" / f"{index}.png")
+    return tmp_path
+
+
+def _sources(root):
+    pictures, file = root / "pictures", root / "tiny-imagenet" / "test.npz"
+    return ["noise", "fashion-mnist", "tiny-imagenet", str(pictures), str(file)]
+
+
+@pytest.mark.parametrize("spec", [GREY, COLOUR], ids=["grey", "colour"])
+def test_every_source_gives_the_same_images_to_every_node_and_fits_the_spec(root, spec):
+    for name in _sources(root):
+        first, again, other = (auxiliary_images(name, spec, 5, seed, root) for seed in (1, 1, 2))
+        assert first.shape == (5, *spec.shape)
+        assert first.dtype == torch.float32
+        assert torch.equal(first, again)
+        assert not torch.equal(first, other)
+        assert len(torch.unique(first.flatten(1), dim=0)) == 5
+
+
+def test_stored_images_are_normalised_like_inputs(tmp_path):
+    np.savez(tmp_path / "white.npz", images=np.full((1, 6, 8, 3), 255, np.uint8))
+    images = auxiliary_images(str(tmp_path / "white.npz"), COLOUR, 1, 0)
+    expected = (1 - torch.tensor(COLOUR.mean)) / torch.tensor(COLOUR.std)
+    torch.testing.assert_close(images[0, :, 2, 3], expected)
+
+
+@pytest.mark.parametrize("side", [8, 28, 32])
+def test_noise_is_standardised_and_smooth(side):
+    images = auxiliary_images("noise", DataSpec("s", (1, side, side), 2, (0.5,), (0.5,)), 200, 0)
+    per_image = images.flatten(1)
+    torch.testing.assert_close(per_image.mean(1), torch.zeros(200), atol=1e-5, rtol=0)
+    torch.testing.assert_close(per_image.std(1, correction=0), torch.ones(200))
+    neighbours = (images[..., 1:] * images[..., :-1]).mean()
+    assert neighbours > 0.5
+
+
+def test_noise_draws_from_its_seed_alone():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    auxiliary_images("noise", GREY, 3, 7)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason=f"no real data in {SHARED}")
+@pytest.mark.parametrize("name", ["fashion-mnist", "tiny-imagenet"])
+def test_a_thousand_real_images_are_there(name):
+    images = auxiliary_images(name, GREY, 1000, 0, SHARED)
+    assert images.shape == (1000, *GREY.shape)
+
+
+def test_too_few_images_are_refused_with_the_number_there(root):
+    with pytest.raises(DatasetError, match="'tiny-imagenet' has 20 images, but 21"):
+        auxiliary_images("tiny-imagenet", GREY, 21, 0, root)
+
+
+def test_a_size_below_one_is_refused():
+    with pytest.raises(DatasetError, match="must be >= 1, got 0"):
+        auxiliary_images("noise", GREY, 0, 0)
+
+
+def test_missing_files_are_refused_with_the_places_sought(tmp_path):
+    with pytest.raises(DatasetError) as error:
+        auxiliary_images("tiny-imagenet", GREY, 1, 0, tmp_path)
+    assert str(tmp_path / "tiny_imagenet_aux" / "train.npz") in str(error.value)
+    assert "data-root=" in str(error.value)
+
+
+def test_an_unknown_source_is_refused_with_what_is_allowed(tmp_path):
+    with pytest.raises(DatasetError, match="'odd' is unknown; choose noise, fashion-mnist"):
+        auxiliary_images("odd", GREY, 1, 0, tmp_path)

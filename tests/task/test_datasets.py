@@ -1,0 +1,336 @@
+import bz2
+import gzip
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from task.datasets import (
+    Dataset,
+    DatasetError,
+    DataSpec,
+    RawSamples,
+    load_dataset,
+    load_private_data,
+)
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+GREY = DataSpec("grey", (1, 6, 8), 3, (0.25,), (0.5,))
+COLOUR = DataSpec("colour", (3, 6, 8), 3, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+needs_shared = pytest.mark.skipif(not SHARED.exists(), reason=f"no real data in {SHARED}")
+
+
+def _raw(spec, size, seed=0):
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 256, (size, *spec.shape), dtype=np.uint8)
+    return RawSamples(images, rng.integers(0, spec.num_classes, size))
+
+
+def _save_npz(path, images, labels=None):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {"images": images} | ({} if labels is None else {"labels": labels})
+    np.savez(path, **arrays)
+
+
+def _save_idx(path, array):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
+    content = header + array.astype(np.uint8).tobytes()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+# Samples
+
+
+@pytest.mark.parametrize("spec", [GREY, COLOUR], ids=["grey", "colour"])
+def test_inputs_are_normalised_channel_by_channel(spec):
+    raw = _raw(spec, 5)
+    samples = raw.to_samples(spec)
+    assert samples.inputs.dtype == torch.float32
+    assert samples.labels.dtype == torch.int64
+    for channel in range(spec.shape[0]):
+        expected = (raw.images[:, channel] / 255 - spec.mean[channel]) / spec.std[channel]
+        np.testing.assert_allclose(samples.inputs[:, channel].numpy(), expected, atol=1e-6)
+
+
+def test_a_subset_holds_the_chosen_samples_in_order():
+    raw = _raw(GREY, 5)
+    chosen = raw.subset([4, 1])
+    assert len(chosen) == 2
+    assert (chosen.images == raw.images[[4, 1]]).all()
+    samples = raw.to_samples(GREY).subset(np.array([4, 1]))
+    assert len(samples) == 2
+    assert torch.equal(samples.inputs, chosen.to_samples(GREY).inputs)
+    assert samples.to("cpu").labels.tolist() == raw.labels[[4, 1]].tolist()
+
+
+# Named data sets
+
+
+def test_digits_are_scikit_learns_split_for_good():
+    from sklearn.datasets import load_digits
+
+    dataset = load_dataset("digits")
+    assert (len(dataset.train), len(dataset.test)) == (1437, 360)
+    ours = np.concatenate([dataset.train.images, dataset.test.images])
+    stored = load_digits()
+    expected = np.rint(stored.images * 255 / 16).astype(np.uint8)
+    assert sorted(i.tobytes() for i in ours) == sorted(i.tobytes() for i in expected)
+    assert np.bincount(dataset.test.labels).min() >= 34
+    again = load_dataset("digits")
+    assert (again.train.images == dataset.train.images).all()
+    inputs = dataset.train.to_samples(dataset.spec).inputs
+    assert abs(inputs.mean()) < 1e-3
+    assert abs(inputs.std() - 1) < 1e-3
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    ("name", "sizes", "first_labels"),
+    [
+        ("mnist", (60_000, 10_000), [5, 0, 4]),
+        ("usps", (7_291, 2_007), [6, 5, 4]),
+        ("cifar10", (6_000, 1_500), None),
+        ("mnist-m", (3_000, 1_000), None),
+    ],
+)
+def test_real_sets_are_read_whole_and_normalised(name, sizes, first_labels):
+    dataset = load_dataset(name, SHARED)
+    assert (len(dataset.train), len(dataset.test)) == sizes
+    assert dataset.train.images.shape[1:] == dataset.spec.shape
+    if first_labels:
+        assert dataset.train.labels[:3].tolist() == first_labels
+    inputs = dataset.test.to_samples(dataset.spec).inputs
+    assert inputs.mean(dim=(0, 2, 3)).abs().max() < 0.1
+    assert (inputs.std(dim=(0, 2, 3)) - 1).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("end", ["", ".gz"], ids=["unpacked", "gzipped"])
+def test_mnist_is_read_from_idx_files(tmp_path, end):
+    rng = np.random.default_rng(0)
+    parts = {}
+    for part, size in (("train", 5), ("t10k", 3)):
+        images = rng.integers(0, 256, (size, 28, 28), dtype=np.uint8)
+        parts[part] = images
+        _save_idx(tmp_path / f"MNIST/raw/{part}-images-idx3-ubyte{end}", images)
+        _save_idx(tmp_path / f"MNIST/raw/{part}-labels-idx1-ubyte{end}", np.arange(size))
+    dataset = load_dataset("mnist", tmp_path)
+    assert (dataset.train.images[:, 0] == parts["train"]).all()
+    assert (dataset.test.images[:, 0] == parts["t10k"]).all()
+    assert dataset.train.labels.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_torchvision_reads_the_same_idx_files(tmp_path):
+    import torchvision
+
+    for part in ("train", "t10k"):
+        images = np.random.default_rng(1).integers(0, 256, (4, 28, 28), dtype=np.uint8)
+        _save_idx(tmp_path / f"FashionMNIST/raw/{part}-images-idx3-ubyte", images)
+        _save_idx(tmp_path / f"FashionMNIST/raw/{part}-labels-idx1-ubyte", np.arange(4))
+    theirs = torchvision.datasets.FashionMNIST(tmp_path, train=False)
+    ours = load_dataset("fashion-mnist", tmp_path).test
+    assert (ours.images[:, 0] == theirs.data.numpy()).all()
+    assert (ours.labels == theirs.targets.numpy()).all()
+
+
+def test_usps_is_read_from_torchvisions_files(tmp_path):
+    def line(label, value):  # libsvm text: label from 1, then 256 values in -1..1
+        return f"{label} " + " ".join(f"{i + 1}:{value}" for i in range(256))
+
+    for name in ("usps.bz2", "usps.t.bz2"):
+        (tmp_path / name).write_bytes(bz2.compress(f"{line(1, -1)}\n{line(10, 1)}\n".encode()))
+    train = load_dataset("usps", tmp_path).train
+    assert train.images.shape == (2, 1, 16, 16)
+    assert train.images[:, 0, 0, 0].tolist() == [0, 255]
+    assert train.labels.tolist() == [0, 9]
+
+
+def test_svhn_is_read_from_torchvisions_files(tmp_path, monkeypatch):
+    import torchvision
+    from scipy.io import savemat
+
+    monkeypatch.setattr(torchvision.datasets.SVHN, "_check_integrity", lambda self: True)
+    images = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 4), dtype=np.uint8)
+    for part in ("train", "test"):
+        labels = np.array([[10], [1], [2], [3]])  # the files write digit 0 as 10
+        savemat(tmp_path / f"{part}_32x32.mat", {"X": images, "y": labels})
+    dataset = load_dataset("svhn", tmp_path)
+    assert (dataset.train.images == images.transpose(3, 2, 0, 1)).all()
+    assert dataset.test.labels.tolist() == [0, 1, 2, 3]
+
+
+def test_cifar_is_read_from_torchvisions_files(tmp_path, monkeypatch):
+    from torchvision.datasets import cifar
+
+    monkeypatch.setattr(cifar, "check_integrity", lambda *args: True)
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 3072), dtype=np.uint8)
+    for part in ("train", "test"):
+        (folder / part).write_bytes(pickle.dumps({"data": pixels, "fine_labels": [99, 0]}))
+    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": ["some"] * 100}))
+    train = load_dataset("cifar100", tmp_path).train
+    assert (train.images == pixels.reshape(2, 3, 32, 32)).all()
+    assert train.labels.tolist() == [99, 0]
+
+
+def test_damaged_torchvision_files_are_named(tmp_path):
+    for name in ("usps.bz2", "usps.t.bz2"):
+        (tmp_path / name).write_bytes(b"not bz2")
+    with pytest.raises(DatasetError, match=r"USPS files cannot be read.*download=true"):
+        load_dataset("usps", tmp_path)
+
+
+def test_damaged_idx_files_are_named(tmp_path):
+    for part in ("train", "t10k"):
+        _save_idx(tmp_path / f"MNIST/raw/{part}-images-idx3-ubyte.gz", np.zeros((2, 28, 28)))
+        (tmp_path / f"MNIST/raw/{part}-labels-idx1-ubyte").write_bytes(b"\0\0")
+    with pytest.raises(DatasetError, match="MNIST files cannot be read"):
+        load_dataset("mnist", tmp_path)
+
+
+def test_download_is_left_to_torchvision_and_only_when_asked(tmp_path, monkeypatch):
+    import torchvision
+
+    asked = []
+
+    def refuse(root, *, train, download):
+        asked.append((Path(root), train, download))
+        raise RuntimeError("no network")
+
+    monkeypatch.setattr(torchvision.datasets, "MNIST", refuse)
+    with pytest.raises(DatasetError, match="was not found"):
+        load_dataset("mnist", tmp_path)
+    assert asked == []
+    with pytest.raises(DatasetError, match=r"could not be downloaded.*no network"):
+        load_dataset("mnist", tmp_path, download=True)
+    assert asked == [(tmp_path, True, True)]
+
+
+@pytest.mark.parametrize("folder", ["mnist-m", "mnist_m", "."])
+@pytest.mark.parametrize("name", ["mnist-m"])
+def test_npz_files_are_found_under_the_name_or_in_the_root(tmp_path, folder, name):
+    images = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
+    _save_npz(tmp_path / folder / "train.npz", images, np.arange(4, dtype=np.int32))
+    _save_npz(tmp_path / folder / "test.npz", images[:2], np.arange(2))
+    dataset = load_dataset(name, tmp_path)
+    assert (dataset.train.images == images.transpose(0, 3, 1, 2)).all()
+    assert dataset.train.labels.dtype == np.int64
+    assert len(dataset.test) == 2
+
+
+def test_the_default_root_is_the_environments_else_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FLWR_DISTILL_DATA", str(tmp_path / "elsewhere"))
+    with pytest.raises(DatasetError, match="elsewhere"):
+        load_dataset("mnist-m")
+    monkeypatch.delenv("FLWR_DISTILL_DATA")
+    with pytest.raises(DatasetError, match=r"sought data/mnist-m/train.npz"):
+        load_dataset("mnist-m")
+
+
+def test_a_missing_set_is_refused_with_every_place_sought_and_the_remedy(tmp_path):
+    with pytest.raises(DatasetError) as error:
+        load_dataset("fashion-mnist", tmp_path)
+    message = str(error.value)
+    for place in (
+        "fashion-mnist/train.npz",
+        "fashion_mnist/train.npz",
+        "train.npz",
+        "FashionMNIST/raw/train-images-idx3-ubyte",
+    ):
+        assert str(tmp_path / place) in message
+    assert "data-root=" in message
+    assert "download=true" in message
+
+
+def test_an_unknown_name_is_refused_with_all_names():
+    with pytest.raises(DatasetError, match="'imagenet' is unknown; choose one of digits, mnist"):
+        load_dataset("imagenet")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "complaint"),
+    [
+        ({"images": np.zeros((2, 6, 8), np.uint8)}, r"has the arrays \['images'\]"),
+        ({"images": np.zeros((2, 6, 8)), "labels": np.zeros(2, int)}, "float64.*need uint8"),
+        (
+            {"images": np.zeros((2, 8, 6), np.uint8), "labels": np.zeros(2, int)},
+            r"\(2, 1, 8, 6\).*\(n, 1, 6, 8\)",
+        ),
+        ({"images": np.zeros((2, 6, 8), np.uint8), "labels": np.zeros(3, int)}, "each of the 2"),
+        ({"images": np.zeros((2, 6, 8), np.uint8), "labels": np.zeros(2)}, "need integers"),
+        ({"images": np.zeros((0, 6, 8), np.uint8), "labels": np.zeros(0, int)}, "no images"),
+        (
+            {"images": np.zeros((2, 6, 8), np.uint8), "labels": np.array([0, 3])},
+            "labels run from 0 to 3.*labels 0 to 2",
+        ),
+        (
+            {"images": np.zeros((2, 6, 8), np.uint8), "labels": np.array([0, -1])},
+            "labels run from -1",
+        ),
+        (
+            {"images": np.array([object()]), "labels": np.zeros(1, int)},
+            "not a readable .npz file",
+        ),
+    ],
+)
+def test_a_bad_npz_is_refused_with_file_and_need(tmp_path, arrays, complaint):
+    np.savez(tmp_path / "own.npz", **arrays)
+    with pytest.raises(DatasetError, match=f"own.npz: .*{complaint}"):
+        load_private_data(tmp_path / "own.npz", GREY)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and no more", b"text"])
+def test_a_file_that_is_no_npz_is_refused(tmp_path, content):
+    (tmp_path / "own.npz").write_bytes(content)
+    with pytest.raises(DatasetError, match=r"own.npz: not a readable .npz file"):
+        load_private_data(tmp_path / "own.npz", GREY)
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    (tmp_path / "my_data.py").write_text(
+        "import numpy as np\n"
+        "from task.datasets import Dataset, DataSpec, RawSamples\n"
+        "def tiny(root, download, top=1):\n"
+        "    spec = DataSpec('tiny', (1, 2, 2), 2, (.5,), (.5,))\n"
+        "    part = RawSamples(np.zeros((2, 1, 2, 2), np.uint8), np.array([0, top]))\n"
+        "    return Dataset(spec, part, part)\n"
+        "def beyond(root, download):\n"
+        "    return tiny(root, download, top=2)\n"
+        "def nothing(root, download):\n"
+        "    return root, download\n"
+        "number = 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "my_data"
+    sys.modules.pop("my_data", None)
+
+
+def test_a_function_from_another_package_gives_the_data(plugin):
+    dataset = load_dataset(f"{plugin}:tiny")
+    assert isinstance(dataset, Dataset)
+    assert dataset.spec.name == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("attribute", "complaint"),
+    [
+        ("nothing", "returned a tuple, need a task.datasets.Dataset"),
+        ("number", "is a int, need a function"),
+        ("missing", "has no attribute 'missing'"),
+        ("beyond", "labels run from 0 to 2"),
+    ],
+)
+def test_a_bad_plug_in_is_refused_by_name(plugin, attribute, complaint):
+    with pytest.raises(DatasetError, match=f"my_data:{attribute}.*{complaint}"):
+        load_dataset(f"{plugin}:{attribute}")
+
+
+def test_a_plug_in_that_cannot_be_imported_is_named():
+    with pytest.raises(DatasetError, match=r"module 'no_such_package' cannot be imported"):
+        load_dataset("no_such_package:load")

@@ -1,0 +1,198 @@
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from task.datasets import DataSpec, load_dataset
+from task.models import ModelError, create_model, model_names
+
+
+def _spec(*shape, num_classes=10):
+    return DataSpec("some-set", shape, num_classes, (0.5,) * shape[0], (0.5,) * shape[0])
+
+
+DIGITS, USPS, MNIST, CIFAR = _spec(1, 8, 8), _spec(1, 16, 16), _spec(1, 28, 28), _spec(3, 32, 32)
+LARGE = _spec(3, 64, 64)
+
+
+def _num_parameters(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "count"),
+    [
+        ("digits-cnn", DIGITS, 29_066),
+        ("digits-cnn", USPS, 29_066),
+        ("hfldd-mnist", MNIST, 44_426),
+        ("convnet3", CIFAR, 320_010),
+        ("resnet18", _spec(3, 224, 224, num_classes=1000), 11_689_512),
+        ("mobilenetv2", _spec(3, 224, 224, num_classes=1000), 3_504_872),
+        ("shufflenet", _spec(3, 224, 224, num_classes=1000), 2_278_604),
+    ],
+)
+def test_parameter_counts_are_the_published_ones(name, spec, count):
+    assert _num_parameters(create_model(name, spec)) == count
+
+
+def test_the_cifar10_network_is_within_two_percent_of_the_papers_count():
+    count = _num_parameters(create_model("hfldd-cifar10", CIFAR))
+    assert abs(count / 1_020_160 - 1) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        (DIGITS, "digits-cnn"),
+        (USPS, "digits-cnn"),
+        (MNIST, "hfldd-mnist"),
+        (CIFAR, "convnet3"),
+        (_spec(3, 28, 28), "convnet3"),
+    ],
+)
+def test_auto_takes_the_model_for_the_image_size(spec, name):
+    auto, named = (create_model(n, spec, seed=1).state_dict() for n in ("auto", name))
+    assert auto.keys() == named.keys()
+    assert all(torch.equal(auto[key], named[key]) for key in auto)
+
+
+@pytest.mark.parametrize("spec", [DIGITS, MNIST, CIFAR, LARGE], ids=lambda spec: str(spec.shape))
+def test_every_model_that_is_offered_can_be_built(spec):
+    for name in model_names(spec):
+        assert create_model(name, spec, seed=0).training
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_every_parameter_takes_part_in_training(name):
+    spec = MNIST if name == "hfldd-mnist" else USPS
+    model = create_model(name, spec, seed=0)
+    inputs = torch.randn(4, *spec.shape, generator=torch.Generator().manual_seed(0))
+    F.cross_entropy(model(inputs), torch.tensor([0, 1, 2, 9])).backward()
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None, key
+        assert torch.isfinite(parameter.grad).all(), key
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenetv2", "shufflenet"])
+def test_the_stem_keeps_the_size_of_small_images_only(name):
+    def first_output_side(spec):
+        model = create_model(name, spec).eval()
+        first = next(m for m in model.modules() if isinstance(m, nn.Conv2d))
+        return first(torch.zeros(1, *spec.shape)).shape[-1]
+
+    assert first_output_side(CIFAR) == 32
+    assert first_output_side(LARGE) == 32
+
+
+@pytest.mark.parametrize("name", ["digits-cnn", "resnet18"])
+def test_equal_seeds_give_equal_weights_and_other_seeds_others(name):
+    first, again, other = (
+        torch.cat([p.flatten() for p in create_model(name, DIGITS, seed).parameters()])
+        for seed in (3, 3, 4)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_a_seed_leaves_the_global_generator_untouched():
+    before = torch.get_rng_state()
+    create_model("digits-cnn", DIGITS, seed=5)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_without_a_seed_weights_come_from_the_global_generator():
+    first, second = (create_model("digits-cnn", DIGITS).state_dict()["0.weight"] for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("name", model_names(LARGE))
+def test_state_survives_the_way_through_numpy(name):
+    model, other = (create_model(name, LARGE, seed) for seed in (0, 1))
+    arrays = {key: value.numpy().copy() for key, value in model.state_dict().items()}
+    assert all(isinstance(array, np.ndarray) for array in arrays.values())
+    other.load_state_dict({key: torch.from_numpy(array) for key, array in arrays.items()})
+    for key, value in other.state_dict().items():
+        assert torch.equal(value, model.state_dict()[key])
+
+
+@pytest.mark.slow
+def test_digits_cnn_learns_iid_digits_in_ten_epochs():
+    seed = 0
+    digits = load_dataset("digits")
+    train, test = (part.to_samples(digits.spec) for part in (digits.train, digits.test))
+    model = create_model("digits-cnn", digits.spec, seed)
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(10):
+        for batch in torch.randperm(len(train), generator=generator).split(16):
+            optimizer.zero_grad()
+            F.cross_entropy(model(train.inputs[batch]), train.labels[batch]).backward()
+            optimizer.step()
+    with torch.inference_mode():
+        accuracy = (model(test.inputs).argmax(1) == test.labels).float().mean()
+    assert accuracy >= 0.95
+
+
+def test_a_model_that_does_not_fit_is_refused_with_those_that_do():
+    with pytest.raises(ModelError, match=r"'hfldd-mnist' does not fit.*3x32x32") as error:
+        create_model("hfldd-mnist", CIFAR)
+    offered = str(error.value).split("choose one of ")[1].split(", ")
+    assert offered == model_names(CIFAR)
+    assert "hfldd-mnist" not in offered
+
+
+def test_an_unknown_name_is_refused_with_all_names():
+    with pytest.raises(ModelError, match="'lenet' is unknown; choose auto, digits-cnn"):
+        create_model("lenet", MNIST)
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    (tmp_path / "my_models.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Good(nn.Sequential):\n"
+        "    def __init__(self, spec):\n"
+        "        super().__init__(nn.Flatten(), nn.LazyLinear(spec.num_classes))\n"
+        "class Wrong(nn.Flatten):\n"
+        "    def __init__(self, spec):\n"
+        "        super().__init__()\n"
+        "class Narrow(nn.Linear):\n"
+        "    def __init__(self, spec):\n"
+        "        super().__init__(3, spec.num_classes)\n"
+        "def nothing(spec):\n"
+        "    return None\n"
+        "number = 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "my_models"
+    sys.modules.pop("my_models", None)
+
+
+def test_a_class_from_another_package_is_built_for_the_data(plugin):
+    model = create_model(f"{plugin}:Good", DIGITS, seed=0)
+    assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "complaint"),
+    [
+        ("Wrong", r"output of shape \(2, 64\).*need \(2, 10\)"),
+        ("Narrow", "cannot take images of 1x8x8"),
+        ("nothing", "gave a NoneType, need a torch.nn.Module"),
+        ("number", "is a int, need a class or function"),
+        ("missing", "has no attribute 'missing'"),
+        ("", "not of the form"),
+    ],
+)
+def test_a_bad_plug_in_is_refused_by_name(plugin, attribute, complaint):
+    with pytest.raises(ModelError, match=f"model='my_models:{attribute}'.*{complaint}"):
+        create_model(f"{plugin}:{attribute}", DIGITS)
+
+
+def test_a_plug_in_that_cannot_be_imported_is_named():
+    with pytest.raises(ModelError, match=r"module 'no_such_package.x' cannot be imported"):
+        create_model("no_such_package.x:Model", DIGITS)

@@ -1,0 +1,231 @@
+import json
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from task.partition import PartitionError, partition_indices
+
+LIBRARY_SCHEMES = ["iid", "dirichlet", "shards"]
+
+
+def _labels(per_class, num_classes, seed=0):
+    return (
+        np.random.default_rng(seed)
+        .permutation(np.repeat(np.arange(num_classes), per_class))
+        .astype(np.int64)
+    )
+
+
+def _assert_disjoint_sorted_int64(parts, num_samples):
+    everything = np.concatenate(parts)
+    assert len(np.unique(everything)) == len(everything)
+    assert everything.min() >= 0
+    assert everything.max() < num_samples
+    for part in parts:
+        assert part.dtype == np.int64
+        assert len(part) > 0
+        assert (np.diff(part) > 0).all()
+
+
+@st.composite
+def _pathological_cases(draw):
+    num_classes = draw(st.integers(1, 8))
+    return (
+        _labels(draw(st.integers(20, 30)), num_classes, draw(st.integers(0, 99))),
+        draw(st.integers(1, 20)),
+        draw(st.integers(1, num_classes)),
+        draw(st.integers(0, 99)),
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(_pathological_cases())
+def test_pathological_gives_each_node_exactly_its_block_of_classes(case):
+    labels, nodes, per_node, seed = case
+    num_classes = labels.max() + 1
+    parts = partition_indices(labels, nodes, classes_per_node=per_node, seed=seed)
+    _assert_disjoint_sorted_int64(parts, len(labels))
+    for node, part in enumerate(parts):
+        block = {(node * per_node + k) % num_classes for k in range(per_node)}
+        assert set(labels[part]) == block
+
+
+@settings(max_examples=50, deadline=None)
+@given(_pathological_cases())
+def test_pathological_uses_every_sample_of_every_class_that_some_node_holds(case):
+    labels, nodes, per_node, seed = case
+    parts = partition_indices(labels, nodes, classes_per_node=per_node, seed=seed)
+    num_held = min(nodes * per_node, labels.max() + 1)
+    assert sum(map(len, parts)) == (labels < num_held).sum()
+
+
+@settings(max_examples=50, deadline=None)
+@given(_pathological_cases())
+def test_pathological_shares_a_class_equally_among_its_holders(case):
+    labels, nodes, per_node, seed = case
+    parts = partition_indices(labels, nodes, classes_per_node=per_node, seed=seed)
+    for label in np.unique(labels):
+        held = [n for part in parts if (n := int((labels[part] == label).sum()))]
+        assert not held or max(held) - min(held) <= 1
+
+
+def test_twenty_nodes_of_one_class_hold_each_class_exactly_twice():
+    labels = _labels(40, 10)
+    parts = partition_indices(labels, 20, classes_per_node=1)
+    assert [labels[part][0] for part in parts] == list(range(10)) * 2
+
+
+def test_pathological_works_with_labels_that_are_not_consecutive():
+    labels = np.array([3, 7, 9] * 10)
+    parts = partition_indices(labels, 3, classes_per_node=1)
+    assert [np.unique(labels[part]).tolist() for part in parts] == [[3], [7], [9]]
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    nodes=st.integers(1, 12), seed=st.integers(0, 99), scheme=st.sampled_from(["iid", "dirichlet"])
+)
+def test_library_schemes_put_every_sample_on_exactly_one_node(nodes, seed, scheme):
+    labels = _labels(30, 4)
+    parts = partition_indices(labels, nodes, scheme=scheme, seed=seed)
+    _assert_disjoint_sorted_int64(parts, len(labels))
+    assert sum(map(len, parts)) == len(labels)
+
+
+def test_iid_gives_equal_shares_of_shuffled_samples():
+    labels = np.sort(_labels(100, 10))
+    parts = partition_indices(labels, 5, scheme="iid")
+    assert [len(part) for part in parts] == [200] * 5
+    assert all(len(np.unique(labels[part])) == 10 for part in parts)
+
+
+@settings(max_examples=15, deadline=None)
+@given(nodes=st.integers(1, 12), shards=st.integers(1, 4), seed=st.integers(0, 99))
+def test_shards_are_equal_cuts_of_the_samples_sorted_by_label(nodes, shards, seed):
+    labels = _labels(31, 4)
+    parts = partition_indices(labels, nodes, scheme="shards", classes_per_node=shards, seed=seed)
+    _assert_disjoint_sorted_int64(parts, len(labels))
+    size = len(labels) // (nodes * shards)
+    assert {len(part) for part in parts} == {shards * size}
+    assert all(len(np.unique(labels[part])) <= shards * (1 + -(-size // 31)) for part in parts)
+
+
+def test_smaller_alpha_means_stronger_label_skew():
+    labels = _labels(200, 10)
+
+    def largest_share(alpha):
+        parts = partition_indices(labels, 10, scheme="dirichlet", alpha=alpha)
+        return np.mean([np.bincount(labels[part]).max() / len(part) for part in parts])
+
+    assert largest_share(0.1) > 0.4
+    assert largest_share(100.0) < 0.2
+
+
+@pytest.mark.parametrize("scheme", ["pathological", *LIBRARY_SCHEMES])
+def test_equal_seeds_give_equal_parts_and_other_seeds_others(scheme):
+    labels = _labels(50, 4)
+    first, again, other = (
+        partition_indices(labels, 6, scheme=scheme, seed=seed) for seed in (7, 7, 8)
+    )
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("scheme", ["pathological", *LIBRARY_SCHEMES])
+def test_neither_the_global_generator_nor_the_terminal_is_touched(scheme, capfd):
+    before = np.random.get_state()[1].copy()  # noqa: NPY002, the global state is what is tested
+    partition_indices(_labels(50, 4), 6, scheme=scheme)
+    assert (np.random.get_state()[1] == before).all()  # noqa: NPY002
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("scheme", ["pathological", *LIBRARY_SCHEMES])
+def test_a_hundred_nodes_of_sixty_thousand_samples_take_seconds(scheme):
+    partition_indices(_labels(5, 4), 2, scheme=scheme)  # imports
+    start = time.process_time()
+    parts = partition_indices(_labels(6000, 10), 100, scheme=scheme)
+    assert time.process_time() - start < 5
+    assert len(parts) == 100
+
+
+def _write(tmp_path, content):
+    path = tmp_path / "split.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize("nest", [False, True])
+def test_an_index_file_is_followed_as_written(tmp_path, nest):
+    clients = {"1": [4, 0], "0": [2, 3]}
+    path = _write(tmp_path, {"split": clients} if nest else clients)
+    parts = partition_indices(_labels(3, 2), 2, scheme="index-file", index_file=path)
+    assert [part.tolist() for part in parts] == [[2, 3], [0, 4]]
+    assert all(part.dtype == np.int64 for part in parts)
+
+
+def test_an_index_file_may_hold_a_single_client(tmp_path):
+    path = _write(tmp_path, {"0": [1, 2]})
+    (part,) = partition_indices(_labels(3, 2), 1, scheme="index-file", index_file=path)
+    assert part.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ({"0": [0], "1": [6]}, r"client 1 names samples \[6\].*0 to 5"),
+        ({"0": [0], "1": [-1]}, r"client 1 names samples \[-1\]"),
+        ({"0": [0, 1], "1": [1]}, r"named more than once: \[1\]"),
+        ({"0": [0, 0], "1": [1]}, r"named more than once: \[0\]"),
+        ({"0": [0]}, r"missing: \['1'\]"),
+        ({"0": [0], "1": [1], "2": [2]}, r"surplus: \['2'\]"),
+        ({"0": [0], "1": [1.5]}, "client 1 needs a list of whole numbers"),
+        ({"0": [0], "1": [True]}, "client 1 needs a list of whole numbers"),
+        ({"0": [0], "1": 1}, "client 1 needs a list of whole numbers"),
+        ({"0": [0], "1": []}, "node 1 of 2 without samples"),
+        ([[0], [1]], "need a JSON object"),
+        ("{", "cannot be read as JSON"),
+    ],
+)
+def test_a_bad_index_file_is_refused_with_what_is_wrong(tmp_path, content, complaint):
+    path = _write(tmp_path, content)
+    with pytest.raises(PartitionError, match=complaint):
+        partition_indices(_labels(3, 2), 2, scheme="index-file", index_file=path)
+
+
+def test_a_missing_index_file_is_named(tmp_path):
+    with pytest.raises(PartitionError, match=r"partition.index-file='.*none.json'"):
+        partition_indices(_labels(3, 2), 2, scheme="index-file", index_file=tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"scheme": "odd"}, "partition.scheme='odd'.*iid.*pathological.*index-file"),
+        ({"scheme": "index-file"}, "needs partition.index-file"),
+        ({"scheme": "dirichlet", "alpha": -1}, "partition.alpha must be > 0, got -1.*try 0.1"),
+        ({"scheme": "dirichlet", "alpha": float("nan")}, "partition.alpha must be > 0, got nan"),
+        ({"scheme": "dirichlet", "alpha": 1e-3}, "raise alpha, use fewer nodes"),
+        ({"classes_per_node": 5}, "partition.classes must be 1 to 4.*got 5"),
+        ({"classes_per_node": 0}, "partition.classes must be 1 to 4.*got 0"),
+        ({"scheme": "shards", "classes_per_node": 0}, "partition.classes must be 1 to 2"),
+        ({"scheme": "shards", "classes_per_node": 3}, "partition.classes must be 1 to 2"),
+    ],
+)
+def test_bad_settings_are_refused_with_key_value_and_remedy(options, complaint):
+    with pytest.raises(PartitionError, match=complaint):
+        partition_indices(_labels(10, 4), 20, **options)
+
+
+@pytest.mark.parametrize("nodes", [0, -1, 41])
+def test_the_number_of_nodes_must_be_between_one_and_the_number_of_samples(nodes):
+    with pytest.raises(PartitionError, match=f"num-partitions must be 1 to 40.*got {nodes}"):
+        partition_indices(_labels(10, 4), nodes)
+
+
+def test_a_class_with_fewer_samples_than_holders_is_refused():
+    labels = np.array([0] * 50 + [1])
+    with pytest.raises(PartitionError, match="class 1 has 1 samples for the 2 nodes"):
+        partition_indices(labels, 4, classes_per_node=1)

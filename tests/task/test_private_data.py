@@ -1,0 +1,132 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from task.datasets import DatasetError, DataSpec, load_private_data
+
+GREY = DataSpec("grey", (1, 6, 8), 3, (0.25,), (0.5,))
+COLOUR = DataSpec("colour", (3, 6, 8), 3, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+
+
+def _save_image(path, colour=(200, 100, 0), size=(8, 6), mode="RGB"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).convert(mode).save(path)
+
+
+def test_integer_folder_names_are_the_labels_and_classes_may_be_missing(tmp_path):
+    for name in ("2", "0"):
+        _save_image(tmp_path / name / "a.png")
+    raw = load_private_data(tmp_path, GREY)
+    assert raw.labels.tolist() == [0, 2]
+    assert raw.labels.dtype == np.int64
+
+
+def test_other_folder_names_are_numbered_in_sorted_order(tmp_path):
+    for name in ("cat", "ant", "dog"):
+        _save_image(tmp_path / name / "a.png", colour=(ord(name[0]),) * 3)
+    raw = load_private_data(tmp_path, GREY)
+    assert raw.labels.tolist() == [0, 1, 2]
+    assert raw.images[:, 0, 0, 0].tolist() == [ord(letter) for letter in "acd"]
+
+
+def test_an_empty_class_folder_keeps_the_numbering(tmp_path):
+    (tmp_path / "ant").mkdir()
+    for name in ("cat", "dog"):
+        _save_image(tmp_path / name / "a.png")
+    assert load_private_data(tmp_path, GREY).labels.tolist() == [1, 2]
+
+
+def test_pixels_in_the_right_size_and_channels_are_kept(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    (tmp_path / "1").mkdir()
+    Image.fromarray(pixels).save(tmp_path / "1" / "a.png")
+    raw = load_private_data(tmp_path, COLOUR)
+    assert (raw.images == pixels.transpose(2, 0, 1)[None]).all()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "1"])
+@pytest.mark.parametrize("spec", [GREY, COLOUR], ids=["grey", "colour"])
+def test_images_of_any_mode_and_size_are_brought_to_the_spec(tmp_path, mode, spec):
+    _save_image(tmp_path / "0" / "a.png", colour=(255, 255, 255), size=(20, 10), mode=mode)
+    images = load_private_data(tmp_path, spec).images
+    assert images.shape == (1, *spec.shape)
+    assert (images == 255).all()
+
+
+def test_hidden_files_and_folders_are_skipped(tmp_path):
+    _save_image(tmp_path / "0" / "a.png")
+    (tmp_path / "0" / ".DS_Store").write_bytes(b"x")
+    (tmp_path / ".git").mkdir()
+    assert len(load_private_data(tmp_path, GREY)) == 1
+
+
+def test_npz_files_are_taken_as_they_are(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (2, 6, 8), dtype=np.uint8)
+    np.savez(tmp_path / "own.npz", images=images, labels=np.array([2, 0], np.uint8))
+    raw = load_private_data(str(tmp_path / "own.npz"), GREY)
+    assert (raw.images[:, 0] == images).all()
+    assert raw.labels.tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("content", [b"no image", b"\x89PNG\r\n\x1a\n broken", b""])
+def test_an_unreadable_image_is_named(tmp_path, content):
+    _save_image(tmp_path / "0" / "a.png")
+    (tmp_path / "0" / "b.png").write_bytes(content)
+    with pytest.raises(DatasetError, match=r"b.png: not a readable image"):
+        load_private_data(tmp_path, GREY)
+
+
+def test_a_truncated_image_is_named(tmp_path):
+    file = tmp_path / "0" / "a.png"
+    file.parent.mkdir()
+    noise = np.random.default_rng(0).integers(0, 256, (60, 80), dtype=np.uint8)
+    Image.fromarray(noise).save(file)
+    file.write_bytes(file.read_bytes()[:2000])
+    with pytest.raises(DatasetError, match=r"a.png: not a readable image"):
+        load_private_data(tmp_path, GREY)
+
+
+def test_sixteen_bit_images_are_refused_rather_than_clipped(tmp_path):
+    (tmp_path / "0").mkdir()
+    Image.fromarray(np.full((6, 8), 1000, np.uint16)).save(tmp_path / "0" / "a.png")
+    with pytest.raises(DatasetError, match=r"a.png: has more than 8 bits"):
+        load_private_data(tmp_path, GREY)
+
+
+def test_a_label_beyond_the_classes_is_named(tmp_path):
+    _save_image(tmp_path / "3" / "a.png")
+    with pytest.raises(DatasetError, match="label 3 is outside 0 to 2"):
+        load_private_data(tmp_path, GREY)
+
+
+@pytest.mark.parametrize("names", [("ant", "bee"), ("ant", "bee", "cat", "dog")])
+def test_named_class_folders_must_be_as_many_as_the_classes(tmp_path, names):
+    for name in names:
+        _save_image(tmp_path / name / "a.png")
+    with pytest.raises(DatasetError, match=f"has {len(names)} class folders.*3 classes"):
+        load_private_data(tmp_path, GREY)
+
+
+def test_a_folder_without_class_folders_is_refused(tmp_path):
+    _save_image(tmp_path / "a.png")
+    with pytest.raises(DatasetError, match="has no class folders"):
+        load_private_data(tmp_path, GREY)
+
+
+def test_class_folders_without_images_are_refused(tmp_path):
+    (tmp_path / "0").mkdir()
+    with pytest.raises(DatasetError, match="hold no images"):
+        load_private_data(tmp_path, GREY)
+
+
+@pytest.mark.parametrize("name", ["none", "none.npz", "text.txt"])
+def test_a_path_that_holds_no_data_is_named(tmp_path, name):
+    (tmp_path / "text.txt").write_text("text")
+    with pytest.raises(DatasetError, match=f"{name}.*neither a folder"):
+        load_private_data(tmp_path / name, GREY)
+
+
+def test_images_cannot_be_brought_to_two_channels(tmp_path):
+    _save_image(tmp_path / "0" / "a.png")
+    with pytest.raises(DatasetError, match="2 channels"):
+        load_private_data(tmp_path, DataSpec("two", (2, 6, 8), 3, (0.5,) * 2, (0.5,) * 2))
