@@ -22,7 +22,7 @@ LEARNING_RATE = 0.05
 WIDTH = 64
 BANK = 40
 REAL_PER_CLASS = 256
-_CHUNK_FLOATS = 2**22
+CHUNK_FLOATS = 2**22
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,4 +181,4 @@ def _draw_probe(
 def _chunk(network: RandomConvNet, images: Tensor) -> int:
     """Count the images whose activations fit a cache."""
     first_layer = len(network.filters[0]) * images.shape[-2] * images.shape[-1]
-    return max(1, _CHUNK_FLOATS // first_layer)
+    return max(1, CHUNK_FLOATS // first_layer)

@@ -56,7 +56,7 @@ def relu_ntk(
     left: Tensor,
     right: Tensor,
     *,
-    depth: int = 1,
+    depth: int = 3,
     weight_variance: float = 2.0,
     bias_variance: float = 0.01,
 ) -> tuple[Tensor, Pullback]:
@@ -75,7 +75,7 @@ def relu_ntk(
     ----------
     gram, left, right : Tensor
         Inner products, as the module says; any floating type.
-    depth : int (default: 1)
+    depth : int (default: 3)
         Hidden layers.
     weight_variance : float (default: 2.0)
         Variance of a weight times its layer's fan-in; 2 keeps the norm from layer to layer.

@@ -19,7 +19,7 @@ from distill.virtual_data import VirtualData
 RIDGE = 1e-6
 STEPS = 300
 LEARNING_RATE = 0.1
-TARGETS_PER_STEP = 4096
+TARGETS_PER_STEP = 256
 
 
 @register("kip")
@@ -39,8 +39,8 @@ def distill_kip(
 ) -> VirtualData:
     """Distil by kernel inducing points (HFLDD eq. 1); see `distill.registry.Distiller`.
 
-    Labels are one-hot less 1 / num_classes. Each step takes all real images, or a draw of
-    4,096 where there are more. On a single class the targets are constant and the method is
+    Labels are one-hot less 1 / num_classes. Each step predicts a new draw of 256 real images
+    (all, where there are fewer). On a single class the targets are constant and the method is
     degenerate; use "dm" or "auto" there.
 
     Parameters
@@ -49,7 +49,7 @@ def distill_kip(
         As every distiller's.
     steps : int, optional (default: None)
         None takes 300.
-    kernel : Kernel (default: relu_ntk, one hidden layer)
+    kernel : Kernel (default: relu_ntk, three hidden layers)
         Of inner products, with its pull-back; bind its depth with `functools.partial`.
     learning_rate : float (default: 0.1)
         Of Adam.

@@ -1,6 +1,7 @@
 """The kernel equals the paper's recursion and the networks it is the limit of."""
 
 import functools
+import itertools
 import math
 
 import numpy as np
@@ -81,7 +82,7 @@ def test_ntk_is_the_mean_tangent_kernel_of_wide_networks(depth: int) -> None:
                 torch.randn(n, m, generator=generator, dtype=torch.float64, requires_grad=True),
                 torch.randn(n, generator=generator, dtype=torch.float64, requires_grad=True),
             )
-            for m, n in zip(sizes[:-1], sizes[1:], strict=True)
+            for m, n in itertools.pairwise(sizes)
         ]
         flat = [p for pair in parameters for p in pair]
 

@@ -1,0 +1,144 @@
+"""What every distiller promises: determinism, the stated fallbacks, clear refusals."""
+
+import logging
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+
+import distill
+from distill import DistillError, VirtualData, distiller
+from distill.auto import choose
+
+NAMES = ["kip", "dm", "auto"]
+
+
+def data(n: int = 24, classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(n)
+    return torch.randn(n, 1, 8, 8, generator=generator), torch.arange(n) % classes
+
+
+def run(name: str, images: torch.Tensor, labels: torch.Tensor, **changes: Any) -> VirtualData:
+    asked: dict[str, Any] = {"num_classes": 4, "per_class": 2, "steps": 3} | changes
+    generator = asked.pop("generator", None) or torch.Generator().manual_seed(5)
+    return distiller(name)(images, labels, generator=generator, **asked)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("init", ["class-stats", "pixel-stats", "noise"])
+def test_same_generator_same_result_and_global_state_untouched(name: str, init: str) -> None:
+    images, labels = data()
+    before = torch.get_rng_state()
+    one = run(name, images, labels, init=init)
+    torch.manual_seed(99)
+    two = run(name, images, labels, init=init)
+    other = run(name, images, labels, init=init, generator=torch.Generator().manual_seed(6))
+    assert torch.equal(one.images, two.images)
+    assert not torch.equal(one.images, other.images)
+    torch.set_rng_state(before)
+    run(name, images, labels, init=init)
+    assert torch.equal(before, torch.get_rng_state())
+    assert (one.seed, one.init, one.steps) == (5, init, 3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inputs_are_left_as_they_were(name: str) -> None:
+    images, labels = data()
+    copies = images.clone(), labels.clone()
+    run(name, images, labels)
+    assert torch.equal(images, copies[0])
+    assert torch.equal(labels, copies[1])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_progress_is_told_after_each_step(name: str) -> None:
+    seen: list[tuple[int, int]] = []
+    run(name, *data(), progress=lambda step, steps, loss: seen.append((step, steps)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "images",
+    [torch.randn(1, 1, 8, 8), torch.zeros(6, 1, 8, 8), torch.full((6, 3, 8, 8), -2.5)],
+    ids=["one image", "all zero", "constant"],
+)
+def test_degenerate_nodes_still_give_the_number_asked_for(name: str, images: torch.Tensor) -> None:
+    labels = torch.arange(len(images)) % 2
+    made = run(name, images, labels, per_class=5)
+    assert len(made) == 5 * len(torch.unique(labels))
+    assert made.images.shape[1:] == images.shape[1:]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"images": torch.zeros(0, 1, 8, 8), "labels": torch.zeros(0).long()}, "images are empty"),
+        ({"images": torch.full((24, 1, 8, 8), torch.nan)}, "NaN or infinity in 24 of 24"),
+        ({"images": torch.zeros(24, 64)}, r"images must be float32 of shape \(n, C, H, W\)"),
+        ({"images": torch.zeros(24, 1, 8, 8).double()}, "images must be float32"),
+        ({"labels": torch.zeros(23).long()}, r"labels must be int64 of shape \(24,\)"),
+        ({"labels": torch.zeros(24)}, "labels must be int64"),
+        ({"labels": torch.full((24,), 4)}, r"labels must lie in 0\.\.3, got 4 to 4"),
+        ({"labels": torch.full((24,), -1)}, r"labels must lie in 0\.\.3, got -1 to -1"),
+        ({"per_class": 0}, "per_class must be at least 1, got 0"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"num_classes": 0}, "num_classes must be at least 1, got 0"),
+        ({"init": "real"}, "init 'real' is unknown"),
+    ],
+)
+def test_unusable_input_is_refused_with_the_remedy(
+    name: str, changes: dict[str, Any], complaint: str
+) -> None:
+    images, labels = data()
+    asked = {"images": images, "labels": labels} | changes
+    with pytest.raises(DistillError, match=complaint):
+        run(name, **asked)
+
+
+@pytest.mark.parametrize(
+    ("held", "num_classes", "expected"),
+    [(1, 10, "dm"), (2, 10, "dm"), (5, 10, "dm"), (6, 10, "kip"), (10, 10, "kip"), (1, 1, "dm")],
+)
+def test_auto_takes_kip_only_where_most_classes_are_held(
+    held: int, num_classes: int, expected: str
+) -> None:
+    assert choose(held, num_classes)[0] == expected
+
+
+@pytest.mark.parametrize(("classes", "expected"), [(2, "dm"), (3, "kip")])
+def test_auto_is_the_method_it_names_and_logs_why(
+    classes: int, expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    images, labels = data(classes=classes)
+    with caplog.at_level(logging.INFO, logger="distill"):
+        made = run("auto", images, labels)
+    assert made.method == expected
+    assert torch.equal(made.images, run(expected, images, labels).images)
+    assert f"auto takes {expected}: the node holds {classes} of 4 classes" in caplog.text
+
+
+def test_unknown_distiller_is_refused_with_the_choices() -> None:
+    with pytest.raises(DistillError, match="'kpi' is unknown; choose one of auto, dm, kip"):
+        distiller("kpi")
+
+
+def test_outside_distiller_is_found_by_module_and_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("someones_distiller")
+    module.mine = distill.distill_dm  # type: ignore[attr-defined]
+    module.number = 3  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "someones_distiller", module)
+    assert distiller("someones_distiller:mine") is distill.distill_dm
+    for name in ("someones_distiller:absent", "no_such_module:fn", ":fn"):
+        with pytest.raises(DistillError, match="cannot be imported"):
+            distiller(name)
+    with pytest.raises(DistillError, match="must be a function, found int"):
+        distiller("someones_distiller:number")
+
+
+def test_exports_are_exactly_what_all_says() -> None:
+    assert all(hasattr(distill, name) for name in distill.__all__)
+    assert distill.__all__ == sorted(distill.__all__, key=lambda s: (s.islower(), s))

@@ -1,0 +1,100 @@
+"""DM: loss and pixel gradient are those of a plain loop over classes; one class is enough."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from distill import DistillError, distill_dm
+from distill import distribution_matching as dm
+from distill.augmentation import draw_augmentation
+from distill.distribution_matching import Probe, real_means
+from distill.features import RandomConvNet
+
+
+def naive_network(network: RandomConvNet) -> nn.Sequential:
+    """The ConvNet of the papers, from torch's own modules."""
+    layers: list[nn.Module] = []
+    for weight in network.filters:
+        conv = nn.Conv2d(weight.shape[1], len(weight), 3, padding=1, bias=False)
+        conv.weight = nn.Parameter(weight)
+        layers += [conv, nn.InstanceNorm2d(len(weight)), nn.ReLU(), nn.AvgPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten())
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 12, 9), (1, 28, 28)])
+@pytest.mark.parametrize("chunk", [1, 2**10, 2**22])
+@pytest.mark.parametrize("seed", range(3))
+def test_loss_and_pixel_gradient_equal_a_loop_over_classes(
+    shape: tuple[int, int, int], chunk: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dm, "CHUNK_FLOATS", chunk)
+    generator = torch.Generator().manual_seed(seed)
+    counts, per_class, width = [7, 1, 4], 3, 8
+    real = torch.randn(sum(counts), *shape, generator=generator)
+    virtual = torch.randn(len(counts), per_class, *shape, generator=generator)
+    network = RandomConvNet.draw(shape[0], min(shape[1:]), width, generator)
+    augment = draw_augmentation(*shape[1:], generator)
+    probe = Probe(network, augment, real_means(network, augment, real, counts))
+    loss, gradient = probe.loss_and_gradient(virtual)
+
+    features = naive_network(network)
+    leaf = virtual.clone().requires_grad_()
+    expected_loss = torch.zeros(())
+    for c, own in enumerate(torch.split(real, counts)):
+        distance = features(augment(own)).mean(0) - features(augment(leaf[c])).mean(0)
+        expected_loss = expected_loss + distance.square().sum()
+    (expected,) = torch.autograd.grad(expected_loss, leaf)
+    assert float(loss) == pytest.approx(float(expected_loss.detach()), rel=1e-5)
+    assert float((gradient - expected).norm() / expected.norm()) < 1e-5
+
+
+def stripes(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Two classes of 8x8 images: horizontal and vertical stripes, with noise."""
+    wave = torch.tensor([1.0, 1.0, -1.0, -1.0] * 2)
+    prototypes = torch.stack([wave[:, None].expand(8, 8), wave[None, :].expand(8, 8)])[:, None]
+    labels = torch.arange(n) % 2
+    return prototypes[labels] + 0.5 * torch.randn(n, 1, 8, 8, generator=generator), labels
+
+
+def test_virtual_images_of_a_class_come_to_resemble_its_real_ones() -> None:
+    generator = torch.Generator().manual_seed(0)
+    images, labels = stripes(60, generator)
+    data = distill_dm(
+        images, labels, num_classes=9, per_class=4, steps=120, generator=generator, width=16
+    )
+    means = torch.stack([images[labels == c].mean(0).flatten() for c in (0, 1)])
+    made = data.images.flatten(1)
+    cosine = nn.functional.cosine_similarity(made[:, None], means[None], dim=-1)
+    assert data.labels.tolist() == [0] * 4 + [1] * 4
+    assert torch.equal(cosine.argmax(1), data.labels)
+    assert float(cosine.max(1).values.min()) > 0.3
+
+
+def test_a_single_class_is_enough() -> None:
+    generator = torch.Generator().manual_seed(0)
+    images, labels = stripes(60, generator)
+    losses: list[float] = []
+    data = distill_dm(
+        images[labels == 1],
+        labels[labels == 1],
+        num_classes=9,
+        per_class=3,
+        steps=80,
+        generator=generator,
+        progress=lambda step, steps, loss: losses.append(loss),
+        width=16,
+        bank=4,
+    )
+    assert data.labels.tolist() == [1, 1, 1]
+    assert sum(losses[-4:]) < 0.5 * sum(losses[:4])
+
+
+def test_images_too_small_for_a_convnet_are_refused() -> None:
+    with pytest.raises(DistillError, match="at least 4 pixels a side"):
+        distill_dm(
+            torch.randn(5, 1, 3, 8),
+            torch.zeros(5).long(),
+            num_classes=2,
+            per_class=1,
+            generator=torch.Generator(),
+        )
