@@ -1,0 +1,136 @@
+"""Our nodes on real processes: new code, errors, and parts that are killed in mid-run."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.common.constant import ErrorCode
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def kill_at(phase: int, victim: Callable[[], int]) -> Callable[[str], None]:
+    """When a phase has begun and its messages are being worked on, kill a process with -9."""
+
+    def on_line(line: str) -> None:
+        if line == f"BEGIN {phase}":
+            time.sleep(2)
+            os.kill(victim(), signal.SIGKILL)
+
+    return on_line
+
+
+def wait_until_back(tiny: Any, index: int, other_than: int = -1) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            status = tiny.status(index)
+        except FileNotFoundError:
+            status = {}
+        if "online" in status and "ready" in status and status["pid"] != other_than:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the node did not come back within 60 s")
+
+
+def pids(phase: dict[str, Any]) -> set[int]:
+    return {reply.told["pid"] for reply in phase.values()}
+
+
+def test_one_process_serves_all_messages_of_a_node(tiny: Any) -> None:
+    found = tiny.run({"phases": 4, "nodes": 2})
+    assert len(found) == 4
+    assert len(pids(found[0])) == 2
+    assert all(pids(phase) == pids(found[0]) for phase in found)
+    assert pids(found[0]) == {tiny.status(0)["worker"], tiny.status(1)["worker"]}
+
+
+def test_the_app_sees_its_context_and_the_node_its_settings(tiny: Any) -> None:
+    first, second = tiny.run({"phases": 2, "nodes": 2})
+    assert {reply.told["count"] for reply in first.values()} == {1}
+    assert {reply.told["count"] for reply in second.values()} == {2}
+    for reply in first.values():
+        assert reply.told["threads"] == "1"
+        assert "'num-partitions': 2" in reply.told["node-config"]
+        assert "'sector': 7" in reply.told["node-config"]
+
+
+def test_code_of_a_new_submission_is_what_runs(
+    tiny: Any, tmp_path: Path, rewrite_tiny_app: Callable[..., None]
+) -> None:
+    nodes = {tiny.status(index)["pid"] for index in (0, 1)}
+    rewrite_tiny_app(tmp_path, greeting="bonjour")
+    (phase,) = type(tiny)(tiny.federation, tmp_path).run({"phases": 1, "nodes": 2})
+    assert {reply.told["greeting"] for reply in phase.values()} == {"bonjour"}
+    assert nodes == {tiny.status(index)["pid"] for index in (0, 1)}
+    (phase,) = tiny.run({"phases": 1, "nodes": 2})
+    assert {reply.told["greeting"] for reply in phase.values()} == {"hello"}
+
+
+@pytest.mark.parametrize(
+    ("do", "code", "reason"),
+    [
+        ("raise", ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "as asked"),
+        ("nothing", ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "not a Message"),
+        ("exit", ErrorCode.CLIENT_APP_CRASHED, "exit code 3"),
+    ],
+)
+def test_an_app_that_fails_is_answered_for_at_once_and_the_rest_goes_on(
+    tiny: Any, do: str, code: int, reason: str
+) -> None:
+    for phase in tiny.run({"phases": 2, "nodes": 2, "do": do}):
+        failed = [reply for reply in phase.values() if reply.error]
+        assert len(phase) == 2
+        assert [reply.error for reply in failed] == [code]
+        assert reason in failed[0].told["reason"]
+        assert failed[0].after < 10
+
+
+def test_a_child_killed_in_mid_train_is_an_error_within_5_s_and_back_in_the_next_phase(
+    tiny: Any,
+) -> None:
+    on_line = kill_at(1, lambda: tiny.status(0)["worker"])
+    found = tiny.run({"phases": 3, "nodes": 2, "do": "sleep"}, on_line)
+    (failed,) = [reply for reply in found[1].values() if reply.error]
+    assert failed.error == ErrorCode.CLIENT_APP_CRASHED
+    assert "SIGKILL" in failed.told["reason"]
+    assert failed.after < 2 + 5  # killed 2 s after the phase began
+    assert not any(reply.error for reply in found[2].values())
+    assert found[2].keys() == found[0].keys()
+
+
+@pytest.mark.parametrize("part", ["executor", "supernode"])
+def test_a_killed_part_restarts_and_the_run_goes_on_meanwhile(tiny: Any, part: str) -> None:
+    on_line = kill_at(1, lambda: tiny.status(0)[part])
+    found = tiny.run({"phases": 3, "nodes": 1, "do": "sleep", "timeout": 20.0}, on_line)
+    healthy = [reply for reply in found[1].values() if not reply.error]
+    assert len(healthy) == 1
+    wait_until_back(tiny, 0)
+    (phase,) = tiny.run({"phases": 1, "nodes": 2})
+    assert sum(not reply.error for reply in phase.values()) == 2
+
+
+def test_a_node_killed_whole_leaves_no_process_and_comes_back(tiny: Any) -> None:
+    before = tiny.status(1)
+    tiny.federation.nodes[1].kill()
+    deadline = time.monotonic() + 15
+    parts = [before[name] for name in ("supernode", "executor", "worker")]
+    while any(_runs(pid) for pid in parts):
+        assert time.monotonic() < deadline, "parts of the node outlive it"
+        time.sleep(0.1)
+    assert tiny.federation.restart_dead_nodes() == [1]
+    wait_until_back(tiny, 1, other_than=before["pid"])
+    (phase,) = tiny.run({"phases": 1, "nodes": 2})
+    assert sum(not reply.error for reply in phase.values()) == 2
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
