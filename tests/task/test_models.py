@@ -29,9 +29,9 @@ def _num_parameters(model):
         ("digits-cnn", USPS, 29_066),
         ("hfldd-mnist", MNIST, 44_426),
         ("convnet3", CIFAR, 320_010),
-        ("resnet18", _spec(3, 224, 224, num_classes=1000), 11_689_512),
-        ("mobilenetv2", _spec(3, 224, 224, num_classes=1000), 3_504_872),
-        ("shufflenet", _spec(3, 224, 224, num_classes=1000), 2_278_604),
+        ("resnet18", _spec(3, 64, 64, num_classes=1000), 11_689_512),
+        ("mobilenetv2", _spec(3, 64, 64, num_classes=1000), 3_504_872),
+        ("shufflenet", _spec(3, 64, 64, num_classes=1000), 2_278_604),
     ],
 )
 def test_parameter_counts_are_the_published_ones(name, spec, count):
