@@ -19,21 +19,22 @@ def naive_ntk(x: Tensor, z: Tensor, depth: int, same: bool) -> Tensor:
     p = 2 * x.square().sum(-1)[:, None] / d + 0.01
     r = 2 * z.square().sum(-1)[None, :] / d + 0.01
     itself = torch.eye(len(x), len(z), dtype=torch.bool) if same else torch.zeros(()).bool()
-    t: Tensor = s
+    t = s
     for _ in range(depth):
         n = (p * r).sqrt()
         theta = torch.where(itself, 0.0, torch.acos(torch.where(itself, 0.5, s / n)))
         s = 2 * n * (theta.sin() + (torch.pi - theta) * theta.cos()) / (2 * torch.pi) + 0.01
         t = s + 2 * (torch.pi - theta) / (2 * torch.pi) * t
         p, r = p + 0.01, r + 0.01
-    return torch.as_tensor(t)
+    return t
 
 
 def naive_loss(virtual: Tensor, y_s: Tensor, real: Tensor, y_t: Tensor, depth: int) -> Tensor:
     """HFLDD's eq. 1, divided by the number of targets."""
     K_ss = naive_ntk(virtual, virtual, depth, same=True)
     ridge = 1e-6 * K_ss.diagonal().mean() * torch.eye(len(virtual), dtype=virtual.dtype)
-    predicted = naive_ntk(real, virtual, depth, same=False) @ torch.linalg.solve(K_ss + ridge, y_s)
+    weights: Tensor = torch.linalg.solve(K_ss + ridge, y_s)
+    predicted = naive_ntk(real, virtual, depth, same=False) @ weights
     return 0.5 * (y_t - predicted).square().sum() / len(real)
 
 
