@@ -21,8 +21,8 @@ def epoch_batches(
     labels : Tensor
         Class of each sample, int64 (n,).
     batch_size : int
-        Samples in a minibatch. A last batch of a single sample is left out (batch normalisation
-        cannot train on it), unless it is the only one.
+        Samples in a minibatch. A remainder of a single sample is left out (batch normalisation
+        cannot train on it), unless it is all there is.
     generator : torch.Generator
         CPU generator of the order.
     balanced : bool (default: False)
@@ -38,8 +38,9 @@ def epoch_batches(
         )
     else:
         order = torch.randperm(num_samples, generator=generator)
-    batches = order.to(labels.device).split(batch_size)
-    return (batch for batch in batches if len(batch) > 1 or len(batches) == 1)
+    if num_samples % batch_size == 1 and min(num_samples, batch_size) > 1:
+        order = order[:-1]
+    return iter(order.to(labels.device).split(batch_size))
 
 
 def fit(

@@ -1,17 +1,21 @@
-"""A Flower Grid in memory, whose nodes are functions; stands in for a SuperLink in unit tests."""
+"""A Flower Grid in memory, whose nodes are functions; stands in for a SuperLink in fast tests."""
 
 from itertools import count
 
 import pytest
-from flwr.app import Error, Message
+import torch
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
+
+
+torch.set_num_threads(1)  # tests and the processes they start share few cores
 
 
 class MemoryGrid(Grid):
     """Answers each message by calling ``nodes[node_id](message)``.
 
     A node returns a RecordDict, or raises (an error reply), or returns None (no reply ever).
-    Replies come in the order that ``answer_order`` gives, one a poll.
+    Replies are there one a poll, the last first where ``reverse`` is set.
     """
 
     def __init__(self, nodes):
@@ -65,3 +69,35 @@ class MemoryGrid(Grid):
 @pytest.fixture
 def memory_grid():
     return MemoryGrid
+
+
+@pytest.fixture
+def client_grid(tmp_path):
+    """Grid of nodes that run our real ClientApp in this process, on partitions of a dataset."""
+    from client.app import app
+
+    def grid_of(num_nodes, run_config, broken=lambda node, message: False):
+        def node(index):
+            context = Context(
+                run_id=1,
+                node_id=100 + index,
+                node_config={
+                    "partition-id": index,
+                    "num-partitions": num_nodes,
+                    "state-dir": str(tmp_path / "state"),
+                    "device": "cpu",
+                },
+                state=RecordDict(),
+                run_config=run_config,
+            )
+
+            def answer(message):
+                if broken(index, message):
+                    raise RuntimeError("this node is broken")
+                return app(message, context).content
+
+            return answer
+
+        return MemoryGrid({100 + index: node(index) for index in range(num_nodes)})
+
+    return grid_of

@@ -1,0 +1,55 @@
+# Everything sets itself up: a virtual environment in .venv with the locked versions.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+UV := 0.11.33
+
+NODES ?= 10
+CLASSES ?= 2
+ROUNDS ?= 10
+STRATEGY ?= hfldd
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench lock clean
+
+help:
+	@echo "make demo    train on digits with FedAvg and HFLDD, real processes, and compare"
+	@echo "             (NODES=$(NODES) CLASSES=$(CLASSES) ROUNDS=$(ROUNDS) STRATEGY=$(STRATEGY))"
+	@echo "make test    lint, types and all tests"
+	@echo "make lint    ruff and mypy alone"
+	@echo "make bench   the benchmarks, as tables"
+	@echo "make setup   install into $(VENV)"
+
+$(READY): requirements.lock pyproject.toml
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
+	$(BIN)/uv pip sync --quiet --python $(BIN)/python requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@touch $@
+
+setup: $(READY)
+
+demo: $(READY)
+	$(BIN)/flwr-distill demo --nodes $(NODES) --classes $(CLASSES) --rounds $(ROUNDS) \
+		--strategy $(STRATEGY)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy .
+
+test: lint
+	$(BIN)/pytest
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.rounds --quick
+	$(BIN)/python -m benchmarks.distill --quick
+
+lock: $(READY)
+	$(BIN)/uv pip compile --quiet --upgrade --no-header --no-annotate --no-emit-index-url \
+		--python-version 3.11 --all-extras pyproject.toml --output-file requirements.lock
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

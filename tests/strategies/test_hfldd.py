@@ -1,0 +1,134 @@
+"""HFLDD with our real ClientApp; only the wire is replaced, by a grid in memory."""
+
+import json
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord
+
+from strategies.hfldd import HFLDD
+from task.datasets import load_dataset
+from task.messages import DISTILL, LABEL_KNOWLEDGE, RECEIVE
+from task.models import create_model
+from task.partition import partition_indices
+
+RUN_CONFIG = {"partition.classes": 2, "train.local-epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def initial_arrays():
+    model = create_model("auto", load_dataset("digits").spec, seed=0)
+    return ArrayRecord(model.state_dict())
+
+
+def form(strategy, grid, arrays):
+    """Have the strategy form its clusters, as Flower's loop does in the first round."""
+    return list(strategy.configure_train(1, arrays, ConfigRecord({"lr": 0.05}), grid))
+
+
+def quick(**settings):
+    return HFLDD(**{"distilled_size": 4, "distill_steps": 2, "distiller": "dm", **settings})
+
+
+def classes_of(num_nodes, classes):
+    labels = load_dataset("digits").train.labels
+    parts = partition_indices(labels, num_nodes, scheme="pathological", classes_per_node=classes)
+    return {100 + i: set(labels[part].tolist()) for i, part in enumerate(parts)}
+
+
+@pytest.mark.parametrize("groups", [10, None])
+def test_twenty_nodes_of_one_digit_each_form_pure_groups_and_two_complete_clusters(
+    client_grid, initial_arrays, groups
+):
+    grid = client_grid(20, {**RUN_CONFIG, "partition.classes": 1})
+    strategy = quick(groups=groups)
+    messages = form(strategy, grid, initial_arrays)
+    held = classes_of(20, 1)
+    assert sorted(len({*map(tuple, map(held.get, group))}) for group in strategy.topology.groups) == [1] * 10
+    for cluster in strategy.topology.clusters:
+        assert set.union(*(held[node] for node in (cluster.head, *cluster.members))) == set(range(10))
+    assert [m.metadata.dst_node_id for m in messages] == list(strategy.topology.heads)
+
+
+def test_members_distil_and_only_heads_receive_and_train(client_grid, initial_arrays):
+    grid = client_grid(6, RUN_CONFIG)
+    strategy = quick(groups=3)
+    messages = form(strategy, grid, initial_arrays)
+    asked = {}
+    for message in grid.pushed:
+        asked.setdefault(message.metadata.message_type, set()).add(message.metadata.dst_node_id)
+    topology = strategy.topology
+    assert asked[LABEL_KNOWLEDGE] == {*topology.heads, *topology.head_of}
+    assert asked[DISTILL] == set(topology.head_of)
+    assert asked[RECEIVE] <= set(topology.heads)
+    for message in messages:
+        config = message.content["config"]
+        assert (config["train-on"], config["balanced"], config["server-round"]) == ("pooled", True, 1)
+
+
+def test_a_head_trains_on_its_own_data_and_what_its_members_sent(client_grid, initial_arrays):
+    grid = client_grid(4, RUN_CONFIG)
+    strategy = quick(groups=2, distilled_size=6)
+    replies = grid.send_and_receive(form(strategy, grid, initial_arrays))
+    own = {
+        node: 0.9 * count
+        for node, count in zip(range(100, 104), _partition_sizes(4), strict=True)
+    }
+    for reply in replies:
+        head = reply.metadata.src_node_id
+        members = sum(1 for h in strategy.topology.head_of.values() if h == head)
+        expected = own[head] + 6 * members
+        assert reply.content["metrics"]["num-examples"] == pytest.approx(expected, abs=1)
+
+
+def _partition_sizes(num_nodes):
+    labels = load_dataset("digits").train.labels
+    return [len(p) for p in partition_indices(labels, num_nodes, classes_per_node=2)]
+
+
+def test_a_node_that_fails_is_left_out_and_the_others_go_on(client_grid, initial_arrays):
+    def broken(index, message):
+        return index == 2 or (index == 3 and message.metadata.message_type == DISTILL)
+
+    grid = client_grid(6, RUN_CONFIG, broken)
+    strategy = quick(groups=3)
+    messages = form(strategy, grid, initial_arrays)
+    placed = {*strategy.topology.heads, *strategy.topology.head_of}
+    assert placed == {100, 101, 103, 104, 105}
+    arrays, _ = strategy.aggregate_train(1, grid.send_and_receive(messages))
+    assert all(np.isfinite(array.numpy()).all() for array in arrays.values())
+
+
+def test_raw_data_is_shared_only_when_asked_for(client_grid, initial_arrays):
+    grid = client_grid(4, RUN_CONFIG)
+    strategy = quick(groups=2, share_raw_data=True)
+    replies = grid.send_and_receive(form(strategy, grid, initial_arrays))
+    in_heads = sum(reply.content["metrics"]["num-examples"] for reply in replies)
+    assert in_heads == sum(size - int(0.1 * size) for size in _partition_sizes(4))
+    assert HFLDD().distill_config["share-raw-data"] is False
+
+
+def test_no_usable_soft_labels_end_the_run_with_the_reason(client_grid, initial_arrays):
+    grid = client_grid(2, RUN_CONFIG, lambda index, message: True)
+    with pytest.raises(RuntimeError, match="none of 2 nodes sent usable soft labels"):
+        form(quick(), grid, initial_arrays)
+
+
+def test_traffic_formula_uses_the_clusters_as_they_were_formed(client_grid, initial_arrays):
+    grid = client_grid(6, RUN_CONFIG)
+    strategy = quick(groups=3, distilled_size=4)
+    assert strategy.expected_bits(1000, 5) == 0
+    form(strategy, grid, initial_arrays)
+    heads, members = len(strategy.topology.heads), len(strategy.topology.head_of)
+    soft_labels, distilled = 6 * 1000 * 10 * 32, members * 4 * 64 * 8
+    training = heads * 9 * 1000 * 32
+    assert strategy.expected_bits(1000, 5) == soft_labels + distilled + training
+
+
+def test_topology_is_plain_data_with_nodes_by_name(client_grid, initial_arrays):
+    strategy = quick(groups=2)
+    form(strategy, client_grid(4, RUN_CONFIG), initial_arrays)
+    named = strategy.topology.to_dict({100: "0", 101: "1", 102: "2"})
+    listed = [node for c in named["clusters"] for node in (c["head"], *c["members"])]
+    assert sorted(listed) == ["0", "1", "103", "2"]
+    assert json.loads(json.dumps(named)) == named
