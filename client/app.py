@@ -23,12 +23,14 @@ from task.messages import (
     METRICS,
     NUM_EXAMPLES,
     PARCEL,
+    PARTITION_ID,
     PAYLOAD,
     SERVER_ROUND,
     SOFT_LABELS,
     TRAIN_ON,
 )
 from task.models import create_model
+from task.requests import Distillation, LabelKnowledge
 from task.settings import SettingsError, TrainSettings
 
 app = ClientApp()
@@ -39,8 +41,8 @@ def describe(message: Message, context: Context) -> Message:
     """Say who this node is, so that the server can name and order nodes."""
     session = Session.of(context)
     metrics = MetricRecord({NUM_EXAMPLES: len(session.data.train)})
-    if "partition-id" in context.node_config:
-        metrics["partition-id"] = session.identity
+    if PARTITION_ID in context.node_config:
+        metrics[PARTITION_ID] = session.identity
     return Message(RecordDict({METRICS: metrics}), reply_to=message)
 
 
@@ -92,12 +94,12 @@ def evaluate(message: Message, context: Context) -> Message:
 def query_label_knowledge(message: Message, context: Context) -> Message:
     """Reply with soft labels on the global auxiliary set (HFLDD, step 1)."""
     session = Session.of(context)
-    config = message.content[CONFIG]
+    request = LabelKnowledge.model_validate(dict(message.content.config_records[CONFIG]))
     spec = session.data.spec
     auxiliary = auxiliary_images(
-        str(config["auxiliary"]),
+        request.auxiliary,
         spec,
-        int(config["auxiliary-size"]),
+        request.auxiliary_size,
         session.task.seed,
         str(context.node_config.get("data-root", "")) or session.task.data_root or None,
     )
@@ -106,9 +108,9 @@ def query_label_knowledge(message: Message, context: Context) -> Message:
         model,
         session.data.train,
         auxiliary.to(session.device),
-        steps=int(config["initial-steps"]),
-        lr=float(config["initial-lr"]),
-        batch_size=int(config["initial-batch-size"]),
+        steps=request.initial_steps,
+        lr=request.initial_lr,
+        batch_size=request.initial_batch_size,
         generator=session.generator("label-knowledge"),
     )
     arrays = ArrayRecord({SOFT_LABELS: soft_labels})
@@ -120,18 +122,18 @@ def query_label_knowledge(message: Message, context: Context) -> Message:
 def distill(message: Message, context: Context) -> Message:
     """Distil the node's data and reply with the parcel for its cluster head (HFLDD, step 4)."""
     session = Session.of(context)
-    config = message.content[CONFIG]
-    if config["share-raw-data"]:
+    request = Distillation.model_validate(dict(message.content.config_records[CONFIG]))
+    if request.share_raw_data:
         virtual = _raw_as_virtual(session.data.train, session.task.seed)
     else:
-        num_present = len(session.data.train.labels.unique())
-        virtual = distiller(str(config["distiller"]))(
+        num_present = len(torch.bincount(session.data.train.labels).nonzero())
+        virtual = distiller(request.distiller)(
             session.data.train.inputs,
             session.data.train.labels,
             num_classes=session.data.spec.num_classes,
-            per_class=max(1, int(config["distilled-size"]) // num_present),
-            init=str(config["start"]),
-            steps=int(config["distill-steps"]) or None,
+            per_class=max(1, request.distilled_size // num_present),
+            init=request.start,
+            steps=request.distill_steps or None,
             generator=session.generator("distill"),
             device=session.device,
         )
@@ -148,7 +150,7 @@ def receive(message: Message, context: Context) -> Message:
     """Keep the parcels that members sent to this cluster head (HFLDD, step 4)."""
     session = Session.of(context)
     kept = [
-        keep_parcel(session, int(name.removeprefix(f"{PARCEL}.")), bytes(record[PAYLOAD]))
+        keep_parcel(session, int(name.removeprefix(f"{PARCEL}.")), record[PAYLOAD])
         for name, record in message.content.config_records.items()
         if name.startswith(f"{PARCEL}.")
     ]
@@ -171,7 +173,8 @@ def _tensor(array: NDArray[np.generic]) -> Tensor:
 
 
 def _server_round(config: ConfigRecord) -> int:
-    return int(config.get(SERVER_ROUND, 0))
+    server_round = config.get(SERVER_ROUND, 0)
+    return server_round if isinstance(server_round, int) else 0
 
 
 def _train_settings(defaults: TrainSettings, config: ConfigRecord) -> TrainSettings:

@@ -8,13 +8,14 @@ import torch
 from flwr.common import log
 
 from client.session import Session
-from distill.virtual_data import VirtualData, VirtualDataError
+from distill.errors import VirtualDataError
+from distill.virtual_data import VirtualData
 from task.datasets import Samples
 
 PREFIX = "parcel-"
 
 
-def keep_parcel(session: Session, sender: int, payload: bytes) -> bool:
+def keep_parcel(session: Session, sender: int, payload: object) -> bool:
     """Check a member's virtual data and keep it in the node's store.
 
     Parameters
@@ -24,7 +25,7 @@ def keep_parcel(session: Session, sender: int, payload: bytes) -> bool:
     sender : int
         Node id of the member.
     payload : bytes
-        What :meth:`distill.virtual_data.VirtualData.to_bytes` gave.
+        What should be what :meth:`distill.virtual_data.VirtualData.to_bytes` gave.
 
     Returns
     -------
@@ -34,6 +35,8 @@ def keep_parcel(session: Session, sender: int, payload: bytes) -> bool:
     """
     spec = session.data.spec
     try:
+        if not isinstance(payload, bytes):
+            raise VirtualDataError(f"expected bytes, got {type(payload).__name__}")
         VirtualData.from_bytes(payload).validate(spec.shape, spec.num_classes)
     except VirtualDataError as error:
         log(WARNING, "Parcel from node %d set aside: %s", sender, error)

@@ -31,7 +31,7 @@ def epoch_batches(
     """
     num_samples = len(labels)
     if balanced:
-        present, positions = labels.cpu().unique(return_inverse=True)
+        present, positions = labels.cpu().unique(return_inverse=True)  # type: ignore[no-untyped-call]
         share = 1.0 / torch.bincount(positions, minlength=len(present)).double()
         order = torch.multinomial(
             share[positions], num_samples, replacement=True, generator=generator
@@ -40,7 +40,7 @@ def epoch_batches(
         order = torch.randperm(num_samples, generator=generator)
     if num_samples % batch_size == 1 and min(num_samples, batch_size) > 1:
         order = order[:-1]
-    return iter(order.to(labels.device).split(batch_size))
+    return iter(torch.split(order.to(labels.device), batch_size))
 
 
 def fit(

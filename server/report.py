@@ -90,8 +90,8 @@ class RunRecorder:
     def _record(self, server_round: int, metrics: MetricRecord | None) -> None:
         row = RoundRow(
             round=server_round,
-            accuracy=float(metrics["accuracy"]) if metrics else None,
-            loss=float(metrics["loss"]) if metrics else None,
+            accuracy=_value(metrics, "accuracy"),
+            loss=_value(metrics, "loss"),
             server_bytes=self._ledger.server_bytes,
             link_bytes=self._ledger.link_bytes,
             seconds=round(time.monotonic() - self._begin, 3),
@@ -176,3 +176,8 @@ class RunRecorder:
         axes.set_title(f"{self._settings.strategy} on {self._settings.dataset}")
         axes.grid(alpha=0.3)
         figure.savefig(self.folder / "accuracy.png", dpi=120)
+
+
+def _value(metrics: MetricRecord | None, key: str) -> float | None:
+    value = metrics.get(key) if metrics else None
+    return float(value) if isinstance(value, int | float) else None

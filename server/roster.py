@@ -3,13 +3,14 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from logging import INFO, WARNING
+from logging import INFO
 
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from task.messages import DESCRIBE, METRICS, NUM_EXAMPLES
+from strategies.replies import number, usable
+from task.messages import DESCRIBE, METRICS, NUM_EXAMPLES, PARTITION_ID
 
 POLL = 0.2
 
@@ -64,28 +65,23 @@ def meet_nodes(grid: Grid, min_nodes: int, timeout: float) -> Roster:
                 f"phase-timeout = {timeout:.0f} s (start more nodes, or lower min-nodes)"
             )
         time.sleep(POLL)
-    described = {}
     messages = [Message(RecordDict(), node, DESCRIBE) for node in nodes]
-    for reply in grid.send_and_receive(messages, timeout=timeout):
-        node = reply.metadata.src_node_id
-        if reply.has_error():
-            log(WARNING, "Node %d does not describe itself: %s", node, reply.error.reason)
-        else:
-            described[node] = reply.content.metric_records[METRICS]
+    replies = usable(grid.send_and_receive(messages, timeout=timeout))
+    described = {reply.metadata.src_node_id: reply for reply in replies}
     roster = _roster(nodes, described)
     log(INFO, "%d nodes: %d training samples", len(nodes), sum(roster.num_examples.values()))
     return roster
 
 
-def _roster(nodes: list[int], described: Mapping[int, MetricRecord]) -> Roster:
+def _roster(nodes: list[int], described: Mapping[int, Message]) -> Roster:
     """Nodes with a partition first, by partition; then the others, by id."""
     partition = {
-        node: int(metrics["partition-id"])
-        for node, metrics in described.items()
-        if "partition-id" in metrics
+        node: int(number(reply, PARTITION_ID))
+        for node, reply in described.items()
+        if PARTITION_ID in reply.content.metric_records[METRICS]
     }
     ordered = sorted(nodes, key=lambda node: (partition.get(node, len(nodes)), node))
     return Roster(
         names={node: str(partition.get(node, node)) for node in ordered},
-        num_examples={node: int(metrics[NUM_EXAMPLES]) for node, metrics in described.items()},
+        num_examples={n: int(number(reply, NUM_EXAMPLES)) for n, reply in described.items()},
     )

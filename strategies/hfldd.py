@@ -12,6 +12,7 @@ from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from numpy.typing import NDArray
 
 from strategies.clustering import heterogeneous_clusters, homogeneous_groups, kl_matrix
+from strategies.replies import number, usable
 from strategies.topology import Cluster, Topology
 from strategies.traffic import hfldd_bits
 from task.messages import (
@@ -25,6 +26,8 @@ from task.messages import (
     SOFT_LABELS,
     TRAIN_ON,
 )
+from task.requests import Distillation, LabelKnowledge
+from task.settings import Block
 
 
 class HFLDD(FedAvg):
@@ -41,28 +44,12 @@ class HFLDD(FedAvg):
     groups : int, optional (default: None)
         K, the homogeneous groups. Lowered where there are fewer distinct nodes; if None, the K with
         the best silhouette.
-    initial_steps : int (default: 10)
-        E_1, SGD steps of the initial model before soft labels are taken.
-    initial_lr : float (default: 0.01)
-        Learning rate of these steps.
-    initial_batch_size : int (default: 64)
-        Minibatch of these steps.
-    auxiliary : str (default: "noise")
-        Global auxiliary set D_g, which every node builds for itself.
-    auxiliary_size : int (default: 1000)
-        |D_g|.
-    distiller : str (default: "auto")
-        How members distil; "kip" is the paper's choice.
-    distilled_size : int (default: 20)
-        |D~_i|, virtual samples that a member sends, spread evenly over its classes.
-    distill_steps : int, optional (default: None)
-        Steps of the distiller; None takes its own default.
-    start : str (default: "class-stats")
-        What virtual images start from.
+    label_knowledge : LabelKnowledge, optional (default: None)
+        How nodes take soft labels (E_1, D_g); None takes the defaults.
+    distillation : Distillation, optional (default: None)
+        How members distil, and how much they send; None takes the defaults.
     balanced : bool (default: True)
         Whether heads draw classes evenly from D_h, whose own class otherwise dominates.
-    share_raw_data : bool (default: False)
-        The paper's "w/o DD" ablation: members send their raw data. Gives up privacy.
     phase_timeout : float (default: 600.0)
         Seconds to wait for replies in each phase before the first round.
     seed : int (default: 0)
@@ -83,17 +70,9 @@ class HFLDD(FedAvg):
         self,
         *,
         groups: int | None = None,
-        initial_steps: int = 10,
-        initial_lr: float = 0.01,
-        initial_batch_size: int = 64,
-        auxiliary: str = "noise",
-        auxiliary_size: int = 1000,
-        distiller: str = "auto",
-        distilled_size: int = 20,
-        distill_steps: int | None = None,
-        start: str = "class-stats",
+        label_knowledge: LabelKnowledge | None = None,
+        distillation: Distillation | None = None,
         balanced: bool = True,
-        share_raw_data: bool = False,
         phase_timeout: float = 600.0,
         seed: int = 0,
         min_available_nodes: int = 2,
@@ -106,39 +85,23 @@ class HFLDD(FedAvg):
             min_available_nodes=min_available_nodes,
         )
         self.groups = groups
-        self.label_config = ConfigRecord(
-            {
-                "initial-steps": initial_steps,
-                "initial-lr": initial_lr,
-                "initial-batch-size": initial_batch_size,
-                "auxiliary": auxiliary,
-                "auxiliary-size": auxiliary_size,
-            }
-        )
-        self.distill_config = ConfigRecord(
-            {
-                "distiller": distiller,
-                "distilled-size": distilled_size,
-                "distill-steps": distill_steps or 0,
-                "start": start,
-                "share-raw-data": share_raw_data,
-            }
-        )
+        self.label_knowledge = label_knowledge or LabelKnowledge()
+        self.distillation = distillation or Distillation()
         self.balanced = balanced
         self.phase_timeout = phase_timeout
         self.seed = seed
         self.topology: Topology | None = None
         self.num_classes = 0
         self.distilled_values = 0
-        if share_raw_data:
+        if self.distillation.share_raw_data:
             log(WARNING, "share_raw_data is on: members send their RAW DATA to cluster heads")
 
     def summary(self) -> None:
         """Log summary configuration of the strategy."""
         log(INFO, "\t├──> HFLDD settings:")
         log(INFO, "\t│\t├── Groups: %s", self.groups or "by silhouette")
-        log(INFO, "\t│\t├── Label knowledge: %s", dict(self.label_config))
-        log(INFO, "\t│\t└── Distillation: %s", dict(self.distill_config))
+        log(INFO, "\t│\t├── Label knowledge: %s", self.label_knowledge)
+        log(INFO, "\t│\t└── Distillation: %s", self.distillation)
         super().summary()
 
     def configure_train(
@@ -171,7 +134,7 @@ class HFLDD(FedAvg):
             return 0
         return hfldd_bits(
             num_clients=sum(1 + len(cluster.members) for cluster in self.topology.clusters),
-            num_auxiliary=int(self.label_config["auxiliary-size"]),
+            num_auxiliary=self.label_knowledge.auxiliary_size,
             num_classes=self.num_classes,
             distilled_values=self.distilled_values,
             num_heads=len(self.topology.clusters),
@@ -191,9 +154,8 @@ class HFLDD(FedAvg):
     def _collect_soft_labels(self, nodes: list[int], grid: Grid) -> dict[int, NDArray[np.floating]]:
         """Step 1. Soft labels (|D_g|, classes) of every node that gives usable ones."""
         log(INFO, "HFLDD: asking %d nodes for label knowledge", len(nodes))
-        record = RecordDict({CONFIG: self.label_config})
         soft_labels = {}
-        for reply in self._exchange(record, nodes, LABEL_KNOWLEDGE, grid):
+        for reply in self._ask(self.label_knowledge, nodes, LABEL_KNOWLEDGE, grid):
             labels = reply.content.array_records["arrays"][SOFT_LABELS].numpy()
             soft_labels[reply.metadata.src_node_id] = labels
         shapes = [labels.shape for labels in soft_labels.values()]
@@ -237,21 +199,21 @@ class HFLDD(FedAvg):
         members = list(topology.head_of)
         log(INFO, "HFLDD: %d members distil their data", len(members))
         parcels = {}
-        for reply in self._exchange(
-            RecordDict({CONFIG: self.distill_config}), members, DISTILL, grid
-        ):
+        for reply in self._ask(self.distillation, members, DISTILL, grid):
             parcels[reply.metadata.src_node_id] = reply.content.config_records[PARCEL]
-            self.distilled_values += int(reply.content.metric_records[METRICS]["num-values"])
+            self.distilled_values += int(number(reply, "num-values"))
         return parcels
 
     def _hand_over(self, topology: Topology, parcels: dict[int, ConfigRecord], grid: Grid) -> None:
         """Step 4, heads' side. Hand each head what its members sent."""
         messages = []
         for cluster in topology.clusters:
-            sent = {f"{PARCEL}.{m}": parcels[m] for m in cluster.members if m in parcels}
+            sent = RecordDict(
+                {f"{PARCEL}.{m}": parcels[m] for m in cluster.members if m in parcels}
+            )
             if sent:
-                messages.append(Message(RecordDict(sent), cluster.head, RECEIVE))
-        for reply in _usable(grid.send_and_receive(messages, timeout=self.phase_timeout)):
+                messages.append(Message(sent, cluster.head, RECEIVE))
+        for reply in usable(grid.send_and_receive(messages, timeout=self.phase_timeout)):
             log(
                 INFO,
                 "HFLDD: head %d holds %s",
@@ -259,24 +221,13 @@ class HFLDD(FedAvg):
                 dict(reply.content.metric_records[METRICS]),
             )
 
-    def _exchange(
-        self, record: RecordDict, nodes: list[int], message_type: str, grid: Grid
+    def _ask(
+        self, request: Block, nodes: list[int], message_type: str, grid: Grid
     ) -> list[Message]:
-        """Send the same record to all nodes; return the replies that carry content."""
+        """Send a request to all nodes; return the replies that carry content."""
+        record = RecordDict({CONFIG: ConfigRecord(request.model_dump(by_alias=True))})
         messages = self._construct_messages(record, nodes, message_type)
-        return _usable(grid.send_and_receive(messages, timeout=self.phase_timeout))
-
-
-def _usable(replies: Iterable[Message]) -> list[Message]:
-    """Replies with content; an error reply is logged and set aside."""
-    usable = []
-    for reply in replies:
-        if reply.has_error():
-            node, reason = reply.metadata.src_node_id, reply.error.reason
-            log(WARNING, "Node %d failed in %s: %s", node, reply.metadata.message_type, reason)
-        else:
-            usable.append(reply)
-    return usable
+        return usable(grid.send_and_receive(messages, timeout=self.phase_timeout))
 
 
 def _are_distributions(labels: NDArray[np.floating]) -> bool:

@@ -20,6 +20,7 @@ ARRAYS = "arrays"
 CONFIG = "config"
 METRICS = "metrics"
 NUM_EXAMPLES = "num-examples"
+PARTITION_ID = "partition-id"
 SERVER_ROUND = "server-round"
 
 TRAIN_ON = "train-on"

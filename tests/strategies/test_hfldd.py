@@ -11,6 +11,7 @@ from task.datasets import load_dataset
 from task.messages import DISTILL, LABEL_KNOWLEDGE, RECEIVE
 from task.models import create_model
 from task.partition import partition_indices
+from task.requests import Distillation
 
 RUN_CONFIG = {"partition.classes": 2, "train.local-epochs": 1}
 
@@ -27,7 +28,10 @@ def form(strategy, grid, arrays):
 
 
 def quick(**settings):
-    return HFLDD(**{"distilled_size": 4, "distill_steps": 2, "distiller": "dm", **settings})
+    keys = Distillation.model_fields.keys() & settings.keys()
+    asked = {key: settings.pop(key) for key in keys}
+    defaults = {"distilled_size": 4, "distill_steps": 2, "distiller": "dm"}
+    return HFLDD(distillation=Distillation(**{**defaults, **asked}), **settings)
 
 
 def classes_of(num_nodes, classes):
@@ -44,9 +48,14 @@ def test_twenty_nodes_of_one_digit_each_form_pure_groups_and_two_complete_cluste
     strategy = quick(groups=groups)
     messages = form(strategy, grid, initial_arrays)
     held = classes_of(20, 1)
-    assert sorted(len({*map(tuple, map(held.get, group))}) for group in strategy.topology.groups) == [1] * 10
+    assert (
+        sorted(len({*map(tuple, map(held.get, group))}) for group in strategy.topology.groups)
+        == [1] * 10
+    )
     for cluster in strategy.topology.clusters:
-        assert set.union(*(held[node] for node in (cluster.head, *cluster.members))) == set(range(10))
+        assert set.union(*(held[node] for node in (cluster.head, *cluster.members))) == set(
+            range(10)
+        )
     assert [m.metadata.dst_node_id for m in messages] == list(strategy.topology.heads)
 
 
@@ -63,7 +72,11 @@ def test_members_distil_and_only_heads_receive_and_train(client_grid, initial_ar
     assert asked[RECEIVE] <= set(topology.heads)
     for message in messages:
         config = message.content["config"]
-        assert (config["train-on"], config["balanced"], config["server-round"]) == ("pooled", True, 1)
+        assert (config["train-on"], config["balanced"], config["server-round"]) == (
+            "pooled",
+            True,
+            1,
+        )
 
 
 def test_a_head_trains_on_its_own_data_and_what_its_members_sent(client_grid, initial_arrays):
@@ -71,8 +84,7 @@ def test_a_head_trains_on_its_own_data_and_what_its_members_sent(client_grid, in
     strategy = quick(groups=2, distilled_size=6)
     replies = grid.send_and_receive(form(strategy, grid, initial_arrays))
     own = {
-        node: 0.9 * count
-        for node, count in zip(range(100, 104), _partition_sizes(4), strict=True)
+        node: 0.9 * count for node, count in zip(range(100, 104), _partition_sizes(4), strict=True)
     }
     for reply in replies:
         head = reply.metadata.src_node_id
@@ -105,7 +117,7 @@ def test_raw_data_is_shared_only_when_asked_for(client_grid, initial_arrays):
     replies = grid.send_and_receive(form(strategy, grid, initial_arrays))
     in_heads = sum(reply.content["metrics"]["num-examples"] for reply in replies)
     assert in_heads == sum(size - int(0.1 * size) for size in _partition_sizes(4))
-    assert HFLDD().distill_config["share-raw-data"] is False
+    assert HFLDD().distillation.share_raw_data is False
 
 
 def test_no_usable_soft_labels_end_the_run_with_the_reason(client_grid, initial_arrays):

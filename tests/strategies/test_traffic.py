@@ -16,18 +16,15 @@ def test_fedavg_formula_counts_every_transfer_but_the_last_rounds_way_down():
 def test_hfldd_formula_adds_soft_labels_and_distilled_data_to_the_heads_training():
     soft_labels = sum(1000 * 10 * 32 for _client in range(100))
     distilled = sum(400 * 28 * 28 * 8 for _member in range(90))
-    assert (
-        hfldd_bits(
-            num_clients=100,
-            num_auxiliary=1000,
-            num_classes=10,
-            distilled_values=90 * 400 * 28 * 28,
-            num_heads=10,
-            num_weights=44_426,
-            num_rounds=300,
-        )
-        == soft_labels + distilled + fedavg_bits(10, 44_426, 300)
-    )
+    assert hfldd_bits(
+        num_clients=100,
+        num_auxiliary=1000,
+        num_classes=10,
+        distilled_values=90 * 400 * 28 * 28,
+        num_heads=10,
+        num_weights=44_426,
+        num_rounds=300,
+    ) == soft_labels + distilled + fedavg_bits(10, 44_426, 300)
 
 
 def test_fedseq_formula_adds_a_hop_for_each_client_of_a_superclient():
