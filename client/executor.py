@@ -88,7 +88,7 @@ class Executor:
         self._child_arguments = child_arguments
         self._report = report
         self._release_after = release_after
-        self._pace = Pace(busy=0.02, idle=0.1)
+        self._pace = Pace(busy=0.02, idle=0.25)
         self._child = self._start_child()
 
     def serve(self) -> None:

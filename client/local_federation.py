@@ -228,6 +228,13 @@ class LocalFederation:
             self._superlink = None
         self._file.release()
 
+    @property
+    def superlink_pid(self) -> int:
+        """Process id of the SuperLink."""
+        if self._superlink is None:
+            raise RuntimeError("the federation was not started: call start() first")
+        return self._superlink.pid
+
     def restart_dead_nodes(self) -> list[int]:
         """Start again every node whose main process has ended, and return their numbers."""
         dead = [node for node in self.nodes if not node.alive]

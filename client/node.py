@@ -110,11 +110,11 @@ class Node:
         while True:
             started = time.monotonic()
             self._start_parts()
-            ended = self._wait_for_an_end()
+            why = self._wait_for_an_end()
             self._stop_parts()
             if time.monotonic() - started > _SETTLED_AFTER:
                 pause = 1.0
-            _say(f"{ended} ended: starting again in {pause:.0f} s")
+            _say(f"{why}: starting both parts again in {pause:.0f} s")
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -133,7 +133,7 @@ class Node:
         self._write_status()
 
     def _wait_for_an_end(self) -> str:
-        """Read the parts' reports until one of them ends; return its name."""
+        """Read the parts' reports until one of them ends or is stuck; say which."""
         parts = {part.reports: part for part in self._parts}
         while True:
             for reports in wait(list(parts)):
@@ -141,9 +141,11 @@ class Node:
                 try:
                     what, value = reports.recv()
                 except EOFError:
-                    return parts[reports].name
+                    return f"the {parts[reports].name} ended"
                 if what == "unfit":
                     raise NodeError(value)
+                if what == "stuck":
+                    return f"the {parts[reports].name} is stuck ({value})"
                 self._status[what] = value
                 self._write_status()
 

@@ -15,7 +15,7 @@ class Pace:
         Seconds between two looks within `keen` seconds of the last work.
     idle : float
         Seconds between two looks after that.
-    keen : float (default: 30.0)
+    keen : float (default: 10.0)
         Seconds for which work is expected to be followed by more.
     clock : Callable[[], float] (default: time.monotonic)
         The time in seconds.
@@ -26,7 +26,7 @@ class Pace:
         *,
         busy: float,
         idle: float,
-        keen: float = 30.0,
+        keen: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._busy = busy

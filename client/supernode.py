@@ -26,7 +26,9 @@ _REMEDIES = {
 class _Reporter(logging.Handler):
     """Reads from Flower's log what the supervisor wants to know, for it is told nowhere else.
 
-    Reports ``("online", node_id)`` and, for what no new try will mend, ``("unfit", reason)``.
+    Reports ``("online", node_id)``; ``("unfit", reason)`` for what no new start will mend; and
+    ``("stuck", reason)`` when a message could not be received, because a run was stopped while its
+    objects were on their way, say: Flower drops the message then and waits for its reply forever.
     """
 
     def __init__(self, report: Connection) -> None:
@@ -39,7 +41,11 @@ class _Reporter(logging.Handler):
         if text.startswith("SuperNode ID: "):
             self._online = True
             self._report.send(("online", int(text.rpartition(" ")[2])))
-        elif record.levelno >= logging.ERROR and not self._online and (reason := _why_unfit(text)):
+        elif record.levelno < logging.ERROR:
+            return
+        elif text.startswith("Failed to receive message "):
+            self._report.send(("stuck", text))
+        elif not self._online and (reason := _why_unfit(text)):
             self._report.send(("unfit", reason))
 
 

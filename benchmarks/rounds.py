@@ -1,0 +1,276 @@
+"""Seconds a message phase on stock Flower and on our nodes, side by side and interleaved.
+
+Run with ``python -m benchmarks.rounds [--quick] [--device cuda:0] [--json FILE]``. Both federations
+are up at the same time and take turns, so that whatever else the machine does falls on both; each
+runs the same FedAvg app (`benchmarks/rounds_app`), stock Flower with its own grid, ours with ours.
+A phase lasts from sending its messages to having all replies. The first phase of a run is left out:
+it loads the app.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from client.local_federation import LocalFederation
+
+APP_DIR = Path(__file__).parent / "rounds_app"
+IDLE_SETTLE = 15.0
+IDLE_SECONDS = 10.0
+_PHASE = re.compile(r"PHASE ([\d.]+) (\d+) (\d+)")
+
+
+class StockFederation(LocalFederation):
+    """A federation of Flower's own SuperNodes, with subprocess isolation."""
+
+    def node_command(self, settings: Path) -> list[str]:
+        """Return the command of a stock SuperNode with the same settings."""
+        ours = yaml.safe_load(settings.read_text(encoding="utf-8"))
+        device = ours.get("device", "auto")
+        return [
+            *("env", f"FLWR_HOME={settings.parent / 'flower'}", "OMP_NUM_THREADS=1"),
+            *("flower-supernode", "--insecure", "--superlink", ours["superlink"]),
+            *("--clientappio-api-address", "127.0.0.1:0", "--node-config"),
+            f"partition-id={ours['partition-id']} num-partitions={ours['num-partitions']} "
+            f'device="{device}"',
+        ]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is timed: so many phases of some work on so many nodes."""
+
+    nodes: int
+    work: str
+    megabytes: float
+    stock_phases: int
+    ours_phases: int
+
+
+@dataclass
+class Row:
+    """The seconds a phase of one case on both systems."""
+
+    case: Case
+    stock: list[float] = field(default_factory=list)
+    ours: list[float] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> float:
+        """How many times stock Flower's median is ours."""
+        return statistics.median(self.stock) / statistics.median(self.ours)
+
+
+class PeakMemory(threading.Thread):
+    """Samples the resident memory of a federation's processes, by kind of process."""
+
+    def __init__(self, federation: LocalFederation) -> None:
+        super().__init__(daemon=True)
+        self.peaks: dict[str, int] = {}
+        self._federation = federation
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Sample until `end`."""
+        while not self._ended.wait(0.2):
+            for process in processes(self._federation):
+                try:
+                    kind, size = _kind(process.cmdline()), process.memory_info().rss
+                except psutil.Error:
+                    continue
+                if size:
+                    self.peaks[kind] = max(size, self.peaks.get(kind, 0))
+
+    def end(self) -> None:
+        """Stop sampling."""
+        self._ended.set()
+        self.join()
+
+
+def processes(federation: LocalFederation, *, nodes_only: bool = False) -> list[psutil.Process]:
+    """Return the live processes of a federation."""
+    roots = [node.pid for node in federation.nodes]
+    if not nodes_only:
+        roots.append(federation.superlink_pid)
+    found = []
+    for pid in roots:
+        try:
+            root = psutil.Process(pid)
+            found += [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def _kind(command: Sequence[str]) -> str:
+    """Name a process after its program or module."""
+    words = [Path(word).name for word in command[:6]]
+    if "node" in words[:3]:
+        return "node"
+    for word in words:
+        if word.startswith(("flower-", "flwr-", "client.")):
+            return word
+    return "other"
+
+
+def idle_cpu(federation: LocalFederation) -> float:
+    """Return the CPU time that one idle node takes, in per cent of a core."""
+    before = {
+        process: sum(process.cpu_times()[:2]) for process in processes(federation, nodes_only=True)
+    }
+    time.sleep(IDLE_SECONDS)
+    used: float = sum(sum(process.cpu_times()[:2]) - start for process, start in before.items())
+    return 100 * used / IDLE_SECONDS / len(federation.nodes)
+
+
+def run_phases(federation: LocalFederation, case: Case, *, fast: bool) -> list[float]:
+    """Run the app and return the seconds of its phases, without the first."""
+    phases = case.ours_phases if fast else case.stock_phases
+    outcome = federation.run(
+        APP_DIR,
+        {
+            "work": case.work,
+            "megabytes": case.megabytes,
+            "phases": phases + 1,
+            "nodes": case.nodes,
+            "fast": fast,
+        },
+        timeout=900,
+    )
+    found = [match for line in outcome.lines if (match := _PHASE.search(line))]
+    complete = [float(m[1]) for m in found if int(m[2]) == case.nodes and m[3] == "0"]
+    if not outcome.completed or len(complete) != phases + 1:
+        raise RuntimeError("a run failed:\n" + "\n".join(outcome.lines[-40:]))
+    return complete[1:]
+
+
+@contextmanager
+def both_federations(nodes: int, device: str) -> Iterator[tuple[LocalFederation, LocalFederation]]:
+    """Start stock Flower and ours beside each other."""
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        settings = {"device": device}
+        yield (
+            stack.enter_context(
+                StockFederation(nodes, directory / "stock", node_settings=settings)
+            ),
+            stack.enter_context(LocalFederation(nodes, directory / "ours", node_settings=settings)),
+        )
+
+
+def measure(nodes: int, cases: Sequence[Case], *, blocks: int, device: str) -> dict[str, Any]:
+    """Time the cases of one number of nodes, and take memory and idle CPU on the way."""
+    rows = [Row(case) for case in cases]
+    with both_federations(nodes, device) as (stock, ours):
+        memory = [PeakMemory(stock), PeakMemory(ours)]
+        for sampler in memory:
+            sampler.start()
+        for _ in range(blocks):
+            for row in rows:
+                row.stock += run_phases(stock, row.case, fast=False)
+                row.ours += run_phases(ours, row.case, fast=True)
+        time.sleep(IDLE_SETTLE)
+        idle = {"stock": idle_cpu(stock), "ours": idle_cpu(ours)}
+        for sampler in memory:
+            sampler.end()
+    peaks = {name: each.peaks for name, each in zip(("stock", "ours"), memory, strict=True)}
+    return {"nodes": nodes, "rows": rows, "idle_cpu_percent": idle, "peak_rss_bytes": peaks}
+
+
+def cases_for(nodes: int, *, quick: bool) -> list[Case]:
+    """Return what is timed with so many nodes."""
+    if quick:
+        return [Case(nodes, "trivial", 0.2, stock_phases=3, ours_phases=10)]
+    return [
+        Case(nodes, "trivial", 0.2, stock_phases=5, ours_phases=15),
+        Case(nodes, "trivial", 4, stock_phases=4, ours_phases=8),
+        Case(nodes, "trivial", 64, stock_phases=3, ours_phases=3),
+        Case(nodes, "digits", 0.2, stock_phases=4, ours_phases=8),
+    ]
+
+
+def show(measured: Sequence[dict[str, Any]]) -> None:
+    """Print the figures as tables."""
+    console = Console()
+    table = Table("nodes", "work", "MB", "stock: median (min-max) s", "ours", "ratio")
+    for part in measured:
+        for row in part["rows"]:
+            table.add_row(
+                str(row.case.nodes),
+                row.case.work,
+                f"{row.case.megabytes:g}",
+                _spread(row.stock),
+                _spread(row.ours),
+                f"{row.ratio:.1f}",
+            )
+    console.print(table)
+    for part in measured:
+        idle = ", ".join(
+            f"{name} {value:.1f} %" for name, value in part["idle_cpu_percent"].items()
+        )
+        console.print(f"{part['nodes']} nodes: CPU of an idle node: {idle}")
+        for name, peaks in part["peak_rss_bytes"].items():
+            sizes = ", ".join(f"{kind} {size / 1e6:.0f}" for kind, size in sorted(peaks.items()))
+            console.print(f"{part['nodes']} nodes, {name}: peak resident MB: {sizes}")
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    return f"{statistics.median(seconds):.2f} ({min(seconds):.2f}-{max(seconds):.2f})"
+
+
+def as_json(measured: Sequence[dict[str, Any]], device: str) -> dict[str, Any]:
+    """Gather the figures; those that are watched come first."""
+    trivial = measured[0]["rows"][0]
+    return {
+        "ratio_trivial": trivial.ratio,
+        "stock_seconds": statistics.median(trivial.stock),
+        "ours_seconds": statistics.median(trivial.ours),
+        "device": device,
+        "cores": os.cpu_count(),
+        "measured": [
+            {**part, "rows": [{**asdict(row), "ratio": row.ratio} for row in part["rows"]]}
+            for part in measured
+        ],
+    }
+
+
+def main() -> None:
+    """Measure, print and, if asked, write the figures."""
+    parser = argparse.ArgumentParser(prog="benchmarks.rounds", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="2 nodes, trivial work, few phases")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda:N, for the work on digits")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[2, 10], help="unless --quick")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    args = parser.parse_args()
+    measured = [
+        measure(
+            nodes,
+            cases_for(nodes, quick=args.quick),
+            blocks=1 if args.quick else 2,
+            device=args.device,
+        )
+        for nodes in ([2] if args.quick else args.nodes)
+    ]
+    show(measured)
+    if args.json is not None:
+        args.json.write_text(json.dumps(as_json(measured, args.device), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The app that `benchmarks/rounds.py` times on stock Flower and on ours."""

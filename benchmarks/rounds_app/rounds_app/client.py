@@ -1,0 +1,43 @@
+"""The clients' work: none at all, or an epoch on a part of the digits."""
+
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Return the arrays as they came, or after an epoch of training on digits."""
+    arrays = message.content.array_records["arrays"]
+    examples = 1
+    if context.run_config["work"] == "digits":
+        arrays, examples = _train_on_digits(arrays, context)
+    metrics = MetricRecord({"num-examples": examples})
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+
+def _train_on_digits(arrays: ArrayRecord, context: Context) -> tuple[ArrayRecord, int]:
+    import torch
+    from sklearn.datasets import load_digits
+    from torch.nn import functional
+
+    from rounds_app.model import build_model
+
+    node = context.node_config
+    name = str(node["device"])
+    part = slice(int(node["partition-id"]), None, int(node["num-partitions"]))
+    digits = load_digits()
+    images = torch.tensor(digits.images[part], dtype=torch.float32, device=name).unsqueeze(1) / 16
+    labels = torch.tensor(digits.target[part], device=name)
+    model = build_model()
+    model.load_state_dict(arrays.to_torch_state_dict())
+    model.to(name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for start in range(0, len(labels), 32):
+        batch = slice(start, start + 32)
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(images[batch]), labels[batch])
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return ArrayRecord(model.cpu().state_dict()), len(labels)
