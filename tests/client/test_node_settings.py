@@ -1,0 +1,69 @@
+"""A node's settings: where they come from, and what is said of wrong ones."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.settings import NodeError, load_settings
+
+
+def test_options_come_before_the_file_and_the_file_before_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "node.yaml"
+    file.write_text("superlink: far:9092\npartition-id: 3\nnum-partitions: 5\nthreads: 2\n")
+    settings = load_settings(file, {"partition_id": 4, "threads": None})
+    assert settings.superlink == "far:9092"
+    assert settings.partition_id == 4
+    assert settings.threads == 2
+    assert settings.device == "auto"
+
+
+def test_apps_see_the_agreed_keys_and_what_the_user_adds(tmp_path: Path) -> None:
+    settings = load_settings(
+        None,
+        {
+            "partition_id": 1,
+            "num_partitions": 2,
+            "data": tmp_path,
+            "state_dir": tmp_path / "state",
+            "node_config": {"sector": 4},
+        },
+    )
+    assert settings.app_config == {
+        "partition-id": 1,
+        "num-partitions": 2,
+        "device": "auto",
+        "data": str(tmp_path),
+        "state-dir": str(tmp_path / "state"),
+        "sector": 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"partition_id": 2, "num_partitions": 2}, "partition-id=2 must be below num-partitions=2"),
+        ({"device": "gpu"}, "device=gpu"),
+        ({"data": "/nowhere/at/all"}, "/nowhere/at/all does not exist"),
+        ({"insecure": True, "root_certificates": __file__}, "exclude each other"),
+        ({"insecure": True, "auth_key": __file__}, "auth-key needs TLS"),
+        ({"node_config": {"device": "cpu"}}, "device is an option of its own"),
+        ({"threads": 0}, "threads=0"),
+        ({"superlnk": "x"}, "superlnk=x: there is no such setting (there are superlink, "),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_value_in_one_line(
+    given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(NodeError) as error:
+        load_settings(None, given)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["- a\n- b\n", "a: [b\n", "just text"])
+def test_a_file_that_holds_no_settings_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "node.yaml"
+    file.write_text(content)
+    with pytest.raises(NodeError, match=r"node\.yaml"):
+        load_settings(file, {})
