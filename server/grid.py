@@ -97,15 +97,12 @@ class MeteredGrid(Grid):
         wait = self._deadline if timeout is None else min(timeout, self._deadline)
         for message in messages:
             message.metadata.ttl = min(message.metadata.ttl, wait)
-        waiting = {
-            message_id: position
-            for position, message_id in enumerate(self.push_messages(messages))
-            if message_id is not None
-        }
-        replies = self._await_replies(waiting, time.monotonic() + wait)
+        pushed = {message_id for message_id in self.push_messages(messages) if message_id}
+        replies = self._await_replies(pushed, time.monotonic() + wait)
         phase = messages[0].metadata.message_type
-        self.ledger.book_received(phase, list(replies.values()))
-        late = [m.metadata.dst_node_id for i, m in enumerate(messages) if i not in replies]
+        self.ledger.book_received(phase, replies)
+        asked = {message.metadata.dst_node_id: rank for rank, message in enumerate(messages)}
+        late = asked.keys() - {reply.metadata.src_node_id for reply in replies}
         if late:
             log(
                 WARNING,
@@ -113,18 +110,18 @@ class MeteredGrid(Grid):
                 phase,
                 len(late),
                 wait,
-                late,
+                sorted(late),
             )
-        return [replies[position] for position in sorted(replies)]
+        return sorted(replies, key=lambda r: asked.get(r.metadata.src_node_id, len(asked)))
 
-    def _await_replies(self, waiting: dict[str, int], end: float) -> dict[int, Message]:
-        """Poll until every message id in ``waiting`` is answered; replies by position."""
-        replies: dict[int, Message] = {}
+    def _await_replies(self, waiting: set[str], end: float) -> list[Message]:
+        """Poll until every message id in ``waiting`` is answered, or the time is over."""
+        replies: list[Message] = []
         poll = FIRST_POLL
         while waiting and time.monotonic() < end:
-            arrived = list(self.pull_messages(list(waiting)))
-            for reply in arrived:
-                replies[waiting.pop(reply.metadata.reply_to_message_id)] = reply
+            arrived = list(self.pull_messages(waiting))
+            waiting = waiting - {reply.metadata.reply_to_message_id for reply in arrived}
+            replies += arrived
             poll = FIRST_POLL if arrived else min(poll * 1.5, LONGEST_POLL)
             if waiting:
                 time.sleep(poll)

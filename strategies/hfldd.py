@@ -171,7 +171,7 @@ class HFLDD(FedAvg):
 
     def _cluster(self, soft_labels: dict[int, NDArray[np.floating]]) -> Topology:
         """Steps 2 and 3. Homogeneous groups, heterogeneous clusters, and a head for each."""
-        nodes = np.array(list(soft_labels))
+        nodes = list(soft_labels)  # no array of them: ids of 64 bits would become floats
         stacked = np.stack(list(soft_labels.values()))
         self.num_classes = stacked.shape[-1]
         group_of = homogeneous_groups(kl_matrix(stacked), self.groups, self.seed)
@@ -182,9 +182,11 @@ class HFLDD(FedAvg):
         clusters = []
         for cluster in heterogeneous_clusters(group_of, generator):
             head = int(generator.choice(cluster))
-            members = tuple(int(nodes[i]) for i in cluster if i != head)
-            clusters.append(Cluster(head=int(nodes[head]), members=members))
-        groups = tuple(tuple(nodes[group_of == g].tolist()) for g in range(num_groups))
+            members = tuple(nodes[i] for i in cluster if i != head)
+            clusters.append(Cluster(head=nodes[head], members=members))
+        groups = tuple(
+            tuple(nodes[i] for i in np.flatnonzero(group_of == g)) for g in range(num_groups)
+        )
         log(
             INFO,
             "HFLDD: %d groups, %d clusters of sizes %s",

@@ -7,8 +7,11 @@ import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-
 torch.set_num_threads(1)  # tests and the processes they start share few cores
+
+
+FIRST_NODE = 2**64 - 1000
+"""Flower's node ids fill 64 bits: no float, and no signed integer of that size, holds them."""
 
 
 class MemoryGrid(Grid):
@@ -80,7 +83,7 @@ def client_grid(tmp_path):
         def node(index):
             context = Context(
                 run_id=1,
-                node_id=100 + index,
+                node_id=FIRST_NODE + index,
                 node_config={
                     "partition-id": index,
                     "num-partitions": num_nodes,
@@ -98,6 +101,6 @@ def client_grid(tmp_path):
 
             return answer
 
-        return MemoryGrid({100 + index: node(index) for index in range(num_nodes)})
+        return MemoryGrid({FIRST_NODE + index: node(index) for index in range(num_nodes)})
 
     return grid_of

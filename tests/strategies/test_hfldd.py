@@ -13,6 +13,7 @@ from task.models import create_model
 from task.partition import partition_indices
 from task.requests import Distillation
 
+FIRST = 2**64 - 1000  # as in conftest.py
 RUN_CONFIG = {"partition.classes": 2, "train.local-epochs": 1}
 
 
@@ -37,7 +38,7 @@ def quick(**settings):
 def classes_of(num_nodes, classes):
     labels = load_dataset("digits").train.labels
     parts = partition_indices(labels, num_nodes, scheme="pathological", classes_per_node=classes)
-    return {100 + i: set(labels[part].tolist()) for i, part in enumerate(parts)}
+    return {FIRST + i: set(labels[part].tolist()) for i, part in enumerate(parts)}
 
 
 @pytest.mark.parametrize("groups", [10, None])
@@ -84,7 +85,8 @@ def test_a_head_trains_on_its_own_data_and_what_its_members_sent(client_grid, in
     strategy = quick(groups=2, distilled_size=6)
     replies = grid.send_and_receive(form(strategy, grid, initial_arrays))
     own = {
-        node: 0.9 * count for node, count in zip(range(100, 104), _partition_sizes(4), strict=True)
+        node: 0.9 * count
+        for node, count in zip(range(FIRST, FIRST + 4), _partition_sizes(4), strict=True)
     }
     for reply in replies:
         head = reply.metadata.src_node_id
@@ -106,7 +108,7 @@ def test_a_node_that_fails_is_left_out_and_the_others_go_on(client_grid, initial
     strategy = quick(groups=3)
     messages = form(strategy, grid, initial_arrays)
     placed = {*strategy.topology.heads, *strategy.topology.head_of}
-    assert placed == {100, 101, 103, 104, 105}
+    assert placed == {FIRST + index for index in (0, 1, 3, 4, 5)}
     arrays, _ = strategy.aggregate_train(1, grid.send_and_receive(messages))
     assert all(np.isfinite(array.numpy()).all() for array in arrays.values())
 
@@ -140,7 +142,7 @@ def test_traffic_formula_uses_the_clusters_as_they_were_formed(client_grid, init
 def test_topology_is_plain_data_with_nodes_by_name(client_grid, initial_arrays):
     strategy = quick(groups=2)
     form(strategy, client_grid(4, RUN_CONFIG), initial_arrays)
-    named = strategy.topology.to_dict({100: "0", 101: "1", 102: "2"})
+    named = strategy.topology.to_dict({FIRST: "0", FIRST + 1: "1", FIRST + 2: "2"})
     listed = [node for c in named["clusters"] for node in (c["head"], *c["members"])]
-    assert sorted(listed) == ["0", "1", "103", "2"]
+    assert sorted(listed) == ["0", "1", str(FIRST + 3), "2"]
     assert json.loads(json.dumps(named)) == named
