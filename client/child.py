@@ -29,10 +29,13 @@ class Child:
     ----------
     bundle : str | None
         Hash of the app bundle that the child has been given work of, if any.
+    ready : bool
+        Whether the child has said that it is warm.
     """
 
     def __init__(self, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         self.bundle: str | None = None
+        self.ready = False
         self._notes, theirs = Pipe()
         with theirs:
             self._process = start_bound(

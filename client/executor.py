@@ -100,6 +100,8 @@ class Executor:
             If the child says that it cannot work on this machine.
         UnanswerableError
             If a task was lost in a way that cannot be told to the SuperNode.
+        ChildDiedError
+            If a child died while it was starting.
         """
         while True:
             self._tend_child()
@@ -133,6 +135,8 @@ class Executor:
             while self._child.has_note():
                 self._heed(*self._child.note())
         except ChildDiedError:
+            if not self._child.ready:
+                raise
             self._child = self._start_child()
         if self._child.bundle is not None and self._pace.idle_for > self._release_after:
             self._replace_child()
@@ -141,6 +145,7 @@ class Executor:
         if kind == "unfit":
             raise UnfitError(reason)
         if kind == "ready":
+            self._child.ready = True
             self._tell("ready", self._child.pid)
 
     def _claim(self) -> tuple[str, str] | None:
@@ -282,7 +287,7 @@ def main() -> None:
         if report is not None:
             report.send(("unfit", str(error)))
         sys.exit(str(error))
-    except UnanswerableError as error:
+    except (UnanswerableError, ChildDiedError) as error:
         sys.exit(f"executor: {error}")
     finally:
         executor.close()
