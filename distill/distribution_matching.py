@@ -22,7 +22,7 @@ LEARNING_RATE = 0.05
 WIDTH = 64
 BANK = 40
 REAL_PER_CLASS = 256
-CHUNK_FLOATS = 2**22
+CHUNK_FLOATS = 2**20
 
 
 @dataclass(frozen=True, eq=False)

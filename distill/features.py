@@ -78,5 +78,27 @@ class RandomConvNet:
         for weight in self.filters:
             images = functional.conv2d(images, weight, padding=1)
             images = functional.relu(functional.group_norm(images, len(weight)))
-            images = functional.avg_pool2d(images, 2)
+            images = halve(images)
         return images.flatten(1)
+
+
+def halve(images: Tensor) -> Tensor:
+    """Average 2x2 pixels into one, as a matrix product.
+
+    Equal to `torch.nn.functional.avg_pool2d(images, 2)`, odd last rows and columns dropped;
+    on a CPU that one is several times slower, and slower still in its gradient.
+
+    Parameters
+    ----------
+    images : Tensor
+        (n, C, H, W).
+
+    Returns
+    -------
+    Tensor
+        (n, C, H // 2, W // 2).
+    """
+    height, width = images.shape[2] // 2, images.shape[3] // 2
+    row_pairs = images[..., : 2 * height, : 2 * width].reshape(*images.shape[:2], height, -1)
+    average = torch.eye(width, dtype=images.dtype, device=images.device) / 4
+    return row_pairs @ average.repeat_interleave(2, 0).repeat(2, 1)

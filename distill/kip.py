@@ -131,7 +131,7 @@ def kip_gradient(
         If the regression fails in float64 too: the virtual points hold NaN or infinity.
     """
     d = virtual.shape[-1]
-    left, right = real.square().sum(-1) / d, virtual.square().sum(-1) / d
+    left, right = (torch.linalg.vector_norm(x, dim=-1).square() / d for x in (real, virtual))
     gram = virtual @ virtual.mT / d
     gram.diagonal(dim1=-2, dim2=-1).copy_(right)
     K_ss, pullback_ss = kernel(gram, right, right)
@@ -157,9 +157,9 @@ def kip_gradient(
     diagonal = by_system.diagonal(dim1=-2, dim2=-1)
     diagonal += RIDGE * diagonal.mean(-1, keepdim=True)
     ss, ts = pullback_ss(by_system), pullback_ts(residual @ weights.mT)
-    by_squares = (ss.left + ss.right + ts.right).unsqueeze(-1)
-    gradient = (ss.gram + ss.gram.mT) @ virtual + ts.gram.mT @ real + 2 * by_squares * virtual
-    return loss, gradient / d
+    by_gram = (ss.gram + ss.gram.mT) / d
+    by_gram.diagonal(dim1=-2, dim2=-1).add_(ss.left + ss.right + ts.right, alpha=2 / d)
+    return loss, by_gram @ virtual + (ts.gram / d).mT @ real
 
 
 def _targets(labels: Tensor, num_classes: int) -> Tensor:

@@ -1,0 +1,45 @@
+"""Random ConvNets: pooled as torch pools, of the published width, drawn from the generator."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from distill import DistillError
+from distill.features import RandomConvNet, halve
+
+
+@pytest.mark.parametrize("size", [(8, 8), (7, 9), (2, 3), (32, 6)])
+def test_halving_equals_average_pooling_and_its_gradient(size: tuple[int, int]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    leaf = torch.randn(3, 5, *size, generator=generator).requires_grad_()
+    ours, theirs = halve(leaf), functional.avg_pool2d(leaf, 2)
+    torch.testing.assert_close(ours, theirs)
+    upstream = torch.randn(ours.shape, generator=generator)
+    (by_ours,) = torch.autograd.grad(ours, leaf, upstream)
+    (by_theirs,) = torch.autograd.grad(theirs, leaf, upstream)
+    torch.testing.assert_close(by_ours, by_theirs)
+
+
+@pytest.mark.parametrize(("side", "blocks"), [(4, 1), (8, 2), (15, 2), (16, 3), (28, 3), (64, 3)])
+def test_blocks_leave_at_least_two_pixels_a_side(side: int, blocks: int) -> None:
+    network = RandomConvNet.draw(3, side, 6, torch.Generator().manual_seed(0))
+    assert len(network.filters) == blocks
+    features = network(torch.randn(2, 3, side, side))
+    assert features.shape == (2, 6 * (side // 2**blocks) ** 2)
+
+
+def test_convnet_3_has_the_published_filters() -> None:
+    network = RandomConvNet.draw(3, 32, 128, torch.Generator().manual_seed(0))
+    assert [tuple(w.shape) for w in network.filters] == [
+        (128, 3, 3, 3),
+        (128, 128, 3, 3),
+        (128, 128, 3, 3),
+    ]
+    for weight in network.filters:
+        he = (2 / (9 * weight.shape[1])) ** 0.5
+        assert float(weight.std()) == pytest.approx(he, rel=0.05)
+
+
+def test_images_too_small_are_refused() -> None:
+    with pytest.raises(DistillError, match="at least 4 pixels a side"):
+        RandomConvNet.draw(1, 3, 6, torch.Generator())
