@@ -77,30 +77,29 @@ class Row:
         return statistics.median(self.stock) / statistics.median(self.ours)
 
 
-class PeakMemory(threading.Thread):
-    """Samples the resident memory of a federation's processes, by kind of process."""
+@contextmanager
+def peak_memory(federation: LocalFederation) -> Iterator[dict[str, int]]:
+    """Sample the resident memory of a federation's processes: its peak, by kind of process."""
+    peaks: dict[str, int] = {}
+    ended = threading.Event()
 
-    def __init__(self, federation: LocalFederation) -> None:
-        super().__init__(daemon=True)
-        self.peaks: dict[str, int] = {}
-        self._federation = federation
-        self._ended = threading.Event()
-
-    def run(self) -> None:
-        """Sample until `end`."""
-        while not self._ended.wait(0.2):
-            for process in processes(self._federation):
+    def sample() -> None:
+        while not ended.wait(0.2):
+            for process in processes(federation):
                 try:
                     kind, size = _kind(process.cmdline()), process.memory_info().rss
                 except psutil.Error:
                     continue
                 if size:
-                    self.peaks[kind] = max(size, self.peaks.get(kind, 0))
+                    peaks[kind] = max(size, peaks.get(kind, 0))
 
-    def end(self) -> None:
-        """Stop sampling."""
-        self._ended.set()
-        self.join()
+    sampler = threading.Thread(target=sample, daemon=True)
+    sampler.start()
+    try:
+        yield peaks
+    finally:
+        ended.set()
+        sampler.join()
 
 
 def processes(federation: LocalFederation, *, nodes_only: bool = False) -> list[psutil.Process]:
@@ -178,19 +177,18 @@ def measure(nodes: int, cases: Sequence[Case], *, blocks: int, device: str) -> d
     """Time the cases of one number of nodes, and take memory and idle CPU on the way."""
     rows = [Row(case) for case in cases]
     with both_federations(nodes, device) as (stock, ours):
-        memory = [PeakMemory(stock), PeakMemory(ours)]
-        for sampler in memory:
-            sampler.start()
-        for _ in range(blocks):
-            for row in rows:
-                row.stock += run_phases(stock, row.case, fast=False)
-                row.ours += run_phases(ours, row.case, fast=True)
+        with peak_memory(stock) as stock_peaks, peak_memory(ours) as our_peaks:
+            for _ in range(blocks):
+                for row in rows:
+                    row.stock += run_phases(stock, row.case, fast=False)
+                    row.ours += run_phases(ours, row.case, fast=True)
         time.sleep(IDLE_SETTLE)
-        idle = {"stock": idle_cpu(stock), "ours": idle_cpu(ours)}
-        for sampler in memory:
-            sampler.end()
-    peaks = {name: each.peaks for name, each in zip(("stock", "ours"), memory, strict=True)}
-    return {"nodes": nodes, "rows": rows, "idle_cpu_percent": idle, "peak_rss_bytes": peaks}
+        return {
+            "nodes": nodes,
+            "rows": rows,
+            "idle_cpu_percent": {"stock": idle_cpu(stock), "ours": idle_cpu(ours)},
+            "peak_rss_bytes": {"stock": stock_peaks, "ours": our_peaks},
+        }
 
 
 def cases_for(nodes: int, *, quick: bool) -> list[Case]:

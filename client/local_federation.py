@@ -397,7 +397,7 @@ class LocalFederation:
         return Control(self.control_address)
 
     def _start_superlink(self, deadline: float) -> None:
-        fleet, control, serverappio = (f"127.0.0.1:{port}" for port in _free_ports(3))
+        fleet, control, serverappio = (f"127.0.0.1:{port}" for port in free_ports(3))
         self.fleet_address, self.control_address = fleet, control
         home = Path(self.env["FLWR_HOME"])
         home.mkdir(parents=True, exist_ok=True)
@@ -426,7 +426,7 @@ class LocalFederation:
                 time.sleep(0.1)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Find ports on loopback that are free now, all different."""
     sockets = [socket.socket() for _ in range(count)]
     try:
