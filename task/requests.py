@@ -39,7 +39,7 @@ class Distillation(Block):
     ----------
     distiller : str (default: "auto")
         ``auto``, ``dm``, ``kip`` (the paper's) or ``module:function``.
-    distilled_size : int (default: 20)
+    distilled_size : int (default: 40)
         |D~_i|, virtual samples of a node, spread evenly over the classes that it holds.
     distill_steps : int (default: 0)
         Steps of the distiller; 0 takes the distiller's own default.
@@ -50,7 +50,7 @@ class Distillation(Block):
     """
 
     distiller: Annotated[str, Field(min_length=1)] = "auto"
-    distilled_size: Annotated[int, Field(ge=1)] = 20
+    distilled_size: Annotated[int, Field(ge=1)] = 40
     distill_steps: Annotated[int, Field(ge=0)] = 0
     start: Annotated[str, Field(min_length=1)] = "class-stats"
     share_raw_data: bool = False

@@ -8,18 +8,20 @@ from task.models.registry import register
 
 @register("digits-cnn", fits=lambda spec: min(spec.shape[1:]) >= 4)
 def digits_cnn(spec: DataSpec) -> nn.Module:
-    """Two 3x3 convolutions (32, 64), max pooling to 4x4, one dense layer.
+    """Two 3x3 convolutions (8, 16), max pooling to 4x4, a hidden layer of 64, one dense layer.
 
-    29,066 parameters on grey images with ten classes, whatever their size.
+    18,346 parameters on grey images with ten classes, whatever their size.
     """
     return nn.Sequential(
-        nn.Conv2d(spec.shape[0], 32, 3, padding=1),
+        nn.Conv2d(spec.shape[0], 8, 3, padding=1),
         nn.ReLU(),
-        nn.Conv2d(32, 64, 3, padding=1),
+        nn.Conv2d(8, 16, 3, padding=1),
         nn.ReLU(),
         nn.AdaptiveMaxPool2d(4),
         nn.Flatten(),
-        nn.Linear(64 * 4 * 4, spec.num_classes),
+        nn.Linear(16 * 4 * 4, 64),
+        nn.ReLU(),
+        nn.Linear(64, spec.num_classes),
     )
 
 
