@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from distill.augmentation import Augmentation, draw_augmentation
+from distill.errors import DistillError
 from distill.features import RandomConvNet
 from distill.inputs import check_inputs
 from distill.registry import Progress, register
@@ -144,6 +145,8 @@ def distill_dm(
     """
     steps = STEPS if steps is None else steps
     check_inputs(images, labels, num_classes=num_classes, per_class=per_class, steps=steps)
+    if min(width, bank) < 1:
+        raise DistillError(f"width and bank must be at least 1, got {width} and {bank}")
     begin, virtual_labels = start(init, images, labels, per_class, generator)
     classes = [images[labels == c] for c in torch.unique(labels)]
     probes = [

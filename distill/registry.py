@@ -52,7 +52,7 @@ class Distiller(Protocol):
         steps : int, optional (default: None)
             Optimisation steps; None takes the method's own default.
         generator : torch.Generator
-            Source of every random draw; the same state gives the same result.
+            Source of every random draw, on the CPU; the same state gives the same result.
         device : torch.device or str (default: "cpu")
             Where to compute; the result is always on the CPU.
         progress : callable, optional (default: None)

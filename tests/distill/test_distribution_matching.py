@@ -98,3 +98,17 @@ def test_images_too_small_for_a_convnet_are_refused() -> None:
             per_class=1,
             generator=torch.Generator(),
         )
+
+
+@pytest.mark.parametrize("setting", ["width", "bank"])
+def test_empty_bank_or_network_is_refused(setting: str) -> None:
+    images, labels = stripes(8, torch.Generator().manual_seed(0))
+    with pytest.raises(DistillError, match="width and bank must be at least 1"):
+        distill_dm(
+            images,
+            labels,
+            num_classes=2,
+            per_class=1,
+            generator=torch.Generator(),
+            **{setting: 0},  # type: ignore[arg-type]
+        )
