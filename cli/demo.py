@@ -3,10 +3,12 @@
 import json
 import re
 import shutil
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
@@ -31,6 +33,7 @@ def demo(
     a few of the ten digits only; both strategies get the same model, start, optimiser and local
     epochs. Ends with a table and the same numbers in RUNS_DIR/demo.json. Ctrl-C ends every process.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     console = Console()
     runs_dir.mkdir(parents=True, exist_ok=True)
     state_dir = runs_dir / "demo-federation"
@@ -62,8 +65,10 @@ def demo(
             results[name] = {**json.loads(summary.read_text()), "run_id": str(outcome.run_id)}
     (runs_dir / "demo.json").write_text(json.dumps(results, indent=2) + "\n")
     console.print(_table(results))
+    _draw(results, runs_dir)
+    console.print(f"Curves: {runs_dir / 'demo.png'}; everything else by run id:")
     for name, result in results.items():
-        console.print(f"{name}: curve, model and metrics in {runs_dir / result['run_id']}")
+        console.print(f"  {name}: {runs_dir / result['run_id']}")
 
 
 def _show(console: Console, line: str) -> None:
@@ -86,3 +91,19 @@ def _table(results: dict[str, Any]) -> Table:
             f"{result['seconds']:.0f}",
         )
     return table
+
+
+def _draw(results: dict[str, Any], runs_dir: Path) -> None:
+    """Draw the accuracy of both strategies by round into ``demo.png``."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, result in results.items():
+        lines = (runs_dir / result["run_id"] / "metrics.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        accuracies = [100 * row["accuracy"] for row in rows]
+        label = f"{name}, {result['server_bytes'] / 1e6:.1f} MB through the server"
+        axes.plot([row["round"] for row in rows], accuracies, marker="o", label=label)
+    axes.set(xlabel="round", ylabel="test accuracy (%)", ylim=(0, 100))
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.savefig(runs_dir / "demo.png", dpi=120)

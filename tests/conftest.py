@@ -79,7 +79,7 @@ def client_grid(tmp_path):
     """Grid of nodes that run our real ClientApp in this process, on partitions of a dataset."""
     from client.app import app
 
-    def grid_of(num_nodes, run_config, broken=lambda node, message: False):
+    def grid_of(num_nodes, run_config, broken=lambda node, message: False, node_config=None):
         def node(index):
             context = Context(
                 run_id=1,
@@ -89,6 +89,7 @@ def client_grid(tmp_path):
                     "num-partitions": num_nodes,
                     "state-dir": str(tmp_path / "state"),
                     "device": "cpu",
+                    **(node_config or {}),
                 },
                 state=RecordDict(),
                 run_config=run_config,
