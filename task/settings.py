@@ -112,7 +112,7 @@ class TaskSettings(Block):
     dataset : str (default: "digits")
         A named dataset, ``module:function``, or ``private`` where every node brings its own.
     data_root : str (default: "")
-        Folder of the dataset's files. If empty: the environment's FLWR_DISTILL_DATA, else ``data``.
+        Folder of the dataset's files. If empty: the environment's FLWR_DISTILL_DATA_ROOT, else ``data``.
     download : bool (default: False)
         Whether torchvision may download what is missing.
     model : str (default: "auto")

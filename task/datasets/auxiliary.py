@@ -100,7 +100,7 @@ def _named_images(name: str, root: Path) -> NDArray[np.uint8]:
         return load_dataset(name, root).train.images
     raise DatasetError(
         f"auxiliary={name!r} was not found; sought {', '.join(map(str, files))}. Remedy: set "
-        "data-root=... (or $FLWR_DISTILL_DATA) to the folder that holds it, or use noise"
+        "data-root=... (or $FLWR_DISTILL_DATA_ROOT) to the folder that holds it, or use noise"
     )
 
 

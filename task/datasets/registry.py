@@ -65,8 +65,8 @@ def dataset_names() -> list[str]:
 
 
 def data_root() -> Path:
-    """Return the default data folder: ``$FLWR_DISTILL_DATA``, else ``data/`` where we run."""
-    return Path(os.environ.get("FLWR_DISTILL_DATA", "data"))
+    """Return the default data folder: ``$FLWR_DISTILL_DATA_ROOT``, else ``data/`` where we run."""
+    return Path(os.environ.get("FLWR_DISTILL_DATA_ROOT", "data"))
 
 
 def folder_names(name: str) -> list[str]:
@@ -120,7 +120,7 @@ def _not_found(
     name: str, root: Path, folders: list[Path], layout: TorchvisionFiles | None
 ) -> DatasetError:
     sought = [f"{folder / 'train.npz'} and test.npz" for folder in [*folders, root]]
-    remedy = "set data-root=... (or $FLWR_DISTILL_DATA) to the folder that holds it"
+    remedy = "set data-root=... (or $FLWR_DISTILL_DATA_ROOT) to the folder that holds it"
     if layout is not None:
         sought.append(" and ".join(str(root / file) for file in layout.files))
         remedy += ", or let torchvision fetch it with download=true"

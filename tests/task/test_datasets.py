@@ -224,10 +224,10 @@ def test_npz_files_are_found_under_the_name_or_in_the_root(tmp_path, folder, nam
 
 def test_the_default_root_is_the_environments_else_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FLWR_DISTILL_DATA", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("FLWR_DISTILL_DATA_ROOT", str(tmp_path / "elsewhere"))
     with pytest.raises(DatasetError, match="elsewhere"):
         load_dataset("mnist-m")
-    monkeypatch.delenv("FLWR_DISTILL_DATA")
+    monkeypatch.delenv("FLWR_DISTILL_DATA_ROOT")
     with pytest.raises(DatasetError, match=r"sought data/mnist-m/train.npz"):
         load_dataset("mnist-m")
 
