@@ -182,6 +182,11 @@ def measure(nodes: int, cases: Sequence[Case], *, blocks: int, device: str) -> d
                 for row in rows:
                     row.stock += run_phases(stock, row.case, fast=False)
                     row.ours += run_phases(ours, row.case, fast=True)
+                    print(
+                        f"{nodes} nodes, {row.case.work}, {row.case.megabytes:g} MB: "
+                        f"stock {_spread(row.stock)} s, ours {_spread(row.ours)} s",
+                        flush=True,
+                    )
         time.sleep(IDLE_SETTLE)
         return {
             "nodes": nodes,

@@ -146,6 +146,8 @@ class Node:
                     raise NodeError(value)
                 if what == "stuck":
                     return f"the {parts[reports].name} is stuck ({value})"
+                if what == "worker":
+                    self._status.pop("ready", None)
                 self._status[what] = value
                 self._write_status()
 

@@ -46,7 +46,7 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    do, phase = message.content["config"]["do"], message.content["config"]["phase"]
+    do = message.content["config"]["do"]
     mine = context.node_config["partition-id"] == 0
     if do == "raise" and mine:
         raise ValueError("as asked")
@@ -54,7 +54,7 @@ def train(message: Message, context: Context) -> Message:
         os._exit(3)
     if do == "nothing" and mine:
         return None
-    if do == "sleep" and phase == 1:
+    if do == "sleep":
         time.sleep(8)
     counted = context.state.metric_records.get("count", MetricRecord({"n": 0}))["n"] + 1
     context.state["count"] = MetricRecord({"n": counted})
@@ -74,12 +74,14 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
+    todo = config["do"].split()
     for phase in range(config["phases"]):
         while len(nodes := sorted(grid.get_node_ids())) < config["nodes"]:
             time.sleep(0.1)
         print("BEGIN", phase, flush=True)
         start = time.monotonic()
-        content = RecordDict({"config": ConfigRecord({"do": config["do"], "phase": phase})})
+        do = todo[phase] if phase < len(todo) else "work"
+        content = RecordDict({"config": ConfigRecord({"do": do})})
         waiting = dict(zip(grid.push_messages(
             [Message(content, dst_node_id=node, message_type="train") for node in nodes]
         ), nodes))

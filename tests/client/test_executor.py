@@ -70,7 +70,7 @@ class SuperNode:
 
     def send(self, do: str = "", *, run_id: int = 1, payload: bytes = b"") -> None:
         """Put a message for the app, as if it had come from a SuperLink."""
-        config = ConfigRecord({"do": do, "phase": 1, "payload": payload})
+        config = ConfigRecord({"do": do, "payload": payload})
         message = Message(RecordDict({"config": config}), NODE_ID, "train")
         message.metadata.__dict__["_run_id"] = run_id
         self.state.create_task(
@@ -199,6 +199,21 @@ def test_two_runs_of_different_apps_never_share_a_process(
             replies.append(told(node.reply()))
     assert [reply["greeting"] for reply in replies] == ["hello", "bonjour", "hello"]
     assert len({reply["pid"] for reply in replies}) == 3
+
+
+def test_an_app_may_bring_packages_that_are_called_as_ours(
+    node: SuperNode, tmp_path: Path, rewrite_tiny_app: Callable[..., None]
+) -> None:
+    app_dir = tmp_path / "app"
+    (app_dir / "client").mkdir(parents=True)
+    rewrite_tiny_app(app_dir)
+    (app_dir / "client" / "__init__.py").write_text('GREETING = "from the bundle"')
+    code = app_dir / "tiny" / "client.py"
+    code.write_text(code.read_text().replace("GREETING = 'hello'", "from client import GREETING"))
+    node.submit(app_dir)
+    with running_executor(node, tmp_path):
+        node.send()
+        assert told(node.reply())["greeting"] == "from the bundle"
 
 
 def test_a_task_whose_message_is_gone_ends_the_executor_for_it_cannot_be_answered(
