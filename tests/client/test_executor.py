@@ -62,7 +62,7 @@ class SuperNode:
         run = Run.create_empty(run_id)
         run.fab_id, run.fab_version, run.fab_hash = "tests/tiny-app", "1.0.0", fab.hash_str
         run.series_id = run_id
-        node_config = {"partition-id": 0}
+        node_config: dict[str, bool | float | int | str] = {"partition-id": 0}
         context = Context(run_id, NODE_ID, node_config, RecordDict(), {}, run.series_id)
         self.state.store_fab(fab)
         self.state.store_run(run)
@@ -86,7 +86,7 @@ class SuperNode:
         while not (replies := self.state.get_messages(is_reply=True)):
             assert time.monotonic() < deadline, "no reply came"
             time.sleep(0.02)
-        (header,) = replies
+        header: Message = replies[0]
         if header.has_error():
             return header
         tree = self.objects.get_object_tree(header.metadata.message_id)

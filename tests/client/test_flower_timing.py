@@ -4,16 +4,18 @@ import logging
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, pull_objects
-from flwr.supernode import start_client_internal
+from flwr.supernode import start_client_internal as flower_supernode
 
 from client import flower_timing
 from client.flower_timing import patch_pull_backoff, patch_supernode_sleep
 from client.pace import Pace
 
+start_client_internal: Any = flower_supernode  # mypy: Flower does not export its `time`
 PULLERS = (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree)
 
 
