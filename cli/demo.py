@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
@@ -95,6 +94,8 @@ def _table(results: dict[str, Any]) -> Table:
 
 def _draw(results: dict[str, Any], runs_dir: Path) -> None:
     """Draw the accuracy of both strategies by round into ``demo.png``."""
+    from matplotlib.figure import Figure  # here: every subcommand, nodes too, imports this file
+
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for name, result in results.items():

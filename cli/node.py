@@ -40,10 +40,10 @@ def node(
     data: Annotated[Path | None, _option("data", "Directory with this node's data.")] = None,
     device: Annotated[str | None, _option("device", "auto, cpu, cuda or cuda:N.", "auto")] = None,
     partition_id: Annotated[
-        int | None, _option("partition-id", "This node's part of a data set that is cut up.", "0")
+        int | None, _option("partition-id", "This node's part of a data set that is cut up.")
     ] = None,
     num_partitions: Annotated[
-        int | None, _option("num-partitions", "Into how many parts it is cut.", "1")
+        int | None, _option("num-partitions", "Into how many parts it is cut.")
     ] = None,
     state_dir: Annotated[
         Path | None, _option("state-dir", "Directory for what this node keeps.", "state/node")

@@ -94,7 +94,7 @@ def evaluate(message: Message, context: Context) -> Message:
 def query_label_knowledge(message: Message, context: Context) -> Message:
     """Reply with soft labels on the global auxiliary set (HFLDD, step 1)."""
     session = Session.of(context)
-    request = LabelKnowledge.model_validate(dict(message.content.config_records[CONFIG]))
+    request = LabelKnowledge.checked(message.content.config_records[CONFIG], "message")
     spec = session.data.spec
     auxiliary = auxiliary_images(
         request.auxiliary,
@@ -122,7 +122,7 @@ def query_label_knowledge(message: Message, context: Context) -> Message:
 def distill(message: Message, context: Context) -> Message:
     """Distil the node's data and reply with the parcel for its cluster head (HFLDD, step 4)."""
     session = Session.of(context)
-    request = Distillation.model_validate(dict(message.content.config_records[CONFIG]))
+    request = Distillation.checked(message.content.config_records[CONFIG], "message")
     if request.share_raw_data:
         virtual = _raw_as_virtual(session.data.train, session.task.seed)
     else:
@@ -181,7 +181,7 @@ def _train_settings(defaults: TrainSettings, config: ConfigRecord) -> TrainSetti
     """Settings of this round: the run's, overridden by what the strategy put into the message."""
     settings = defaults.model_dump(by_alias=True)
     settings.update({key: value for key, value in config.items() if key in settings})
-    return TrainSettings.model_validate(settings)
+    return TrainSettings.checked(settings, "message")
 
 
 def _raw_as_virtual(samples: Samples, seed: int) -> VirtualData:

@@ -31,9 +31,9 @@ class NodeSettings(BaseModel):
         PEM file of the authority that signed the SuperLink's certificate. `None`: the system's.
     auth_key : Path | None (default: None)
         The node's private key (OpenSSH, NIST curve), for SuperLinks that admit registered nodes.
-    partition_id : int (default: 0)
+    partition_id : int | None (default: None)
         Which part of the data is this node's.
-    num_partitions : int (default: 1)
+    num_partitions : int | None (default: None)
         Into how many parts the data are cut.
     data : Path | None (default: None)
         Directory of the node's own data, handed to the app.
@@ -62,8 +62,8 @@ class NodeSettings(BaseModel):
     insecure: bool = False
     root_certificates: Path | None = None
     auth_key: Path | None = None
-    partition_id: int = Field(default=0, ge=0)
-    num_partitions: int = Field(default=1, ge=1)
+    partition_id: int | None = Field(default=None, ge=0)
+    num_partitions: int | None = Field(default=None, ge=1)
     data: Path | None = None
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     threads: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
@@ -91,7 +91,12 @@ class NodeSettings(BaseModel):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        if self.partition_id >= self.num_partitions:
+        if self.num_partitions is None:
+            if self.partition_id is not None and self.data is None:
+                raise ValueError(f"partition-id={self.partition_id} needs num-partitions")
+        elif self.partition_id is None:
+            raise ValueError(f"num-partitions={self.num_partitions} needs partition-id")
+        elif self.partition_id >= self.num_partitions:
             raise ValueError(
                 f"partition-id={self.partition_id} must be below "
                 f"num-partitions={self.num_partitions}: partitions are counted from 0"
@@ -108,11 +113,13 @@ class NodeSettings(BaseModel):
     def app_config(self) -> dict[str, NodeConfigValue]:
         """The node config that apps see in ``context.node_config``."""
         config: dict[str, NodeConfigValue] = {
-            "partition-id": self.partition_id,
-            "num-partitions": self.num_partitions,
             "device": self.device,
             "state-dir": str(self.state_dir),
         }
+        if self.partition_id is not None:
+            config["partition-id"] = self.partition_id
+        if self.num_partitions is not None:
+            config["num-partitions"] = self.num_partitions
         if self.data is not None:
             config["data"] = str(self.data)
         return config | self.node_config

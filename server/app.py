@@ -12,6 +12,7 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
+from client.flower_timing import patch_pull_backoff
 from server.config import RunSettings
 from server.evaluation import server_evaluation
 from server.grid import MeteredGrid
@@ -30,6 +31,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Check the settings, meet the nodes, run the strategy under Flower's own loop, report."""
+    patch_pull_backoff()
     settings = RunSettings.from_run_config(context.run_config)
     random.seed(settings.seed)  # Flower's strategies sample nodes from the global generator
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -34,6 +34,29 @@ class Block(BaseModel):
         allow_inf_nan=False,
     )
 
+    @classmethod
+    def checked(cls, values: Mapping[str, Any], source: str) -> Self:
+        """Build the block from values that came from outside.
+
+        Parameters
+        ----------
+        values : Mapping[str, Any]
+            Values by hyphenated key.
+        source : str
+            Where they came from, for the error.
+
+        Raises
+        ------
+        SettingsError
+            Names every key that is unknown, of the wrong type or out of range.
+        """
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            known = _dotted_keys(cls)
+            problems = "; ".join(_described(details, known) for details in error.errors())
+            raise SettingsError(f"{source}: {problems}") from None
+
 
 class PartitionSettings(Block):
     """How a named dataset is split over the nodes (``partition.*``).
@@ -112,7 +135,8 @@ class TaskSettings(Block):
     dataset : str (default: "digits")
         A named dataset, ``module:function``, or ``private`` where every node brings its own.
     data_root : str (default: "")
-        Folder of the dataset's files. If empty: the environment's FLWR_DISTILL_DATA_ROOT, else ``data``.
+        Folder of the dataset's files. If empty: the environment's FLWR_DISTILL_DATA_ROOT, else
+        ``data``.
     download : bool (default: False)
         Whether torchvision may download what is missing.
     model : str (default: "auto")
@@ -146,12 +170,7 @@ class TaskSettings(Block):
         SettingsError
             Names every key that is unknown, of the wrong type or out of range.
         """
-        try:
-            return cls.model_validate(_nested(run_config))
-        except ValidationError as error:
-            known = _dotted_keys(cls)
-            problems = "; ".join(_described(details, known) for details in error.errors())
-            raise SettingsError(f"run config: {problems}") from None
+        return cls.checked(_nested(run_config), "run config")
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,6 +43,8 @@ def test_apps_see_the_agreed_keys_and_what_the_user_adds(tmp_path: Path) -> None
     ("given", "said"),
     [
         ({"partition_id": 2, "num_partitions": 2}, "partition-id=2 must be below num-partitions=2"),
+        ({"partition_id": 2}, "partition-id=2 needs num-partitions"),
+        ({"num_partitions": 2}, "num-partitions=2 needs partition-id"),
         ({"device": "gpu"}, "device=gpu"),
         ({"data": "/nowhere/at/all"}, "/nowhere/at/all does not exist"),
         ({"insecure": True, "root_certificates": __file__}, "exclude each other"),

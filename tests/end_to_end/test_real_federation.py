@@ -1,0 +1,122 @@
+"""Our app on a federation of real processes: SuperLink, nodes, gRPC."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from client.local_federation import LocalFederation
+
+ROOT = Path(__file__).resolve().parents[2]
+NODES = 4
+
+PACKAGE = {
+    "pyproject.toml": """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "someones-strategies"
+version = "1.0"
+[tool.setuptools]
+py-modules = ["someones_strategies"]
+[project.entry-points."flwr_distill.strategies"]
+decay = "someones_strategies:Decay"
+""",
+    "someones_strategies.py": '''
+from flwr.serverapp.strategy import FedAvg
+
+class Decay(FedAvg):
+    """FedAvg whose learning rate falls by a tenth each round; node trouble in round 1."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        config["lr"] = 0.05 * 0.9 ** (server_round - 1)
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        if server_round == 1:  # one node gets a setting that it must refuse
+            content = messages[0].content.copy()
+            content["config"] = type(config)({**config, "lr": -1.0})
+            messages[0].content = content
+        return messages
+''',
+}
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """Four real nodes, and another package with a strategy installed beside ours."""
+    folder = tmp_path_factory.mktemp("federation")
+    package, site = folder / "package", folder / "site"
+    package.mkdir()
+    for name, text in PACKAGE.items():
+        (package / name).write_text(text)
+    subprocess.run(
+        [
+            *("uv", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps"),
+            *("--python", sys.executable, "--target", str(site), str(package)),
+        ],
+        check=True,
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        },
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(site))
+        with LocalFederation(NODES, folder / "state") as running:
+            running.folder = folder
+            yield running
+
+
+def run(federation, **settings):
+    overrides = {key.replace("__", ".").replace("_", "-"): v for key, v in settings.items()}
+    config = {
+        "min-nodes": NODES,
+        "num-rounds": 2,
+        "runs-dir": str(federation.folder / "runs"),
+        "phase-timeout": 120.0,
+        **overrides,
+    }
+    outcome = federation.run(ROOT, config, timeout=240)
+    return outcome, federation.folder / "runs" / str(outcome.run_id)
+
+
+@pytest.mark.slow
+def test_hfldd_runs_on_real_processes_and_leaves_its_results(federation):
+    outcome, folder = run(federation, strategy="hfldd", hfldd__distill_steps=5)
+    assert outcome.completed, outcome.lines[-20:]
+    assert sum("round " in line and "accuracy" in line for line in outcome.lines) >= 3
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [0, 1, 2]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["link_bytes"] > 0
+    topology = json.loads((folder / "topology.json").read_text())
+    named = [n for c in topology["clusters"] for n in (c["head"], *c["members"])]
+    assert sorted(named) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.slow
+def test_two_real_runs_with_one_seed_give_the_same_model_to_the_last_bit(federation):
+    folders = [run(federation, strategy="fedavg", seed=11)[1] for _ in range(2)]
+    models = [(folder / "model.safetensors").read_bytes() for folder in folders]
+    assert models[0] == models[1]
+
+
+@pytest.mark.slow
+def test_a_strategy_of_another_package_runs_by_name_and_a_failing_node_does_not_end_it(federation):
+    outcome, folder = run(federation, strategy="decay", num_rounds=3)
+    assert outcome.completed, outcome.lines[-20:]
+    assert any("Received 3 results and 1 failures" in line for line in outcome.lines)
+    assert any("Received 4 results and 0 failures" in line for line in outcome.lines)
+    assert any("message: lr = -1.0: should be greater than 0" in line for line in outcome.lines)
+    assert (folder / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_a_wrong_setting_fails_the_run_with_the_reason_in_its_log(federation):
+    outcome, folder = run(federation, strategy="hfldd", hfldd__groups=40)
+    assert outcome.status == "finished:failed"
+    assert any("hfldd.groups = 40, but there are 4 nodes" in line for line in outcome.lines)
+    assert not folder.exists()
