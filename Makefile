@@ -41,7 +41,8 @@ lint: $(READY)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not slow" -n 2
+	$(BIN)/pytest -m slow -n 4 --dist loadfile --durations 5
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.rounds --quick

@@ -1,6 +1,5 @@
 """The ServerApp: from a run config to a finished run."""
 
-import random
 from collections.abc import Mapping
 from logging import INFO
 from pathlib import Path
@@ -33,13 +32,12 @@ def main(grid: Grid, context: Context) -> None:
     """Check the settings, meet the nodes, run the strategy under Flower's own loop, report."""
     patch_pull_backoff()
     settings = RunSettings.from_run_config(context.run_config)
-    random.seed(settings.seed)  # Flower's strategies sample nodes from the global generator
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     spec = data_spec(settings)
     model = create_model(settings.model, spec, seed=settings.seed)
     test = test_samples(settings)
     evaluate = server_evaluation(model, test.to_samples(spec), device) if test else None
-    metered = MeteredGrid(grid, deadline=settings.phase_timeout)
+    metered = MeteredGrid(grid, deadline=settings.phase_timeout, seed=settings.seed)
     strategy = create_strategy(
         settings.strategy, _strategy_arguments(settings), settings.strategy_args
     )

@@ -1,5 +1,6 @@
 """A Flower Grid that polls fast, ends each phase at a deadline, and books every byte."""
 
+import random
 import time
 from collections.abc import Iterable, Mapping
 from logging import WARNING
@@ -18,8 +19,9 @@ LONGEST_POLL = 0.5
 class MeteredGrid(Grid):
     """Wraps the Grid that Flower gives a ServerApp.
 
-    Nodes come in the order of ``order``, and replies in the order of the messages, so that sums
-    over replies do not depend on who was faster.
+    Nodes and replies come in the order of ``order``, so that sums over replies do not depend on who
+    was faster. Python's global generator, from which Flower's strategies sample nodes, is seeded
+    anew after each phase: Flower's retries draw from it too, as often as they like.
 
     Parameters
     ----------
@@ -27,14 +29,19 @@ class MeteredGrid(Grid):
         Flower's own grid, of a deployment or of the simulation.
     deadline : float
         Seconds after which a phase ends without the nodes that have not replied.
+    seed : int (default: 0)
+        Seed of the run, for the sampling of nodes.
     """
 
-    def __init__(self, grid: Grid, deadline: float) -> None:
+    def __init__(self, grid: Grid, deadline: float, seed: int = 0) -> None:
         self.ledger = Ledger()
         self.order: Mapping[int, int] = {}
         """Rank of each known node id; unknown nodes come after these, by id."""
         self._grid = grid
         self._deadline = deadline
+        self._seed = seed
+        self._phases = 0
+        self._seed_sampling()
 
     def set_run(self, run: Run) -> None:
         """Set the run this grid operates in."""
@@ -58,10 +65,7 @@ class MeteredGrid(Grid):
 
     def get_node_ids(self) -> list[int]:
         """Ids of connected nodes, in a stable order."""
-        last = len(self.order)
-        return sorted(
-            self._grid.get_node_ids(), key=lambda node: (self.order.get(node, last), node)
-        )
+        return sorted(self._grid.get_node_ids(), key=self._rank)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Push messages and book their bytes."""
@@ -88,8 +92,8 @@ class MeteredGrid(Grid):
         Returns
         -------
         list[Message]
-            Replies, error replies among them, in the order of the messages. Nodes that did not
-            reply in time are named in the log.
+            Replies, error replies among them, in the order of the nodes. Nodes that did not reply
+            in time are named in the log.
         """
         messages = list(messages)
         if not messages:
@@ -101,8 +105,10 @@ class MeteredGrid(Grid):
         replies = self._await_replies(pushed, time.monotonic() + wait)
         phase = messages[0].metadata.message_type
         self.ledger.book_received(phase, replies)
-        asked = {message.metadata.dst_node_id: rank for rank, message in enumerate(messages)}
-        late = asked.keys() - {reply.metadata.src_node_id for reply in replies}
+        self._phases += 1
+        self._seed_sampling()
+        asked = {message.metadata.dst_node_id for message in messages}
+        late = asked - {reply.metadata.src_node_id for reply in replies}
         if late:
             log(
                 WARNING,
@@ -112,7 +118,13 @@ class MeteredGrid(Grid):
                 wait,
                 sorted(late),
             )
-        return sorted(replies, key=lambda r: asked.get(r.metadata.src_node_id, len(asked)))
+        return sorted(replies, key=lambda reply: self._rank(reply.metadata.src_node_id))
+
+    def _rank(self, node: int) -> tuple[int, int]:
+        return self.order.get(node, len(self.order)), node
+
+    def _seed_sampling(self) -> None:
+        random.seed(f"{self._seed} {self._phases}")
 
     def _await_replies(self, waiting: set[str], end: float) -> list[Message]:
         """Poll until every message id in ``waiting`` is answered, or the time is over."""

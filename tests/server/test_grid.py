@@ -1,5 +1,6 @@
 """The metered grid and its ledger."""
 
+import random
 import time
 
 import numpy as np
@@ -18,10 +19,12 @@ def messages_to(nodes, message_type="train", **config):
     return [Message(record, node, message_type) for node in nodes]
 
 
-def test_replies_come_in_the_order_of_the_messages_whoever_is_faster(memory_grid):
+def test_replies_come_in_the_order_of_the_nodes_whoever_is_faster(memory_grid):
     inner = memory_grid({node: reply_with(node=node) for node in (3, 1, 2)})
     inner.reverse = True
-    replies = MeteredGrid(inner, deadline=5).send_and_receive(messages_to([2, 3, 1]))
+    grid = MeteredGrid(inner, deadline=5)
+    grid.order = {2: 0, 3: 1, 1: 2}
+    replies = grid.send_and_receive(messages_to([1, 2, 3]))
     assert [reply.content["metrics"]["node"] for reply in replies] == [2, 3, 1]
 
 
@@ -56,6 +59,21 @@ def test_nodes_come_in_the_rosters_order_and_strangers_after_them(memory_grid):
     grid = MeteredGrid(memory_grid({node: reply_with(x=1) for node in (9, 4, 7, 2)}), deadline=5)
     grid.order = {7: 0, 2: 1}
     assert grid.get_node_ids() == [7, 2, 4, 9]
+
+
+def test_nodes_are_sampled_alike_in_each_phase_whatever_else_drew_in_between(memory_grid):
+    def sampled(noise):
+        inner = memory_grid({node: reply_with(x=1) for node in range(50)})
+        grid, drawn = MeteredGrid(inner, deadline=5, seed=3), []
+        for _ in range(3):
+            drawn.append(random.sample(grid.get_node_ids(), 10))
+            for _ in range(noise):
+                random.random()  # as Flower's retries do
+            grid.send_and_receive(messages_to(drawn[-1]))
+        return drawn
+
+    assert sampled(noise=0) == sampled(noise=7)
+    assert sampled(noise=0)[0] != sampled(noise=0)[1]
 
 
 def test_ledger_counts_the_bytes_of_all_records_by_phase_and_link(memory_grid):
