@@ -12,12 +12,12 @@ ROUNDS ?= 10
 STRATEGY ?= hfldd
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench lock clean
+.PHONY: help setup demo test test-faults lint bench lock clean
 
 help:
 	@echo "make demo    train on digits with FedAvg and HFLDD, real processes, and compare"
 	@echo "             (NODES=$(NODES) CLASSES=$(CLASSES) ROUNDS=$(ROUNDS) STRATEGY=$(STRATEGY))"
-	@echo "make test    lint, types and all tests"
+	@echo "make test    lint, types and tests; make test-faults: processes killed in mid-run"
 	@echo "make lint    ruff and mypy alone"
 	@echo "make bench   the benchmarks, as tables"
 	@echo "make setup   install into $(VENV)"
@@ -41,8 +41,11 @@ lint: $(READY)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest -m "not slow" -n 2
-	$(BIN)/pytest -m slow -n 4 --dist loadfile --durations 5
+	$(BIN)/pytest -m "not slow and not faults" -n 2
+	$(BIN)/pytest -m slow -n 3 --dist loadfile
+
+test-faults: $(READY)
+	$(BIN)/pytest -m faults -n 2 --dist loadfile
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.rounds --quick

@@ -171,6 +171,7 @@ def test_a_child_killed_while_idle_is_replaced(
     with running_executor(node, tmp_path):
         node.send()
         before = told(node.reply())["pid"]
+        time.sleep(1.0)  # until it is idle: its last note comes after the reply
         os.kill(before, signal.SIGKILL)
         node.send()
         reply = node.reply()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from flwr.common.constant import ErrorCode
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 
 def kill_at(phase: int, victim: Callable[[], int]) -> Callable[[str], None]:

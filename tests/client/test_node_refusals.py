@@ -18,7 +18,7 @@ from client.local_federation import LocalFederation, free_ports
 from client.node import status_file
 from client.processes import start_bound, stop
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 
 @dataclass(frozen=True)
