@@ -150,7 +150,7 @@ def receive(message: Message, context: Context) -> Message:
     """Keep the parcels that members sent to this cluster head (HFLDD, step 4)."""
     session = Session.of(context)
     kept = [
-        keep_parcel(session, int(name.removeprefix(f"{PARCEL}.")), record[PAYLOAD])
+        keep_parcel(session, int(name.removeprefix(f"{PARCEL}.")), record)
         for name, record in message.content.config_records.items()
         if name.startswith(f"{PARCEL}.")
     ]

@@ -5,27 +5,30 @@ from logging import WARNING
 from pathlib import Path
 
 import torch
+from flwr.app import ConfigRecord
 from flwr.common import log
 
 from client.session import Session
 from distill.errors import VirtualDataError
 from distill.virtual_data import VirtualData
 from task.datasets import Samples
+from task.messages import PAYLOAD, SENDER
 
 PREFIX = "parcel-"
 
 
-def keep_parcel(session: Session, sender: int, payload: object) -> bool:
+def keep_parcel(session: Session, rank: int, parcel: ConfigRecord) -> bool:
     """Check a member's virtual data and keep it in the node's store.
 
     Parameters
     ----------
     session : Session
         The head's.
-    sender : int
-        Node id of the member.
-    payload : bytes
-        What should be what :meth:`distill.virtual_data.VirtualData.to_bytes` gave.
+    rank : int
+        Rank of the member in its cluster. It orders the pool, which must not depend on Flower's
+        random node ids.
+    parcel : ConfigRecord
+        ``payload``, what :meth:`distill.virtual_data.VirtualData.to_bytes` gave, and ``sender``.
 
     Returns
     -------
@@ -33,15 +36,15 @@ def keep_parcel(session: Session, sender: int, payload: object) -> bool:
         False where the parcel was malformed or did not fit the task; it is then set aside with a
         line in the log.
     """
-    spec = session.data.spec
+    spec, payload = session.data.spec, parcel.get(PAYLOAD)
     try:
         if not isinstance(payload, bytes):
-            raise VirtualDataError(f"expected bytes, got {type(payload).__name__}")
+            raise VirtualDataError(f"payload: expected bytes, got {type(payload).__name__}")
         VirtualData.from_bytes(payload).validate(spec.shape, spec.num_classes)
     except VirtualDataError as error:
-        log(WARNING, "Parcel from node %d set aside: %s", sender, error)
+        log(WARNING, "Parcel from node %s set aside: %s", parcel.get(SENDER), error)
         return False
-    session.store.write(f"{PREFIX}{sender}", payload)
+    session.store.write(f"{PREFIX}{rank:06d}", payload)
     return True
 
 

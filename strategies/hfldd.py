@@ -22,6 +22,7 @@ from task.messages import (
     METRICS,
     PARCEL,
     RECEIVE,
+    SENDER,
     SERVER_ROUND,
     SOFT_LABELS,
     TRAIN_ON,
@@ -211,7 +212,11 @@ class HFLDD(FedAvg):
         messages = []
         for cluster in topology.clusters:
             sent = RecordDict(
-                {f"{PARCEL}.{m}": parcels[m] for m in cluster.members if m in parcels}
+                {
+                    f"{PARCEL}.{rank}": ConfigRecord({**parcels[member], SENDER: str(member)})
+                    for rank, member in enumerate(cluster.members)
+                    if member in parcels
+                }
             )
             if sent:
                 messages.append(Message(sent, cluster.head, RECEIVE))

@@ -29,6 +29,7 @@ TRAIN_ON = "train-on"
 SOFT_LABELS = "soft-labels"
 
 PARCEL = "parcel"
-"""Name of the record (on to a head: ``parcel.<sender>``) with what a node sends another."""
+"""Name of the record (on to a head: ``parcel.<rank>``) with what a node sends another."""
 
 PAYLOAD = "payload"
+SENDER = "sender"

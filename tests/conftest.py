@@ -79,11 +79,22 @@ def client_grid(tmp_path):
     """Grid of nodes that run our real ClientApp in this process, on partitions of a dataset."""
     from client.app import app
 
-    def grid_of(num_nodes, run_config, broken=lambda node, message: False, node_config=None):
+    run_ids = count(1)
+
+    def grid_of(
+        num_nodes,
+        run_config,
+        broken=lambda node, message: False,
+        node_config=None,
+        first_node=FIRST_NODE,
+        step=1,
+    ):
+        run_id = next(run_ids)
+
         def node(index):
             context = Context(
-                run_id=1,
-                node_id=FIRST_NODE + index,
+                run_id=run_id,
+                node_id=first_node + step * index,
                 node_config={
                     "partition-id": index,
                     "num-partitions": num_nodes,
@@ -102,6 +113,6 @@ def client_grid(tmp_path):
 
             return answer
 
-        return MemoryGrid({FIRST_NODE + index: node(index) for index in range(num_nodes)})
+        return MemoryGrid({first_node + step * i: node(i) for i in range(num_nodes)})
 
     return grid_of
