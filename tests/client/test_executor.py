@@ -24,7 +24,7 @@ from flwr.supercore.run import Run
 from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.start_client_internal import _insert_message, run_clientappio_api_grpc
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.faults
 
 NODE_ID = 5
 
