@@ -1,6 +1,5 @@
 """Distillers by name: what one is, and how to register and look one up."""
 
-import importlib
 from collections.abc import Callable
 from typing import Protocol, TypeVar, cast
 
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from distill.errors import DistillError
 from distill.virtual_data import VirtualData
+from task.plugin import PluginError, import_object
 
 Progress = Callable[[int, int, float], None]
 
@@ -105,15 +105,14 @@ def distiller(name: str) -> Distiller:
     """
     if name in _DISTILLERS:
         return _DISTILLERS[name]
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise DistillError(
             f"distiller {name!r} is unknown; choose one of {', '.join(sorted(_DISTILLERS))}, "
             "or give your own as 'package.module:function'"
         )
     try:
-        method = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+        method = import_object(name)
+    except PluginError as error:
         raise DistillError(
             f"distiller {name!r} cannot be imported ({error}); "
             "is its package installed on this machine?"

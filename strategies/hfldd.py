@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from logging import INFO, WARNING
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
@@ -16,6 +16,7 @@ from strategies.replies import number, usable
 from strategies.topology import Cluster, Topology
 from strategies.traffic import hfldd_bits
 from task.messages import (
+    ARRAYS,
     CONFIG,
     DISTILL,
     LABEL_KNOWLEDGE,
@@ -157,7 +158,8 @@ class HFLDD(FedAvg):
         log(INFO, "HFLDD: asking %d nodes for label knowledge", len(nodes))
         soft_labels = {}
         for reply in self._ask(self.label_knowledge, nodes, LABEL_KNOWLEDGE, grid):
-            labels = reply.content.array_records["arrays"][SOFT_LABELS].numpy()
+            sent = reply.content.array_records.get(ARRAYS, ArrayRecord())
+            labels = sent[SOFT_LABELS].numpy() if SOFT_LABELS in sent else np.empty(0)
             soft_labels[reply.metadata.src_node_id] = labels
         shapes = [labels.shape for labels in soft_labels.values()]
         for node, labels in list(soft_labels.items()):
@@ -203,8 +205,13 @@ class HFLDD(FedAvg):
         log(INFO, "HFLDD: %d members distil their data", len(members))
         parcels = {}
         for reply in self._ask(self.distillation, members, DISTILL, grid):
-            parcels[reply.metadata.src_node_id] = reply.content.config_records[PARCEL]
-            self.distilled_values += int(number(reply, "num-values"))
+            try:
+                parcel, values = reply.content.config_records[PARCEL], number(reply, "num-values")
+            except (KeyError, ValueError) as error:
+                log(WARNING, "Node %d sent no parcel: %s", reply.metadata.src_node_id, error)
+                continue
+            parcels[reply.metadata.src_node_id] = parcel
+            self.distilled_values += int(values)
         return parcels
 
     def _hand_over(self, topology: Topology, parcels: dict[int, ConfigRecord], grid: Grid) -> None:
@@ -225,7 +232,7 @@ class HFLDD(FedAvg):
                 INFO,
                 "HFLDD: head %d holds %s",
                 reply.metadata.src_node_id,
-                dict(reply.content.metric_records[METRICS]),
+                dict(reply.content.metric_records.get(METRICS, MetricRecord())),
             )
 
     def _ask(

@@ -3,12 +3,12 @@
 import inspect
 import json
 from collections.abc import Mapping
-from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
 from flwr.serverapp.strategy import Strategy
 
+from task.plugin import PluginError, import_object
 from task.settings import SettingsError
 
 ENTRY_POINTS = "flwr_distill.strategies"
@@ -35,16 +35,13 @@ def find_strategy(name: str) -> type[Strategy]:
     """
     installed = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
     path = {**installed, **BUILT_IN}.get(name, name)
-    module, colon, attribute = path.partition(":")
-    if not colon:
+    if ":" not in path:
         known = ", ".join(sorted({**installed, **BUILT_IN}))
         raise SettingsError(f"strategy = {name!r}: not one of {known}, nor module:Class")
     try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise SettingsError(
-            f"strategy = {name!r}: {error} (is the package installed where the ServerApp runs?)"
-        ) from error
+        found = import_object(path)
+    except PluginError as error:
+        raise SettingsError(f"strategy = {name!r}, on the server: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Strategy)):
         raise SettingsError(
             f"strategy = {name!r}: {path} is not a flwr.serverapp.strategy.Strategy"

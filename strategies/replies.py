@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from logging import WARNING
 
-from flwr.app import Message
+from flwr.app import Message, MetricRecord
 from flwr.common import log
 
 from task.messages import METRICS
@@ -30,7 +30,7 @@ def number(reply: Message, key: str) -> float:
     ValueError
         If there is none; the text names the node and the key.
     """
-    value = reply.content.metric_records[METRICS].get(key)
+    value = reply.content.metric_records.get(METRICS, MetricRecord()).get(key)
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"node {reply.metadata.src_node_id}: metric {key} is {value!r}")
     return value

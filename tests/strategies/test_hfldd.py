@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from strategies.hfldd import HFLDD
 from task.datasets import load_dataset
@@ -111,6 +111,29 @@ def test_a_node_that_fails_is_left_out_and_the_others_go_on(client_grid, initial
     assert placed == {FIRST + index for index in (0, 1, 3, 4, 5)}
     arrays, _ = strategy.aggregate_train(1, grid.send_and_receive(messages))
     assert all(np.isfinite(array.numpy()).all() for array in arrays.values())
+
+
+def test_a_malformed_reply_is_set_aside_and_the_others_go_on(client_grid, initial_arrays):
+    grid = client_grid(6, RUN_CONFIG)
+    honest = dict(grid.nodes)
+    grid.nodes[FIRST] = lambda message: RecordDict()  # nothing at all, to any question
+
+    def no_parcel(message):
+        is_distill = message.metadata.message_type == DISTILL
+        return RecordDict() if is_distill else honest[FIRST + 1](message)
+
+    grid.nodes[FIRST + 1] = no_parcel
+    strategy = quick(groups=3)
+    form(strategy, grid, initial_arrays)
+    placed = {*strategy.topology.heads, *strategy.topology.head_of}
+    assert placed == {FIRST + index for index in range(1, 6)}
+    num_parcels = sum(
+        len(message.content.config_records)
+        for message in grid.pushed
+        if message.metadata.message_type == RECEIVE
+    )
+    members = set(strategy.topology.head_of)
+    assert num_parcels == len(members - {FIRST + 1})
 
 
 def test_raw_data_is_shared_only_when_asked_for(client_grid, initial_arrays):
