@@ -43,8 +43,9 @@ class NodeSettings(BaseModel):
         Threads that the app's process computes with.
     state_dir : Path (default: "state/node")
         The node's own directory: what must last, and its Flower home.
-    preload : tuple[str, ...] (default: ("torch",))
-        Modules that the app's process imports before the first message.
+    preload : tuple[str, ...] (default: ("torch", "torch._dynamo"))
+        Modules that the app's process imports before the first message. PyTorch's optimisers
+        import the second at their first use, which takes as long as PyTorch itself.
     release_after : float (default: 120.0)
         Seconds without a message after which the memory, and GPU memory, of a run is given back.
     connect_timeout : float (default: 60.0)
@@ -68,7 +69,7 @@ class NodeSettings(BaseModel):
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     threads: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
     state_dir: Path = Path("state/node")
-    preload: tuple[str, ...] = ("torch",)
+    preload: tuple[str, ...] = ("torch", "torch._dynamo")
     release_after: float = Field(default=120.0, gt=0)
     connect_timeout: float = Field(default=60.0, ge=0)
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
