@@ -1,20 +1,28 @@
 """Our distillation steps against plain ones, interleaved in one run.
 
-Usage: ``python -m benchmarks.distill [--quick] [--threads N] [--json FILE]``. Each row times a
-step as the papers' formulas read (`benchmarks.distill_reference`) and ours on the same inputs,
-in turn, and compares medians of wall-clock time. DM's row is the steady state: our bank, which
-is built once, is not in it, and the reference draws its network and passes its real images each
-step, as published.
+Usage: ``python -m benchmarks.distill [--quick] [--threads N] [--device cuda] [--json FILE]``.
+Each row times a step as the papers' formulas read (`benchmarks.distill_reference`) and ours on
+the same inputs, in turn, and compares medians of wall-clock time. Beside it: the peak memory of
+one step of each, measured on its own, and our step's floor: the time its operations take at the
+rate of a large matrix product, and what its bytes take at that of a large copy (as if no cache
+served any). Then networks are trained on what both loops make of digits in equal steps.
+
+DM's row is the steady state: our bank, which is built once, is not in it, and the reference
+draws its network and passes its real images each step, as published. GM's rows are the matching
+of one step, 10 virtual and 256 real images a class; the quick run takes two classes, the full
+one ten.
 """
 
 import argparse
 import functools
 import itertools
 import json
+import multiprocessing
+import os
 import platform
 import statistics
-import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,17 +32,48 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks import distill_reference
+from benchmarks.distill_accuracy import accuracies
+from benchmarks.distill_cost import Step, count, peak_bytes, peak_rates, seconds
 from distill.augmentation import draw_augmentation
 from distill.distribution_matching import Probe, real_means
 from distill.features import RandomConvNet
-from distill.kernels import relu_ntk
+from distill.gradient_matching import draw_weights, matching_step, real_dtype
+from distill.kernels import inner_product_kernel, relu_ntk
 from distill.kip import kip_gradient
 
 DEPTH = 3
 CLASSES = 10
+PER_CLASS = 10
+REAL_PER_CLASS = 256
 WIDTH = 128
 CIFAR = (3, 32, 32)
+QUICK_STEPS = {"dm": 60, "gm": 15}
+FULL_STEPS = {"dm": 400, "gm": 100}
 KipProblem = tuple[Tensor, Tensor, Tensor, Tensor]
+KERNEL = inner_product_kernel(functools.partial(relu_ntk, depth=DEPTH))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all rows share.
+
+    Parameters
+    ----------
+    device : str
+        Where to compute.
+    threads : int
+        Of torch.
+    quick : bool
+        Whether to take fewer repeats, classes and steps.
+    """
+
+    device: str
+    threads: int
+    quick: bool
+
+    def generator(self) -> torch.Generator:
+        """Seed the draws of a row."""
+        return torch.Generator().manual_seed(0)
 
 
 @dataclass(frozen=True)
@@ -43,32 +82,28 @@ class Comparison:
 
     Parameters
     ----------
-    name : str
-        Key in the report.
-    reference, ours : Callable[[], object]
-        The step; called often.
+    reference, ours : Step
+        Called often.
     repeats : int
         Timed calls of each in a full run.
+    dtype : torch.dtype (default: torch.float32)
+        Of most of our operations.
     """
 
-    name: str
-    reference: Callable[[], object]
-    ours: Callable[[], object]
+    reference: Step
+    ours: Step
     repeats: int
-
-    def run(self, repeats: int) -> tuple[float, float]:
-        """Return the median seconds of the reference and of ours, after one warm-up each."""
-        self.reference()
-        self.ours()
-        times = [(_seconds(self.reference), _seconds(self.ours)) for _ in range(repeats)]
-        return statistics.median(r for r, _ in times), statistics.median(o for _, o in times)
+    dtype: torch.dtype = torch.float32
 
 
-def kip_problem(shape: tuple[int, ...], targets: int, generator: torch.Generator) -> KipProblem:
+def kip_problem(
+    shape: tuple[int, ...], targets: int, generator: torch.Generator, device: str
+) -> KipProblem:
     """Draw virtual points of a shape (..., n, d), as many real ones as `targets`, and labels."""
     *batch, n, d = shape
     sizes = [(n, d), (n, CLASSES), (targets, d), (targets, CLASSES)]
-    virtual, y_s, real, y_t = (torch.randn(*batch, *s, generator=generator) for s in sizes)
+    drawn = (torch.randn(*batch, *s, generator=generator).to(device) for s in sizes)
+    virtual, y_s, real, y_t = drawn
     return virtual, y_s, real, y_t
 
 
@@ -78,94 +113,176 @@ def in_float64(problem: KipProblem) -> KipProblem:
     return virtual, y_s, real, y_t
 
 
+def kip_large(setting: Setting, dtype: torch.dtype) -> Comparison:
+    """400 virtual and 256 real points of 3072 pixels, against the naive step in `dtype`."""
+    large = kip_problem((400, 3072), 256, setting.generator(), setting.device)
+    naive = in_float64(large) if dtype == torch.float64 else large
+    return Comparison(
+        lambda: distill_reference.kip_gradient(*naive, depth=DEPTH),
+        lambda: kip_gradient(*large, kernel=KERNEL),
+        repeats=40,
+    )
+
+
+def kip_clients(setting: Setting) -> Comparison:
+    """Ten clients of ten points in one batch, against one by one in float64."""
+    clients = kip_problem((10, 10, 3072), 10, setting.generator(), setting.device)
+    singles = [in_float64((a, b, c, d)) for a, b, c, d in zip(*clients, strict=True)]
+    return Comparison(
+        lambda: [distill_reference.kip_gradient(*one, depth=DEPTH) for one in singles],
+        lambda: kip_gradient(*clients, kernel=KERNEL),
+        repeats=200,
+    )
+
+
+def images(
+    setting: Setting, classes: int, generator: torch.Generator
+) -> tuple[list[Tensor], Tensor]:
+    """Draw real images of each class, and virtual ones (classes, per_class, C, H, W)."""
+    real = [
+        torch.randn(REAL_PER_CLASS, *CIFAR, generator=generator).to(setting.device)
+        for _ in range(classes)
+    ]
+    virtual = torch.randn(classes, PER_CLASS, *CIFAR, generator=generator).to(setting.device)
+    return real, virtual
+
+
 def draw_probe(virtual: Tensor, generator: torch.Generator) -> Probe:
     """Draw a network and augmentation; what the class means are does not matter to the time."""
-    network = RandomConvNet.draw(CIFAR[0], CIFAR[1], WIDTH, generator)
+    network = RandomConvNet.draw(CIFAR[0], CIFAR[1], WIDTH, generator, virtual.device)
     augment = draw_augmentation(*CIFAR[1:], generator)
     means = real_means(network, augment, virtual[:, 0], [1] * len(virtual))
     return Probe(network, augment, means)
 
 
-def comparisons(generator: torch.Generator) -> list[Comparison]:
-    """Set every row up; sizes as in the papers where these name them."""
-    kernel = functools.partial(relu_ntk, depth=DEPTH)
-    large = kip_problem((400, 3072), 256, generator)
-    large_double = in_float64(large)
-    clients = kip_problem((10, 10, 3072), 10, generator)
-    singles = [in_float64((a, b, c, d)) for a, b, c, d in zip(*clients, strict=True)]
-
-    real = [torch.randn(256, *CIFAR, generator=generator) for _ in range(CLASSES)]
-    virtual = torch.randn(CLASSES, 10, *CIFAR, generator=generator)
+def dm(setting: Setting) -> Comparison:
+    """All ten classes, with a bank of five."""
+    generator = setting.generator()
+    real, virtual = images(setting, CLASSES, generator)
     bank = itertools.cycle([draw_probe(virtual, generator) for _ in range(5)])
 
-    def dm_reference() -> list[Tensor]:
+    def reference() -> list[Tensor]:
         augment = draw_augmentation(*CIFAR[1:], generator)
         return distill_reference.dm_step(real, list(virtual), augment, WIDTH)
 
-    return [
-        Comparison(
-            "kip_n400_vs_float64",
-            lambda: distill_reference.kip_gradient(*large_double, depth=DEPTH),
-            lambda: kip_gradient(*large, kernel=kernel),
-            repeats=40,
-        ),
-        Comparison(
-            "kip_n400_vs_float32",
-            lambda: distill_reference.kip_gradient(*large, depth=DEPTH),
-            lambda: kip_gradient(*large, kernel=kernel),
-            repeats=40,
-        ),
-        Comparison(
-            "kip_batched_10x10",
-            lambda: [distill_reference.kip_gradient(*one, depth=DEPTH) for one in singles],
-            lambda: kip_gradient(*clients, kernel=kernel),
-            repeats=200,
-        ),
-        Comparison(
-            "dm_w128_float32",
-            dm_reference,
-            lambda: next(bank).loss_and_gradient(virtual),
-            repeats=10,
-        ),
+    return Comparison(reference, lambda: next(bank).loss_and_gradient(virtual), repeats=10)
+
+
+def gm(setting: Setting, dtype: torch.dtype) -> Comparison:
+    """One matching, our real images' pass in `dtype`."""
+    generator = setting.generator()
+    real, virtual = images(setting, 2 if setting.quick else CLASSES, generator)
+    weights = draw_weights(CIFAR, CLASSES, WIDTH, generator, setting.device)
+    network = distill_reference.classifier(CIFAR, CLASSES, WIDTH).to(setting.device)
+    augments = [draw_augmentation(*CIFAR[1:], generator) for _ in real]
+    return Comparison(
+        lambda: distill_reference.gm_step(real, list(virtual), augments, network),
+        lambda: matching_step(virtual, real, range(len(real)), weights, augments, dtype),
+        repeats=5,
+        dtype=dtype,
+    )
+
+
+ROWS: dict[str, Callable[[Setting], Comparison]] = {
+    "kip_n400_vs_float64": functools.partial(kip_large, dtype=torch.float64),
+    "kip_n400_vs_float32": functools.partial(kip_large, dtype=torch.float32),
+    "kip_batched_10x10": kip_clients,
+    "dm_w128_float32": dm,
+    "gm_w128_float32": functools.partial(gm, dtype=torch.float32),
+    "gm_w128_bf16": functools.partial(gm, dtype=torch.bfloat16),
+}
+
+
+def row_names(setting: Setting) -> list[str]:
+    """All rows, that in bfloat16 only where a distiller would use it."""
+    narrow = real_dtype(torch.device(setting.device)) == torch.bfloat16
+    return [name for name in ROWS if narrow or name != "gm_w128_bf16"]
+
+
+def times(setting: Setting, comparison: Comparison) -> tuple[float, float]:
+    """Median seconds of the reference and of ours, called in turn, after one warm-up each."""
+    repeats = max(3, comparison.repeats // 5) if setting.quick else comparison.repeats
+    device = torch.device(setting.device)
+    both = [
+        (seconds(comparison.reference, device), seconds(comparison.ours, device))
+        for _ in range(1 + repeats)
     ]
+    reference, ours = zip(*both[1:], strict=True)
+    return statistics.median(reference), statistics.median(ours)
+
+
+def memory(setting: Setting, name: str) -> tuple[int, int]:
+    """Peak bytes of a step of the reference and of ours; for a process of its own."""
+    torch.set_num_threads(setting.threads)
+    comparison, device = ROWS[name](setting), torch.device(setting.device)
+    return peak_bytes(comparison.reference, device), peak_bytes(comparison.ours, device)
+
+
+def start_process() -> ProcessPoolExecutor:
+    """Start the process that measures memory, in which freed memory is handed back at once."""
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 
 def main() -> None:
-    """Run all rows, print them as a table and, where asked, write them as JSON."""
+    """Run all rows, print them as tables and, where asked, write them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a fifth of the repeats")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, within 5 minutes")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", default="cpu", help="where to compute, such as cuda")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    setting = Setting(arguments.device, arguments.threads, arguments.quick)
+    device = torch.device(setting.device)
+    torch.set_num_threads(setting.threads)
     torch.manual_seed(0)
 
     console = Console()
-    table = Table("step", "reference [ms]", "ours [ms]", "ratio")
-    ratios, seconds = {}, {}
-    for comparison in comparisons(torch.Generator().manual_seed(0)):
-        repeats = max(3, comparison.repeats // 5) if arguments.quick else comparison.repeats
-        with console.status(f"{comparison.name}: {repeats} of each, in turn"):
-            reference, ours = comparison.run(repeats)
-        ratios[comparison.name] = reference / ours
-        seconds[comparison.name] = {"reference": reference, "ours": ours}
-        cells = (f"{1e3 * reference:.2f}", f"{1e3 * ours:.2f}", f"{reference / ours:.1f}x")
-        table.add_row(comparison.name, *cells)
-    console.print(table)
+    steps = Table("step", "reference [ms]", "ours [ms]", "ratio", "at peak [ms]", "memory [MB]")
+    ratios, rows = {}, {}
+    process = start_process()
+    for name in row_names(setting):
+        with console.status(f"{name}: both in turn"):
+            comparison = ROWS[name](setting)
+            reference, ours = times(setting, comparison)
+            operations, traffic = count(comparison.ours)
+            rate, bandwidth = peak_rates(device, comparison.dtype)
+            at_peak = {"flop": operations / rate, "bytes": traffic / bandwidth}
+            peaks = process.submit(memory, setting, name).result()
+            del comparison
+        ratios[name] = reference / ours
+        rows[name] = {
+            "seconds": {"reference": reference, "ours": ours},
+            "peak_bytes": {"reference": peaks[0], "ours": peaks[1]},
+            "ours": {"flop": operations, "bytes": traffic, "seconds_at_peak": at_peak},
+        }
+        steps.add_row(
+            name,
+            *(f"{1e3 * x:.2f}" for x in (reference, ours)),
+            f"{reference / ours:.1f}x",
+            " / ".join(f"{1e3 * x:.2f}" for x in at_peak.values()),
+            " / ".join(f"{x / 1e6:.0f}" for x in peaks),
+        )
+    process.shutdown()
+    console.print(steps)
+
+    worth = Table("accuracy on digits", "steps", "reference", "ours")
+    accuracy = {}
+    for method, updates in (QUICK_STEPS if setting.quick else FULL_STEPS).items():
+        with console.status(f"{method}: {updates} steps of both"):
+            theirs, made = accuracies(method, updates, WIDTH, device)
+        accuracy[method] = {"steps": updates, "reference": theirs, "ours": made}
+        worth.add_row(method, str(updates), f"{theirs:.3f}", f"{made:.3f}")
+    console.print(worth)
     if arguments.json is not None:
         machine = {
             "processor": platform.processor() or platform.machine(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }
-        report = {"ratios": ratios, "seconds": seconds, "machine": machine}
+        report = {"ratios": ratios, "rows": rows, "accuracy": accuracy, "machine": machine}
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
-
-
-def _seconds(step: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    step()
-    return time.perf_counter() - begin
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def kip_gradient(
     """HFLDD eq. 1, divided by the number of targets, and its gradient by autograd."""
     leaf = virtual.detach().requires_grad_()
     system = ntk(leaf, leaf, depth)
-    ridge = 1e-6 * system.diagonal().mean() * torch.eye(len(leaf), dtype=leaf.dtype)
+    ridge = 1e-6 * system.diagonal().mean() * torch.eye(len(leaf)).to(leaf)
     weights: Tensor = torch.linalg.solve(system + ridge, virtual_targets)
     residual = real_targets - ntk(real, leaf, depth) @ weights
     loss = 0.5 * residual.square().sum() / len(real)
@@ -43,10 +43,10 @@ def kip_gradient(
     return loss.detach(), gradient
 
 
-def convnet(channels: int, width: int) -> nn.Sequential:
+def convnet(channels: int, width: int, blocks: int = 3) -> nn.Sequential:
     """The papers' ConvNet-3 with fresh He-normal filters, without its classifier."""
     layers: list[nn.Module] = []
-    for inputs in (channels, width, width):
+    for inputs in [channels] + [width] * (blocks - 1):
         conv = nn.Conv2d(inputs, width, 3, padding=1, bias=False)
         nn.init.kaiming_normal_(conv.weight)
         conv.weight.requires_grad_(False)
@@ -55,18 +55,65 @@ def convnet(channels: int, width: int) -> nn.Sequential:
 
 
 def dm_step(
-    real: list[Tensor], virtual: list[Tensor], augment: Callable[[Tensor], Tensor], width: int
+    real: list[Tensor],
+    virtual: list[Tensor],
+    augment: Callable[[Tensor], Tensor],
+    width: int,
+    blocks: int = 3,
 ) -> list[Tensor]:
     """One step of distribution matching's algorithm 1: the pixel gradient of each class.
 
     A fresh network, then a loop over classes; real and virtual images share the augmentation.
     `real` and `virtual` hold one tensor (n, C, H, W) a class.
     """
-    network = convnet(real[0].shape[1], width)
+    network = convnet(real[0].shape[1], width, blocks).to(real[0].device)
     leaves = [images.detach().requires_grad_() for images in virtual]
-    loss = torch.zeros(())
+    loss = torch.zeros((), device=real[0].device)
     for own, leaf in zip(real, leaves, strict=True):
         with torch.no_grad():
             target = network(augment(own)).mean(0)
         loss = loss + (target - network(augment(leaf)).mean(0)).square().sum()
     return list(torch.autograd.grad(loss, leaves))
+
+
+def classifier(
+    shape: tuple[int, int, int], classes: int, width: int, blocks: int = 3
+) -> nn.Sequential:
+    """Return the ConvNet with a dense layer, all weights trainable, for images (C, H, W)."""
+    channels, height, across = shape
+    features = width * (height >> blocks) * (across >> blocks)
+    dense = nn.Linear(features, classes, bias=False)
+    return nn.Sequential(convnet(channels, width, blocks), dense).requires_grad_(True)
+
+
+def gm_step(
+    real: list[Tensor],
+    virtual: list[Tensor],
+    augments: list[Callable[[Tensor], Tensor]],
+    network: nn.Module,
+) -> list[Tensor]:
+    """One matching of dataset condensation's algorithm 1: the pixel gradient of each class.
+
+    A loop over classes, whose distances are summed before the gradient is taken, as published;
+    real and virtual images share the augmentation. `real` and `virtual` hold one tensor
+    (n, C, H, W) a class, whose label is its position.
+    """
+    leaves = [images.detach().requires_grad_() for images in virtual]
+    weights = list(network.parameters())
+    loss = torch.zeros((), device=real[0].device)
+    for label, (own, leaf, augment) in enumerate(zip(real, leaves, augments, strict=True)):
+        error = _cross_entropy(network(augment(own)), label)
+        target = torch.autograd.grad(error, weights)
+        error = _cross_entropy(network(augment(leaf)), label)
+        by_weights = torch.autograd.grad(error, weights, create_graph=True)
+        for a, b in zip(by_weights, target, strict=True):
+            a, b = a.flatten(1), b.flatten(1)
+            cosine = (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))
+            loss = loss + (1 - cosine).sum()
+    return list(torch.autograd.grad(loss, leaves))
+
+
+def _cross_entropy(logits: Tensor, label: int) -> Tensor:
+    return nn.functional.cross_entropy(
+        logits, torch.full((len(logits),), label, device=logits.device)
+    )

@@ -3,6 +3,7 @@
 import typer
 
 from cli.demo import demo
+from cli.distill import distill
 from cli.down import down
 from cli.node import node
 from cli.status import status
@@ -15,5 +16,5 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,
 )
-for command in (demo, node, up, status, down):
+for command in (demo, distill, node, up, status, down):
     app.command()(command)

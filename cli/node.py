@@ -37,6 +37,17 @@ def node(
         Path | None,
         _option("auth-key", "Private key of this node, if the SuperLink asks for one."),
     ] = None,
+    peer_address: Annotated[
+        str | None,
+        _option("peer-address", "host:port where other nodes can send to this one directly."),
+    ] = None,
+    peer_certificate: Annotated[
+        Path | None,
+        _option("peer-certificate", "PEM file of this node's certificate among its peers."),
+    ] = None,
+    peer_key: Annotated[
+        Path | None, _option("peer-key", "PEM file of that certificate's private key.")
+    ] = None,
     data: Annotated[Path | None, _option("data", "Directory with this node's data.")] = None,
     device: Annotated[str | None, _option("device", "auto, cpu, cuda or cuda:N.", "auto")] = None,
     partition_id: Annotated[
@@ -84,6 +95,9 @@ def node(
         "insecure": insecure,
         "root_certificates": root_certificates,
         "auth_key": auth_key,
+        "peer_address": peer_address,
+        "peer_certificate": peer_certificate,
+        "peer_key": peer_key,
         "data": data,
         "device": device,
         "partition_id": partition_id,

@@ -2,35 +2,45 @@
 
 from logging import INFO
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import log
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
+from client.links import introduce, send
 from client.pool import keep_parcel, pooled_samples
+from client.sector import (
+    aggregate_sector,
+    distil_sector,
+    hand_in,
+    hand_out,
+    received_arrays,
+    tensors,
+)
 from client.session import Session
 from client.training import label_knowledge, train_round
 from distill.registry import distiller
 from distill.virtual_data import VirtualData
+from strategies.arrays import as_record
 from task.datasets import Samples, auxiliary_images
 from task.evaluation import evaluate_model
 from task.messages import (
     ARRAYS,
     CONFIG,
+    INTRODUCTION,
     METRICS,
     NUM_EXAMPLES,
     PARCEL,
     PARTITION_ID,
-    PAYLOAD,
+    ROUTE,
+    SECTOR,
     SERVER_ROUND,
     SOFT_LABELS,
     TRAIN_ON,
 )
 from task.models import create_model
-from task.requests import Distillation, LabelKnowledge
+from task.requests import Distillation, EnsembleDistillation, LabelKnowledge
 from task.settings import SettingsError, TrainSettings
 
 app = ClientApp()
@@ -38,12 +48,15 @@ app = ClientApp()
 
 @app.query("describe")
 def describe(message: Message, context: Context) -> Message:
-    """Say who this node is, so that the server can name and order nodes."""
+    """Say who this node is, so that the server can name and order nodes, and others send to it."""
     session = Session.of(context)
     metrics = MetricRecord({NUM_EXAMPLES: len(session.data.train)})
     if PARTITION_ID in context.node_config:
         metrics[PARTITION_ID] = session.identity
-    return Message(RecordDict({METRICS: metrics}), reply_to=message)
+    if SECTOR in context.node_config:
+        metrics[SECTOR] = int(context.node_config[SECTOR])
+    content = RecordDict({METRICS: metrics, INTRODUCTION: introduce(session)})
+    return Message(content, reply_to=message)
 
 
 @app.train()
@@ -53,7 +66,7 @@ def train(message: Message, context: Context) -> Message:
     The message's config may hold ``lr``, ``local-epochs``, ``batch-size``, ``optimizer``,
     ``momentum``, ``weight-decay`` and ``proximal-mu``; what it lacks comes from the run config's
     ``train.*``. With ``train-on = "pooled"`` a cluster head trains on D_h, and ``balanced`` draws
-    its classes evenly.
+    its classes evenly. In a sector, the model comes from and goes to its leader.
     """
     session = Session.of(context)
     config = message.content.config_records.get(CONFIG, ConfigRecord())
@@ -69,8 +82,8 @@ def train(message: Message, context: Context) -> Message:
         balanced=bool(config.get("balanced", False)),
     )
     metrics = MetricRecord({NUM_EXAMPLES: len(samples), "train-loss": loss})
-    arrays = ArrayRecord(model.state_dict())
-    return Message(RecordDict({ARRAYS: arrays, METRICS: metrics}), reply_to=message)
+    trained = hand_in(session, message.content, model)
+    return Message(RecordDict({**trained, METRICS: metrics}), reply_to=message)
 
 
 @app.evaluate()
@@ -120,7 +133,7 @@ def query_label_knowledge(message: Message, context: Context) -> Message:
 
 @app.train("distill")
 def distill(message: Message, context: Context) -> Message:
-    """Distil the node's data and reply with the parcel for its cluster head (HFLDD, step 4)."""
+    """Distil the node's data and send them to its cluster head (HFLDD, step 4)."""
     session = Session.of(context)
     request = Distillation.checked(message.content.config_records[CONFIG], "message")
     if request.share_raw_data:
@@ -136,18 +149,18 @@ def distill(message: Message, context: Context) -> Message:
             steps=request.distill_steps or None,
             generator=session.generator("distill"),
             device=session.device,
-        )
+        ).with_card(session.data.train.inputs, session.data.holdout.inputs)
     log(INFO, "Distilled %d samples by %s", len(virtual.labels), virtual.method)
     metrics = MetricRecord(
         {NUM_EXAMPLES: len(virtual.labels), "num-values": virtual.images.numel()}
     )
-    parcel = ConfigRecord({PAYLOAD: virtual.to_bytes()})
+    parcel = send(session, message.content.config_records[ROUTE], virtual.to_bytes())
     return Message(RecordDict({PARCEL: parcel, METRICS: metrics}), reply_to=message)
 
 
 @app.train("receive")
 def receive(message: Message, context: Context) -> Message:
-    """Keep the parcels that members sent to this cluster head (HFLDD, step 4)."""
+    """Open and keep what members sent to this cluster head (HFLDD, step 4)."""
     session = Session.of(context)
     kept = [
         keep_parcel(session, int(name.removeprefix(f"{PARCEL}.")), record)
@@ -160,16 +173,40 @@ def receive(message: Message, context: Context) -> Message:
     return Message(RecordDict({METRICS: metrics}), reply_to=message)
 
 
+@app.train("hand_out")
+def hand_out_model(message: Message, context: Context) -> Message:
+    """Hand the global model to the members of this leader's sector (FedHEAD, step 5)."""
+    return Message(hand_out(Session.of(context), message.content), reply_to=message)
+
+
+@app.train("aggregate_sector")
+def average_sector(message: Message, context: Context) -> Message:
+    """Reply with the mean of what this leader's sector trained (FedHEAD, step 2)."""
+    mean = aggregate_sector(Session.of(context), message.content)
+    metrics = MetricRecord({NUM_EXAMPLES: mean.num_examples, "rejected": mean.rejected})
+    content = RecordDict({ARRAYS: as_record(mean.arrays), METRICS: metrics})
+    return Message(content, reply_to=message)
+
+
+@app.train("distill_sector")
+def distill_sector(message: Message, context: Context) -> Message:
+    """Reply with the sector's ensemble, distilled into the received model (FedHEAD, step 4)."""
+    session = Session.of(context)
+    config = dict(message.content.config_records[CONFIG])
+    server_round = config.pop(SERVER_ROUND)
+    request = EnsembleDistillation.checked(config, "message")
+    student = _received_model(message, session)
+    distilled = distil_sector(session, student, request, int(str(server_round)))
+    metrics = MetricRecord({"distill-loss": distilled.loss, "distill-epochs": distilled.epochs})
+    arrays = ArrayRecord(student.state_dict())
+    return Message(RecordDict({ARRAYS: arrays, METRICS: metrics}), reply_to=message)
+
+
 def _received_model(message: Message, session: Session) -> nn.Module:
     """Build the run's model, on the node's device, with the weights that the message brings."""
-    arrays: ArrayRecord = next(iter(message.content.array_records.values()))
     model = create_model(session.task.model, session.data.spec)
-    model.load_state_dict({name: _tensor(array.numpy()) for name, array in arrays.items()})
+    model.load_state_dict(tensors(received_arrays(session, message.content)))
     return model.to(session.device)
-
-
-def _tensor(array: NDArray[np.generic]) -> Tensor:
-    return torch.from_numpy(np.array(array))
 
 
 def _server_round(config: ConfigRecord) -> int:

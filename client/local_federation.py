@@ -128,6 +128,8 @@ class LocalFederation:
     node_settings : Mapping[str, Any] | None (default: None)
         More settings of the nodes, as in a file for ``flwr-distill node --config``. Nodes compute
         with one thread unless ``threads`` says otherwise.
+    direct_links : bool (default: False)
+        Give every node an address on loopback where the others can send to it directly.
     cwd : Path | None (default: None)
         Working directory of the SuperLink, hence of ServerApps. `None`: that of this process.
 
@@ -157,6 +159,7 @@ class LocalFederation:
         *,
         node_config: Mapping[str, NodeConfigValue] | None = None,
         node_settings: Mapping[str, Any] | None = None,
+        direct_links: bool = False,
         cwd: Path | None = None,
     ) -> None:
         if num_nodes < 1:
@@ -170,7 +173,10 @@ class LocalFederation:
         self._file = FederationFile(self.state_dir)
         self._node_settings = {"node-config": dict(node_config or {}), **(node_settings or {})}
         self._superlink: subprocess.Popen[bytes] | None = None
-        self.nodes = [self._make_node(index, num_nodes) for index in range(num_nodes)]
+        addresses: list[str | None] = [None] * num_nodes
+        if direct_links:
+            addresses = [f"127.0.0.1:{port}" for port in free_ports(num_nodes)]
+        self.nodes = [self._make_node(index, addresses) for index in range(num_nodes)]
 
     def __enter__(self) -> LocalFederation:
         self.start()
@@ -366,7 +372,7 @@ class LocalFederation:
         """
         return ["flwr-distill", "node", "--config", str(settings)]
 
-    def _make_node(self, index: int, num_nodes: int) -> LocalNode:
+    def _make_node(self, index: int, peer_addresses: list[str | None]) -> LocalNode:
         state_dir = self.state_dir / f"node-{index}"
 
         def start() -> subprocess.Popen[bytes]:
@@ -375,9 +381,10 @@ class LocalFederation:
                 "superlink": self.fleet_address,
                 "insecure": True,
                 "partition-id": index,
-                "num-partitions": num_nodes,
+                "num-partitions": len(peer_addresses),
                 "state-dir": str(state_dir),
                 "threads": 1,
+                "peer-address": peer_addresses[index],
                 **self._node_settings,
             }
             file = state_dir / "node.yaml"

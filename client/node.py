@@ -1,6 +1,6 @@
-"""A node: SuperNode and executor, supervised as one unit.
+"""A node: SuperNode, executor and, where it has a peer address, mailbox, supervised as one unit.
 
-If one of them ends, the other is ended too and both are started again: a SuperNode that lost its
+If one of them ends, the others are ended too and all are started again: a SuperNode that lost its
 executor in mid-task would wait for its answer forever, and an executor's task is void without the
 SuperNode that it came from. A SuperNode that is ended with SIGTERM tells the SuperLink, so that
 strategies get an error for it at once; one that was killed is refused for up to a minute under the
@@ -90,8 +90,7 @@ class Node:
     def _prepare(self) -> None:
         settings = self._settings
         settings.state_dir.mkdir(parents=True, exist_ok=True)
-        config = settings.state_dir / "node-config.toml"
-        config.write_text(
+        self._node_config.write_text(
             "".join(
                 f"{json.dumps(key)} = {json.dumps(value, ensure_ascii=False)}\n"
                 for key, value in settings.app_config.items()
@@ -114,7 +113,7 @@ class Node:
             self._stop_parts()
             if time.monotonic() - started > _SETTLED_AFTER:
                 pause = 1.0
-            _say(f"{why}: starting both parts again in {pause:.0f} s")
+            _say(f"{why}: starting all parts again in {pause:.0f} s")
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -129,6 +128,8 @@ class Node:
         self._parts.append(
             _Part("executor", lambda report: self._executor_command(address, report), env)
         )
+        if self._settings.peer_address is not None:
+            self._parts.append(_Part("mailbox", self._mailbox_command, env))
         self._status |= {part.name: part.process.pid for part in self._parts}
         self._write_status()
 
@@ -156,7 +157,7 @@ class Node:
         for part in self._parts:
             part.reports.close()
         self._parts = []
-        for what in ("supernode", "executor", "worker", "ready", "online"):
+        for what in ("supernode", "executor", "mailbox", "worker", "ready", "online"):
             self._status.pop(what, None)
 
     def _supernode_command(self, appio_address: str, report: int) -> list[str]:
@@ -166,7 +167,7 @@ class Node:
             *("--superlink", settings.superlink),
             *("--isolation", "process"),
             *("--clientappio-api-address", appio_address),
-            *("--node-config", str(settings.state_dir / "node-config.toml")),
+            *("--node-config", str(self._node_config)),
         ]
         if settings.insecure:
             command += ["--insecure"]
@@ -188,6 +189,15 @@ class Node:
         for module in settings.preload:
             command += ["--preload", module]
         return command
+
+    def _mailbox_command(self, report: int) -> list[str]:
+        module = "client.links.mailbox_server"
+        return [sys.executable, "-P", "-m", module, str(report), str(self._node_config)]
+
+    @property
+    def _node_config(self) -> Path:
+        """The file with what SuperNode, apps and mailbox are told."""
+        return self._settings.state_dir / "node-config.toml"
 
     def _environment(self) -> dict[str, str]:
         return {

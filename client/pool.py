@@ -7,18 +7,20 @@ from pathlib import Path
 import torch
 from flwr.app import ConfigRecord
 from flwr.common import log
+from torch.nn.functional import one_hot
 
+from client.links import LinkError, receive
 from client.session import Session
 from distill.errors import VirtualDataError
 from distill.virtual_data import VirtualData
 from task.datasets import Samples
-from task.messages import PAYLOAD, SENDER
+from task.links import VIRTUAL_DATA
 
 PREFIX = "parcel-"
 
 
 def keep_parcel(session: Session, rank: int, parcel: ConfigRecord) -> bool:
-    """Check a member's virtual data and keep it in the node's store.
+    """Open a member's parcel, check the virtual data in it and keep them in the node's store.
 
     Parameters
     ----------
@@ -28,21 +30,21 @@ def keep_parcel(session: Session, rank: int, parcel: ConfigRecord) -> bool:
         Rank of the member in its cluster. It orders the pool, which must not depend on Flower's
         random node ids.
     parcel : ConfigRecord
-        ``payload``, what :meth:`distill.virtual_data.VirtualData.to_bytes` gave, and ``sender``.
+        As the server handed it on; what :meth:`distill.virtual_data.VirtualData.to_bytes` gave is
+        in it, or in the node's mailbox.
 
     Returns
     -------
     bool
-        False where the parcel was malformed or did not fit the task; it is then set aside with a
-        line in the log.
+        False where the parcel was refused, or what is in it is malformed or does not fit the task;
+        it is then set aside with a line in the log.
     """
-    spec, payload = session.data.spec, parcel.get(PAYLOAD)
+    spec = session.data.spec
     try:
-        if not isinstance(payload, bytes):
-            raise VirtualDataError(f"payload: expected bytes, got {type(payload).__name__}")
+        payload = receive(session, parcel, VIRTUAL_DATA)
         VirtualData.from_bytes(payload).validate(spec.shape, spec.num_classes)
-    except VirtualDataError as error:
-        log(WARNING, "Parcel from node %s set aside: %s", parcel.get(SENDER), error)
+    except (LinkError, VirtualDataError) as error:
+        log(WARNING, "Parcel from node %s set aside: %s", parcel.get("sender"), error)
         return False
     session.store.write(f"{PREFIX}{rank:06d}", payload)
     return True
@@ -56,9 +58,12 @@ def pooled_samples(session: Session) -> Samples:
         return own
     received = _read_parcels(tuple((path, path.stat().st_mtime_ns) for path in paths))
     received = received.to(session.device)
+    own_labels = own.labels
+    if received.labels.ndim == 2:
+        own_labels = one_hot(own_labels, session.data.spec.num_classes).float()
     return Samples(
         inputs=torch.cat([own.inputs, received.inputs]),
-        labels=torch.cat([own.labels, received.labels]),
+        labels=torch.cat([own_labels, received.labels]),
     )
 
 
@@ -66,7 +71,13 @@ def pooled_samples(session: Session) -> Samples:
 def _read_parcels(files: tuple[tuple[Path, int], ...]) -> Samples:
     """Decode parcels, once as long as the files do not change (path, modification time in ns)."""
     parcels = [VirtualData.from_bytes(path.read_bytes()) for path, _ in files]
-    return Samples(
-        inputs=torch.cat([parcel.images for parcel in parcels]),
-        labels=torch.cat([parcel.labels for parcel in parcels]),
-    )
+    labels = [parcel.labels for parcel in parcels]
+    soft = [parcel.soft_labels for parcel in parcels if parcel.soft_labels is not None]
+    if soft:  # where some members learned theirs, those of the others become distributions too
+        labels = [
+            one_hot(parcel.labels, soft[0].shape[1]).float()
+            if parcel.soft_labels is None
+            else parcel.soft_labels
+            for parcel in parcels
+        ]
+    return Samples(torch.cat([parcel.images for parcel in parcels]), torch.cat(labels))

@@ -1,6 +1,7 @@
 """What a message handler works with: the run's task, the node's data, device, store and draws."""
 
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -51,6 +52,12 @@ class Session:
         The node's files for this run.
     identity : int
         The node's ``partition-id``, else its Flower node id: what its random draws depend on.
+    run_id : int
+        Flower's run id.
+    node_id : int
+        Flower's node id.
+    node_config : Mapping[str, bool | int | float | str]
+        What the node was told when it started.
     """
 
     task: TaskSettings
@@ -58,6 +65,9 @@ class Session:
     device: torch.device
     store: NodeStore
     identity: int
+    run_id: int
+    node_id: int
+    node_config: Mapping[str, NodeConfigValue]
 
     @classmethod
     def of(cls, context: Context) -> "Session":
@@ -82,6 +92,9 @@ class Session:
                 str(node.get("state-dir", "")) or None, context.run_id, context.node_id
             ),
             identity=int(node.get("partition-id", context.node_id)),
+            run_id=context.run_id,
+            node_id=context.node_id,
+            node_config=node,
         )
 
     def generator(self, purpose: str, server_round: int = 0) -> torch.Generator:

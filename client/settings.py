@@ -9,9 +9,14 @@ from typing import Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from client.loopback import is_loopback
+
 NodeConfigValue = bool | int | float | str
 
-_OWN_KEYS = {"partition-id", "num-partitions", "device", "data", "state-dir"}
+_OWN_KEYS = {
+    *("partition-id", "num-partitions", "device", "data", "state-dir"),
+    *("peer-address", "peer-certificate", "peer-key", "peer-authority"),
+}
 
 
 class NodeError(Exception):
@@ -31,6 +36,14 @@ class NodeSettings(BaseModel):
         PEM file of the authority that signed the SuperLink's certificate. `None`: the system's.
     auth_key : Path | None (default: None)
         The node's private key (OpenSSH, NIST curve), for SuperLinks that admit registered nodes.
+    peer_address : str | None (default: None)
+        ``host:port`` where other nodes can send to this one, and where it listens for them. `None`:
+        what they send comes through the SuperLink, sealed.
+    peer_certificate : Path | None (default: None)
+        PEM certificate of this node among its peers, for client and server authentication, signed
+        by the authority in `root_certificates`. Other machines are sent to directly only with one.
+    peer_key : Path | None (default: None)
+        The certificate's private key, on an elliptic curve.
     partition_id : int | None (default: None)
         Which part of the data is this node's.
     num_partitions : int | None (default: None)
@@ -63,6 +76,9 @@ class NodeSettings(BaseModel):
     insecure: bool = False
     root_certificates: Path | None = None
     auth_key: Path | None = None
+    peer_address: str | None = Field(default=None, pattern=r"^.+:[0-9]{1,5}$")
+    peer_certificate: Path | None = None
+    peer_key: Path | None = None
     partition_id: int | None = Field(default=None, ge=0)
     num_partitions: int | None = Field(default=None, ge=1)
     data: Path | None = None
@@ -75,7 +91,7 @@ class NodeSettings(BaseModel):
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
     node_config: dict[str, NodeConfigValue] = {}
 
-    @field_validator("root_certificates", "auth_key", "data")
+    @field_validator("root_certificates", "auth_key", "peer_certificate", "peer_key", "data")
     @classmethod
     def _is_there(cls, path: Path | None) -> Path | None:
         if path is None:
@@ -106,6 +122,15 @@ class NodeSettings(BaseModel):
             raise ValueError("insecure and root-certificates exclude each other: drop one")
         if self.insecure and self.auth_key is not None:
             raise ValueError("auth-key needs TLS: drop insecure, and give root-certificates")
+        if (self.peer_certificate is None) != (self.peer_key is None):
+            raise ValueError("peer-certificate and peer-key need each other: give both")
+        if self.peer_certificate is not None and self.root_certificates is None:
+            raise ValueError("peer-certificate needs root-certificates: who signs the nodes'")
+        if self.peer_address and not (self.peer_certificate or is_loopback(self.peer_address)):
+            raise ValueError(
+                f"peer-address={self.peer_address} is reached from other machines: give "
+                "peer-certificate and peer-key, or an address on loopback"
+            )
         if taken := _OWN_KEYS & self.node_config.keys():
             raise ValueError(f"node-config: {min(taken)} is an option of its own, use that")
         return self
@@ -123,6 +148,12 @@ class NodeSettings(BaseModel):
             config["num-partitions"] = self.num_partitions
         if self.data is not None:
             config["data"] = str(self.data)
+        if self.peer_address is not None:
+            config["peer-address"] = self.peer_address
+        if self.peer_certificate is not None:
+            config["peer-authority"] = str(self.root_certificates)
+            config["peer-certificate"] = str(self.peer_certificate)
+            config["peer-key"] = str(self.peer_key)
         return config | self.node_config
 
 

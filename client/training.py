@@ -19,7 +19,8 @@ def epoch_batches(
     Parameters
     ----------
     labels : Tensor
-        Class of each sample, int64 (n,).
+        Class of each sample, int64 (n,), or soft labels (n, num_classes), whose likeliest class
+        counts.
     batch_size : int
         Samples in a minibatch. A remainder of a single sample is left out (batch normalisation
         cannot train on it), unless it is all there is.
@@ -31,7 +32,8 @@ def epoch_batches(
     """
     num_samples = len(labels)
     if balanced:
-        present, positions = labels.cpu().unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        hard = labels.argmax(1) if labels.ndim == 2 else labels
+        present, positions = hard.cpu().unique(return_inverse=True)  # type: ignore[no-untyped-call]
         share = 1.0 / torch.bincount(positions, minlength=len(present)).double()
         order = torch.multinomial(
             share[positions], num_samples, replacement=True, generator=generator

@@ -14,6 +14,7 @@ from distill.augmentation import Augmentation, draw_augmentation
 from distill.errors import DistillError
 from distill.features import RandomConvNet
 from distill.inputs import check_inputs
+from distill.privacy import privacy_card
 from distill.registry import Progress, register
 from distill.starts import start
 from distill.virtual_data import VirtualData
@@ -153,20 +154,22 @@ def distill_dm(
         _draw_probe(classes, width, generator, torch.device(device))
         for _ in range(min(bank, steps))
     ]
-    virtual = begin.reshape(len(classes), per_class, *images.shape[1:]).to(device)
+    virtual = begin.reshape(len(classes), per_class, *images.shape[1:]).to(device, copy=True)
     optimizer = torch.optim.Adam([virtual], lr=learning_rate)
     for step in range(steps):
         loss, virtual.grad = probes[step % len(probes)].loss_and_gradient(virtual)
         optimizer.step()
         if progress is not None:
             progress(step + 1, steps, float(loss))
+    made = virtual.flatten(0, 1).cpu()
     return VirtualData(
-        images=virtual.flatten(0, 1).cpu(),
+        images=made,
         labels=virtual_labels,
         method="dm",
         steps=steps,
         seed=generator.initial_seed(),
         init=init,
+        card=privacy_card(made, images.cpu(), start=begin),
     )
 
 

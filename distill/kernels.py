@@ -1,15 +1,9 @@
 """Kernels of infinitely wide networks, each with the pull-back of its gradient.
 
-A kernel here is a function of inner products alone. It takes, for two sets of n and m points
-of dimension d (leading batch dimensions allowed):
-
-- gram: (..., n, m), the products <x_i, z_j> / d,
-- left: (..., n), the squares |x_i|^2 / d,
-- right: (..., m), the squares |z_j|^2 / d,
-
-and returns its value K, (..., n, m), with a function that turns dL/dK into dL/dgram, dL/dleft
-and dL/dright. No autograd is involved. Of a point with itself, gram must equal left and right
-to the last bit: the kernels have infinite slope there, and rounding would show.
+A `Kernel` compares virtual points with real ones, or with each other, and pulls a loss's gradient
+back to the virtual points; kernel inducing points (`distill.kip`) needs no more. No autograd is
+involved here. Most kernels are functions of inner products alone (`Recursion`), and
+`inner_product_kernel` makes kernels of them.
 """
 
 import math
@@ -20,106 +14,249 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+WEIGHT_VARIANCE = 2.0
+"""Of a weight times its layer's fan-in: 2 keeps the norm from layer to ReLU layer."""
+
+BIAS_VARIANCE = 0.01
+DEPTH = 3
 _TWO_PI = 2 * math.pi
 
-
-class InnerProductGradient(NamedTuple):
-    """Gradient of a loss by the inner products that a kernel was given."""
-
-    gram: Tensor
-    left: Tensor
-    right: Tensor
-
-
-Pullback = Callable[[Tensor], InnerProductGradient]
+Pullback = Callable[[Tensor], Tensor]
 
 
 class Kernel(Protocol):
-    """A kernel of inner products with its pull-back; see the module's text."""
+    """A kernel and its gradient by the virtual points."""
 
-    def __call__(self, gram: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Pullback]:
-        """Return K (..., n, m) and the function from dL/dK to the inner products' gradient."""
+    def __call__(self, virtual: Tensor, real: Tensor | None = None) -> tuple[Tensor, Pullback]:
+        """Compare points.
+
+        Parameters
+        ----------
+        virtual : Tensor
+            (..., n, d); leading dimensions are separate problems.
+        real : Tensor, optional (default: None)
+            (..., m, d); None compares the virtual points with each other.
+
+        Returns
+        -------
+        tuple[Tensor, Pullback]
+            K, (..., m, n) or (..., n, n), and the function from dL/dK to dL/dvirtual.
+        """
         ...
 
 
-class _Layer(NamedTuple):
+class InnerProductGradient(NamedTuple):
+    """Gradient of a loss by the inner products that a recursion was given."""
+
+    gram: Tensor
+    right: Tensor
+
+
+class Recursion(Protocol):
+    """A function of inner products with its pull-back."""
+
+    def __call__(
+        self, gram: Tensor, left: Tensor, right: Tensor
+    ) -> tuple[Tensor, Callable[[Tensor], InnerProductGradient]]:
+        """Compute a kernel from inner products.
+
+        Parameters
+        ----------
+        gram : Tensor
+            (..., m, n), the products <x_i, z_j> / d. Of a point with itself it equals left and
+            right to the last bit: the kernels have infinite slope there, rounding would show.
+        left, right : Tensor
+            (..., m) and (..., n), the squares |x_i|^2 / d and |z_j|^2 / d.
+
+        Returns
+        -------
+        tuple
+            K (..., m, n), and the function from dL/dK to the gradient by gram and right.
+        """
+        ...
+
+
+def inner_product_kernel(recursion: Recursion) -> Kernel:
+    """Make a kernel of points from a function of their inner products.
+
+    Costs two matrix products of (m, d) by (d, n) beside the recursion, one each way.
+    """
+
+    def kernel(virtual: Tensor, real: Tensor | None = None) -> tuple[Tensor, Pullback]:
+        d = virtual.shape[-1]
+        others = virtual if real is None else real
+        right = _squares(virtual)
+        left = right if real is None else _squares(others)
+        gram = others @ virtual.mT / d
+        if real is None:
+            gram.diagonal(dim1=-2, dim2=-1).copy_(right)
+        value, pullback = recursion(gram, left, right)
+
+        def by_virtual(upstream: Tensor) -> Tensor:
+            if real is None:  # each virtual point is on both sides of a symmetric K
+                upstream = upstream + upstream.mT
+            gradient = pullback(upstream)
+            by_squares = (2 / d * gradient.right).unsqueeze(-1)
+            return torch.addcmul((gradient.gram / d).mT @ others, by_squares, virtual)
+
+        return value, by_virtual
+
+    return kernel
+
+
+def _squares(points: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(points, dim=-1)
+    return norm.square() / points.shape[-1]
+
+
+class ReluLayer(NamedTuple):
+    """What a ReLU layer's pull-back needs of its forward pass."""
+
     covariance: Tensor
     tangent: Tensor
     sine: Tensor
     slope: Tensor
-    left: Tensor
-    right: Tensor
+
+
+def relu_layer(
+    covariance: Tensor, tangent: Tensor, squares: Tensor
+) -> tuple[Tensor, Tensor, ReluLayer]:
+    """Arc-cosine step of a wide ReLU layer (Cho and Saul 2009, eq. 3 and 6).
+
+    With w the weight variance, n = sqrt(squares) and theta = arccos(S / n)::
+
+        S' = w (n sin(theta) + (pi - theta) S) / (2 pi)
+        T' = w (pi - theta) / (2 pi) T
+
+    Parameters
+    ----------
+    covariance, tangent : Tensor
+        S and T of the layer's inputs, of any shape.
+    squares : Tensor
+        Product of the two points' own covariances, in the same shape.
+
+    Returns
+    -------
+    tuple[Tensor, Tensor, ReluLayer]
+        S', T' and what `relu_layer_pullback` needs.
+    """
+    rounding = 8 * torch.finfo(covariance.dtype).eps
+    # n sin(theta); what is within rounding of parallel counts as parallel.
+    sine = functional.threshold(1 - covariance.square() / squares, rounding, 0.0)
+    sine = sine.mul_(squares).sqrt_()
+    slope = torch.atan2(sine, covariance).mul_(-1 / _TWO_PI).add_(0.5)  # (pi - theta) / (2 pi)
+    layer = ReluLayer(covariance, tangent, sine, slope)
+    w = WEIGHT_VARIANCE
+    covariance = torch.addcmul(sine * (1 / _TWO_PI), slope, covariance).mul_(w)
+    return covariance, (slope * tangent).mul_(w), layer
+
+
+def relu_layer_pullback(
+    layer: ReluLayer, by_covariance: Tensor, by_tangent: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradient by S, T and the logarithm of `squares`' root, from that by S' and T'."""
+    w = WEIGHT_VARIANCE
+    # Of parallel points the angle's slope is infinite, but what it carries to the squares and
+    # to the covariance cancels: drop both.
+    inverse = torch.where(layer.sine > 0, 1 / layer.sine, 0.0)
+    by_angle = (by_tangent * layer.tangent).mul_(inverse).mul_(w / _TWO_PI)
+    by_log_norm = (by_covariance * layer.sine).mul_(w / _TWO_PI)
+    by_log_norm.addcmul_(by_angle, layer.covariance, value=-1)
+    scaled_slope = w * layer.slope
+    by_inputs = torch.addcmul(by_angle, by_covariance, scaled_slope)
+    return by_inputs, by_tangent * scaled_slope, by_log_norm
 
 
 def relu_ntk(
-    gram: Tensor,
-    left: Tensor,
-    right: Tensor,
-    *,
-    depth: int = 3,
-    weight_variance: float = 2.0,
-    bias_variance: float = 0.01,
-) -> tuple[Tensor, Pullback]:
+    gram: Tensor, left: Tensor, right: Tensor, *, depth: int = DEPTH
+) -> tuple[Tensor, Callable[[Tensor], InnerProductGradient]]:
     """Neural tangent kernel of a fully connected ReLU network in its infinite-width limit.
 
-    The arc-cosine recursion (Cho and Saul 2009, eq. 3 and 6; Jacot et al. 2018, theorem 1),
-    with w and b the variances, S_0 = T_0 = w gram + b, and for each hidden layer, with
-    n = sqrt(left right) and theta = arccos(S / n)::
-
-        S' = w (n sin(theta) + (pi - theta) S) / (2 pi) + b
-        T' = S' + w (pi - theta) / (2 pi) T
-
-    Costs about a dozen element-wise passes over (n, m) a layer, forward and back each.
+    Jacot et al. 2018, theorem 1: S_0 = T_0 = w gram + b, and with `relu_layer` for each hidden
+    layer S <- S' + b, T <- S + T'. About a dozen element-wise passes over (m, n) a layer each way.
 
     Parameters
     ----------
     gram, left, right : Tensor
-        Inner products, as the module says; any floating type.
+        Inner products, see `Recursion`; any floating type.
     depth : int (default: 3)
         Hidden layers.
-    weight_variance : float (default: 2.0)
-        Variance of a weight times its layer's fan-in; 2 keeps the norm from layer to layer.
-    bias_variance : float (default: 0.01)
-        Variance of a bias.
 
     Returns
     -------
-    tuple[Tensor, Pullback]
+    tuple
         T after the last layer, and its pull-back.
     """
-    w, b = weight_variance, bias_variance
+    return _relu_recursion(gram, left, right, depth=depth, tangent_kernel=True)
+
+
+def relu_nngp(
+    gram: Tensor, left: Tensor, right: Tensor, *, depth: int = DEPTH
+) -> tuple[Tensor, Callable[[Tensor], InnerProductGradient]]:
+    """Covariance of the outputs of a wide, fully connected ReLU network with random weights.
+
+    Lee et al. 2018, eq. 4-6: `relu_ntk`'s S after the last layer. Arguments and result are as
+    there.
+    """
+    return _relu_recursion(gram, left, right, depth=depth, tangent_kernel=False)
+
+
+def _relu_recursion(
+    gram: Tensor, left: Tensor, right: Tensor, *, depth: int, tangent_kernel: bool
+) -> tuple[Tensor, Callable[[Tensor], InnerProductGradient]]:
+    w, b = WEIGHT_VARIANCE, BIAS_VARIANCE
     covariance = tangent = w * gram + b
     left, right = w * left + b, w * right + b
-    rounding = 8 * torch.finfo(gram.dtype).eps
-    layers: list[_Layer] = []
+    layers: list[tuple[ReluLayer, Tensor]] = []
     for _ in range(depth):
         squares = left.unsqueeze(-1) * right.unsqueeze(-2)
-        # n sin(theta); what is within rounding of parallel counts as parallel.
-        sine = functional.threshold(1 - covariance.square() / squares, rounding, 0.0)
-        sine = sine.mul_(squares).sqrt_()
-        slope = torch.atan2(sine, covariance).mul_(-1 / _TWO_PI).add_(0.5)  # (pi-theta)/(2 pi)
-        layers.append(_Layer(covariance, tangent, sine, slope, left, right))
-        covariance = torch.addcmul(sine * (1 / _TWO_PI), slope, covariance).mul_(w).add_(b)
-        tangent = torch.addcmul(covariance, slope, tangent, value=w)
+        covariance, tangent, layer = relu_layer(covariance, tangent, squares)
+        covariance = covariance.add_(b)
+        tangent = tangent.add_(covariance)
+        layers.append((layer, right))
         left, right = w / 2 * left + b, w / 2 * right + b
 
     def pullback(upstream: Tensor) -> InnerProductGradient:
-        by_tangent = upstream
-        by_covariance = torch.zeros_like(upstream)
-        by_left = by_right = torch.zeros((), dtype=upstream.dtype, device=upstream.device)
-        for layer in reversed(layers):
-            by_covariance = by_covariance + by_tangent
-            # Of parallel points the angle's slope is infinite, but what it carries to the
-            # squares and to the gram cancels: drop both.
-            inverse = torch.where(layer.sine > 0, 1 / layer.sine, 0.0)
-            by_angle = (by_tangent * layer.tangent).mul_(inverse).mul_(w / _TWO_PI)
-            by_log_norm = (by_covariance * layer.sine).mul_(w / _TWO_PI)
-            by_log_norm.addcmul_(by_angle, layer.covariance, value=-1)
-            by_left = w / 2 * by_left + by_log_norm.sum(-1) / (2 * layer.left)
-            by_right = w / 2 * by_right + by_log_norm.sum(-2) / (2 * layer.right)
-            scaled_slope = w * layer.slope
-            by_covariance = torch.addcmul(by_angle, by_covariance, scaled_slope)
-            by_tangent = by_tangent * scaled_slope
-        return InnerProductGradient(w * (by_covariance + by_tangent), w * by_left, w * by_right)
+        none = torch.zeros_like(upstream)
+        by_tangent, by_covariance = (upstream, none) if tangent_kernel else (none, upstream)
+        by_right = torch.zeros((), dtype=upstream.dtype, device=upstream.device)
+        for layer, right in reversed(layers):
+            by_covariance, by_tangent, by_log_norm = relu_layer_pullback(
+                layer, by_covariance + by_tangent, by_tangent
+            )
+            by_right = w / 2 * by_right + by_log_norm.sum(-2) / (2 * right)
+        return InnerProductGradient(w * (by_covariance + by_tangent), w * by_right)
 
-    return tangent, pullback
+    return (tangent if tangent_kernel else covariance), pullback
+
+
+def rbf(
+    gram: Tensor, left: Tensor, right: Tensor, *, bandwidth: float = 1.0
+) -> tuple[Tensor, Callable[[Tensor], InnerProductGradient]]:
+    """Gaussian kernel exp(-|x - z|^2 / (2 d bandwidth^2)).
+
+    Parameters
+    ----------
+    gram, left, right : Tensor
+        Inner products, see `Recursion`.
+    bandwidth : float (default: 1.0)
+        In units of a root mean square difference of two points' values.
+
+    Returns
+    -------
+    tuple
+        K and its pull-back.
+    """
+    distance = left.unsqueeze(-1) + right.unsqueeze(-2) - 2 * gram
+    value = torch.exp(distance / (-2 * bandwidth**2))
+
+    def pullback(upstream: Tensor) -> InnerProductGradient:
+        by_gram = upstream * value / bandwidth**2
+        return InnerProductGradient(by_gram, -0.5 * by_gram.sum(-2))
+
+    return value, pullback
+
+
+fully_connected_ntk = inner_product_kernel(relu_ntk)
+fully_connected_nngp = inner_product_kernel(relu_nngp)
+gaussian = inner_product_kernel(rbf)

@@ -35,7 +35,7 @@ class Distiller(Protocol):
         """Distil `images` into `per_class` virtual images of each class that is present.
 
         A class with fewer real images than `per_class` still gets `per_class` virtual ones:
-        every start draws them from noise.
+        starts draw them from noise, or repeat real images (`real`).
 
         Parameters
         ----------
@@ -91,7 +91,7 @@ def distiller(name: str) -> Distiller:
     Parameters
     ----------
     name : str
-        A registered name ("auto", "dm", "kip", ...) or "package.module:function".
+        A registered name ("auto", "dm", "gm", "kip", ...) or "package.module:function".
 
     Returns
     -------

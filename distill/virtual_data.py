@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -12,6 +12,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from distill.errors import VirtualDataError
+from distill.privacy import PrivacyCard, privacy_card
 
 FORMAT = "flwr-distill/virtual-data/1"
 _MAX_LABEL = torch.iinfo(torch.int16).max
@@ -39,6 +40,8 @@ class VirtualData:
         Name of the start (see `distill.starts`).
     soft_labels : Tensor, optional (default: None)
         float32 of shape (n, num_classes), where the method learns labels too.
+    card : PrivacyCard, optional (default: None)
+        What the images give away of single real ones, where it was measured.
 
     Raises
     ------
@@ -53,6 +56,7 @@ class VirtualData:
     seed: int
     init: str
     soft_labels: Tensor | None = None
+    card: PrivacyCard | None = None
 
     def __post_init__(self) -> None:
         n = len(self.images) if self.images.ndim else 0
@@ -114,6 +118,26 @@ class VirtualData:
             f"soft_labels must have {num_classes} columns, one for each class of the task",
         )
 
+    def with_card(self, real: Tensor, held_back: Tensor) -> "VirtualData":
+        """Return the same data with its privacy card measured.
+
+        What the card says of the start stays; the rest is measured anew.
+
+        Parameters
+        ----------
+        real : Tensor
+            Images that this data was made from, (m, C, H, W), m >= 1, on any device.
+        held_back : Tensor
+            Real images that had no part in it, (k, C, H, W); there may be none.
+
+        Raises
+        ------
+        DistillError
+            If the shapes do not fit.
+        """
+        card = privacy_card(self.images.to(real.device), real, held_back=held_back)
+        return replace(self, card=replace(card, start=self.card.start if self.card else None))
+
     def to_bytes(self) -> bytes:
         """Pack into safetensors, with 8 bits a pixel (HFLDD's B_2).
 
@@ -123,7 +147,7 @@ class VirtualData:
         Returns
         -------
         bytes
-            What `from_bytes` reads.
+            What `from_bytes` reads; the same for the same data.
         """
         low, high = float(self.images.min()), float(self.images.max())
         scale = (high - low) / _LEVELS
@@ -135,14 +159,17 @@ class VirtualData:
         if self.soft_labels is not None:
             tensors["soft_labels"] = self.soft_labels.contiguous()
         about = {
+            "format": FORMAT,
             "scale": scale,
             "offset": low,
             "method": self.method,
             "steps": self.steps,
             "seed": self.seed,
             "init": self.init,
+            "card": asdict(self.card) if self.card else None,
         }
-        return save(tensors, metadata={"format": FORMAT, "about": json.dumps(about)})
+        # One entry only: safetensors writes several in random order.
+        return save(tensors, metadata={"about": json.dumps(about)})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "VirtualData":
@@ -167,18 +194,18 @@ class VirtualData:
             tensors = load(data)
             # The safetensors layout: header length as 8 little-endian bytes, then JSON.
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-            metadata = header["__metadata__"]
-            found = metadata["format"]
-            about = json.loads(metadata["about"])
+            about = json.loads(header["__metadata__"]["about"])
             pixels, labels = tensors["pixels"], tensors["labels"]
             soft_labels = tensors.get("soft_labels")
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise VirtualDataError(f"not virtual data ({len(data)} bytes): {error!r}") from error
+        _require(isinstance(about, dict), "the record of how it was made must be an object")
+        found = about.get("format")
         _require(found == FORMAT, f"format must be {FORMAT!r}, found {found!r}")
         _require(pixels.dtype == torch.uint8, f"pixels must be uint8, got {pixels.dtype}")
         _require(labels.dtype == torch.int16, f"labels must be int16, got {labels.dtype}")
-        _require(isinstance(about, dict), "the record of how it was made must be an object")
         scale, offset = _field(about, "scale", float), _field(about, "offset", float)
+        card = about.get("card")
         _require(
             math.isfinite(scale) and scale >= 0 and math.isfinite(offset),
             f"scale must be finite and >= 0, offset finite; got {scale} and {offset}",
@@ -191,6 +218,7 @@ class VirtualData:
             seed=_field(about, "seed", int),
             init=_field(about, "init", str),
             soft_labels=soft_labels,
+            card=None if card is None else PrivacyCard.from_dict(card),
         )
 
 

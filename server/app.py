@@ -1,6 +1,7 @@
 """The ServerApp: from a run config to a finished run."""
 
 from collections.abc import Mapping
+from functools import partial
 from logging import INFO
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
+from torch import nn
 
 from client.flower_timing import patch_pull_backoff
 from server.config import RunSettings
@@ -20,6 +22,7 @@ from server.roster import Roster, meet_nodes
 from strategies.hfldd import HFLDD
 from strategies.registry import create_strategy
 from strategies.traffic import fedavg_bits, fedseq_bits
+from task.datasets import DataSpec, auxiliary_images
 from task.models import create_model
 from task.settings import SettingsError
 from task.source import data_spec, test_samples
@@ -39,7 +42,7 @@ def main(grid: Grid, context: Context) -> None:
     evaluate = server_evaluation(model, test.to_samples(spec), device) if test else None
     metered = MeteredGrid(grid, deadline=settings.phase_timeout, seed=settings.seed)
     strategy = create_strategy(
-        settings.strategy, _strategy_arguments(settings), settings.strategy_args
+        settings.strategy, _strategy_arguments(settings, model, spec), settings.strategy_args
     )
 
     roster = meet_nodes(metered, settings.min_nodes, settings.phase_timeout)
@@ -64,7 +67,7 @@ def main(grid: Grid, context: Context) -> None:
     )
 
 
-def _strategy_arguments(settings: RunSettings) -> dict[str, Any]:
+def _strategy_arguments(settings: RunSettings, model: nn.Module, spec: DataSpec) -> dict[str, Any]:
     """Constructor arguments on offer to any strategy; it takes those it knows."""
     arguments = {
         "fraction_train": settings.fraction_train,
@@ -73,10 +76,24 @@ def _strategy_arguments(settings: RunSettings) -> dict[str, Any]:
         "min_train_nodes": 1,
         "min_evaluate_nodes": 1,
         "proximal_mu": settings.train.proximal_mu,
+        "links": settings.links,
         "phase_timeout": settings.phase_timeout,
         "seed": settings.seed,
+        "model": model,
+        "reference": partial(
+            auxiliary_images,
+            settings.fedhead.reference,
+            spec,
+            settings.fedhead.reference_size,
+            settings.seed,
+            settings.data_root or None,
+        ),
     }
-    return {**arguments, **settings.hfldd.strategy_arguments()}
+    return {
+        **arguments,
+        **settings.hfldd.strategy_arguments(),
+        **settings.fedhead.strategy_arguments(),
+    }
 
 
 def _check_against_nodes(settings: RunSettings, roster: Roster) -> None:

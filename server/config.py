@@ -4,7 +4,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from task.requests import Distillation, LabelKnowledge
+from task.links import LinkMode
+from task.requests import Distillation, EnsembleDistillation, LabelKnowledge
 from task.settings import TaskSettings
 
 
@@ -34,6 +35,41 @@ class HFLDDSettings(LabelKnowledge, Distillation):
         }
 
 
+class FedHEADSettings(EnsembleDistillation):
+    """Settings of FedHEAD, FedHEAD+ and FedDF (``fedhead.*``).
+
+    Parameters
+    ----------
+    sectors : int (default: 2)
+        M, where nodes do not declare their sector.
+    fixed_leader : bool (default: False)
+        Whether the node with most data leads its sector in every round.
+    server_epochs : int (default: 20)
+        n_g, most epochs of the distillation on the server.
+    reference : str (default: "noise")
+        Reference set of that distillation: ``noise``, ``fashion-mnist``, ``tiny-imagenet``, or a
+        folder or npz that is on the server.
+    reference_size : int (default: 1000)
+        Samples of it.
+    """
+
+    sectors: Annotated[int, Field(ge=1)] = 2
+    fixed_leader: bool = False
+    server_epochs: Annotated[int, Field(ge=1)] = 20
+    reference: Annotated[str, Field(min_length=1)] = "noise"
+    reference_size: Annotated[int, Field(ge=2)] = 1000
+
+    def strategy_arguments(self) -> dict[str, Any]:
+        """Keyword arguments of FedHEAD, FedHEAD+ and FedDF."""
+        request = self.model_dump(include=set(EnsembleDistillation.model_fields))
+        return {
+            "sectors": self.sectors,
+            "fixed_leader": self.fixed_leader,
+            "server_epochs": self.server_epochs,
+            "ensemble_distillation": EnsembleDistillation(**request),
+        }
+
+
 class RunSettings(TaskSettings):
     """All settings of a run.
 
@@ -53,6 +89,9 @@ class RunSettings(TaskSettings):
         Share of the nodes that evaluate each round on what they hold out (``train.holdout``).
     phase_timeout : float (default: 600.0)
         Seconds after which a phase goes on without the nodes that have not replied.
+    links : str (default: "auto")
+        How nodes send to each other: ``relay`` (through the server, sealed), ``direct`` (from node
+        to node) or ``auto`` (directly where that works).
     runs_dir : str (default: "runs")
         Folder for results, relative to the ServerApp's working directory.
     """
@@ -66,5 +105,7 @@ class RunSettings(TaskSettings):
     fraction_train: Annotated[float, Field(gt=0, le=1)] = 1.0
     fraction_evaluate: Annotated[float, Field(ge=0, le=1)] = 0.0
     phase_timeout: Annotated[float, Field(gt=0)] = 600.0
+    links: LinkMode = "auto"
     runs_dir: Annotated[str, Field(min_length=1)] = "runs"
     hfldd: HFLDDSettings = HFLDDSettings()
+    fedhead: FedHEADSettings = FedHEADSettings()

@@ -9,7 +9,8 @@ from task.messages import PARCEL
 
 DOWN = "server->node"
 UP = "node->server"
-MEMBER_TO_HEAD = "member->head"
+RELAYED = "member->head, relayed"
+DIRECT = "member->head, direct"
 
 
 @dataclass
@@ -18,7 +19,8 @@ class Ledger:
 
     A phase is a message type (``train``, ``query.label_knowledge`` ...). Parcels that nodes send
     each other through the server count on the server's links, up and down, and once more as
-    ``member->head``: what that link would carry by itself.
+    ``member->head, relayed``: what that link would carry by itself. Of those that go directly, only
+    the receipts pass the server; what went is booked as ``member->head, direct``.
     """
 
     entries: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -36,9 +38,10 @@ class Ledger:
         for reply in replies:
             if reply.has_content():
                 self.entries[phase, UP] += content_bytes(reply.content)
-                if PARCEL in reply.content:
-                    parcel = RecordDict({PARCEL: reply.content[PARCEL]})
-                    self.entries[phase, MEMBER_TO_HEAD] += content_bytes(parcel)
+                for name, record in reply.content.config_records.items():
+                    if name.partition(".")[0] == PARCEL:
+                        link, size = _parcel_bytes(record)
+                        self.entries[phase, link] += size
 
     def total(self, *links: str) -> int:
         """Bytes on these links over all phases."""
@@ -52,7 +55,7 @@ class Ledger:
     @property
     def link_bytes(self) -> int:
         """Bytes that nodes sent to each other."""
-        return self.total(MEMBER_TO_HEAD)
+        return self.total(RELAYED, DIRECT)
 
     def by_phase(self) -> dict[str, dict[str, int]]:
         """Bytes as ``{phase: {link: bytes}}``."""
@@ -68,6 +71,14 @@ def content_bytes(content: RecordDict) -> int:
         _config_bytes(record) if isinstance(record, ConfigRecord) else record.count_bytes()
         for record in content.values()
     )
+
+
+def _parcel_bytes(record: ConfigRecord) -> tuple[str, int]:
+    """Link that a parcel took, and its bytes there; a receipt says how many went directly."""
+    size = record.get("num-bytes")
+    if record.get("link") == "direct" and isinstance(size, int):
+        return DIRECT, max(size, 0)
+    return RELAYED, _config_bytes(record)
 
 
 def _config_bytes(record: ConfigRecord) -> int:

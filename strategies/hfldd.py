@@ -12,9 +12,11 @@ from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from numpy.typing import NDArray
 
 from strategies.clustering import heterogeneous_clusters, homogeneous_groups, kl_matrix
+from strategies.links import Links
 from strategies.replies import number, usable
 from strategies.topology import Cluster, Topology
 from strategies.traffic import hfldd_bits
+from task.links import VIRTUAL_DATA, LinkMode
 from task.messages import (
     ARRAYS,
     CONFIG,
@@ -23,7 +25,7 @@ from task.messages import (
     METRICS,
     PARCEL,
     RECEIVE,
-    SENDER,
+    ROUTE,
     SERVER_ROUND,
     SOFT_LABELS,
     TRAIN_ON,
@@ -52,6 +54,9 @@ class HFLDD(FedAvg):
         How members distil, and how much they send; None takes the defaults.
     balanced : bool (default: True)
         Whether heads draw classes evenly from D_h, whose own class otherwise dominates.
+    links : str (default: "auto")
+        How members send to heads: ``relay`` (through the server, sealed), ``direct`` (from node to
+        node) or ``auto`` (directly where that works).
     phase_timeout : float (default: 600.0)
         Seconds to wait for replies in each phase before the first round.
     seed : int (default: 0)
@@ -75,6 +80,7 @@ class HFLDD(FedAvg):
         label_knowledge: LabelKnowledge | None = None,
         distillation: Distillation | None = None,
         balanced: bool = True,
+        links: LinkMode = "auto",
         phase_timeout: float = 600.0,
         seed: int = 0,
         min_available_nodes: int = 2,
@@ -90,6 +96,7 @@ class HFLDD(FedAvg):
         self.label_knowledge = label_knowledge or LabelKnowledge()
         self.distillation = distillation or Distillation()
         self.balanced = balanced
+        self.links = links
         self.phase_timeout = phase_timeout
         self.seed = seed
         self.topology: Topology | None = None
@@ -97,6 +104,8 @@ class HFLDD(FedAvg):
         self.distilled_values = 0
         if self.distillation.share_raw_data:
             log(WARNING, "share_raw_data is on: members send their RAW DATA to cluster heads")
+        if self.distillation.start == "real":
+            log(WARNING, 'start = "real": members send much the same as REAL IMAGES')
 
     def summary(self) -> None:
         """Log summary configuration of the strategy."""
@@ -148,9 +157,10 @@ class HFLDD(FedAvg):
         """Label knowledge, groups, clusters, distillation and hand-over (steps 1 to 4)."""
         _, nodes = sample_nodes(grid, self.min_available_nodes, self.min_available_nodes)
         soft_labels = self._collect_soft_labels(nodes, grid)
-        topology = self._cluster(soft_labels)
-        parcels = self._collect_parcels(topology, grid)
-        self._hand_over(topology, parcels, grid)
+        links = Links.meet(grid, soft_labels, self.links, self.phase_timeout)
+        topology = self._cluster({n: told for n, told in soft_labels.items() if n in links})
+        deliveries = self._collect_deliveries(topology, links, grid)
+        self._hand_over(topology, deliveries, grid)
         return topology
 
     def _collect_soft_labels(self, nodes: list[int], grid: Grid) -> dict[int, NDArray[np.floating]]:
@@ -199,30 +209,43 @@ class HFLDD(FedAvg):
         )
         return Topology(tuple(clusters), groups)
 
-    def _collect_parcels(self, topology: Topology, grid: Grid) -> dict[int, ConfigRecord]:
-        """Step 4, members' side. Parcel of every member that distilled its data."""
-        members = list(topology.head_of)
-        log(INFO, "HFLDD: %d members distil their data", len(members))
-        parcels = {}
-        for reply in self._ask(self.distillation, members, DISTILL, grid):
+    def _collect_deliveries(
+        self, topology: Topology, links: Links, grid: Grid
+    ) -> dict[int, ConfigRecord]:
+        """Step 4, members' side. What each member that distilled its data sends to its head."""
+        routes = {
+            member: links.route(member, head, VIRTUAL_DATA)
+            for member, head in topology.head_of.items()
+        }
+        log(INFO, "HFLDD: %d members distil their data", len(routes))
+        request = ConfigRecord(self.distillation.model_dump(by_alias=True))
+        messages = [
+            Message(RecordDict({CONFIG: request, ROUTE: route}), member, DISTILL)
+            for member, route in routes.items()
+        ]
+        deliveries = {}
+        for reply in usable(grid.send_and_receive(messages, timeout=self.phase_timeout)):
+            member = reply.metadata.src_node_id
             try:
                 parcel, values = reply.content.config_records[PARCEL], number(reply, "num-values")
+                deliveries[member] = links.forward(routes[member], parcel)
             except (KeyError, ValueError) as error:
-                log(WARNING, "Node %d sent no parcel: %s", reply.metadata.src_node_id, error)
+                log(WARNING, "Node %d sent no parcel: %s", member, error)
                 continue
-            parcels[reply.metadata.src_node_id] = parcel
             self.distilled_values += int(values)
-        return parcels
+        return deliveries
 
-    def _hand_over(self, topology: Topology, parcels: dict[int, ConfigRecord], grid: Grid) -> None:
+    def _hand_over(
+        self, topology: Topology, deliveries: dict[int, ConfigRecord], grid: Grid
+    ) -> None:
         """Step 4, heads' side. Hand each head what its members sent."""
         messages = []
         for cluster in topology.clusters:
             sent = RecordDict(
                 {
-                    f"{PARCEL}.{rank}": ConfigRecord({**parcels[member], SENDER: str(member)})
+                    f"{PARCEL}.{rank}": deliveries[member]
                     for rank, member in enumerate(cluster.members)
-                    if member in parcels
+                    if member in deliveries
                 }
             )
             if sent:

@@ -14,6 +14,9 @@ from task.settings import SettingsError
 ENTRY_POINTS = "flwr_distill.strategies"
 BUILT_IN = {
     "hfldd": "strategies.hfldd:HFLDD",
+    "fedhead": "strategies.fedhead:FedHEAD",
+    "fedhead-plus": "strategies.fedhead:FedHEADPlus",
+    "feddf": "strategies.feddf:FedDF",
     "fedavg": "flwr.serverapp.strategy:FedAvg",
     "fedprox": "flwr.serverapp.strategy:FedProx",
 }

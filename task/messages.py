@@ -16,6 +16,15 @@ DISTILL = "train.distill"
 RECEIVE = "train.receive"
 """Hand a cluster head the parcels of its members (HFLDD, step 4)."""
 
+HAND_OUT = "train.hand_out"
+"""Have a sector's leader hand the global model to its members (FedHEAD, step 5)."""
+
+AGGREGATE_SECTOR = "train.aggregate_sector"
+"""Have a sector's leader average what its members trained (FedHEAD, step 2)."""
+
+DISTILL_SECTOR = "train.distill_sector"
+"""Have a sector's leader distil its members' ensemble into the global model (FedHEAD, step 4)."""
+
 ARRAYS = "arrays"
 CONFIG = "config"
 METRICS = "metrics"
@@ -31,5 +40,23 @@ SOFT_LABELS = "soft-labels"
 PARCEL = "parcel"
 """Name of the record (on to a head: ``parcel.<rank>``) with what a node sends another."""
 
-PAYLOAD = "payload"
-SENDER = "sender"
+INTRODUCTION = "introduction"
+"""Name of the record by which a node can be sent to (:class:`task.links.Introduction`)."""
+
+ROUTE = "route"
+"""Name of the record with which a node sends a parcel (:class:`task.links.Route`)."""
+
+DELIVERY = "delivery"
+"""Name of the record (of several: ``delivery.<rank>``) with what another node sent (FedHEAD)."""
+
+LEADS = "leads"
+"""Config key of a train message: whether the node leads its sector, and keeps what it trains."""
+
+SECTOR = "sector"
+"""The sector that a node's owner gave it: key of the node config, and of the describe reply."""
+
+SECTOR_MODEL = "sector-model"
+"""Purpose of a parcel: a model that a member trained, for its leader (FedHEAD, step 1)."""
+
+GLOBAL_MODEL = "global-model"
+"""Purpose of a parcel: the global model, from a leader to its members (FedHEAD, step 5)."""

@@ -1,8 +1,8 @@
 """What a strategy asks of nodes beyond training: checked on both sides, sent as a config record."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from task.settings import Block
 
@@ -44,7 +44,9 @@ class Distillation(Block):
     distill_steps : int (default: 0)
         Steps of the distiller; 0 takes the distiller's own default.
     start : str (default: "class-stats")
-        What virtual images start from: ``class-stats``, ``pixel-stats`` or ``noise``.
+        What virtual images start from: ``class-stats``, ``pixel-stats``, ``noise`` or ``real``.
+    allow_real_start : bool (default: False)
+        Permission for ``start = "real"``, with which real images leave the node nearly unchanged.
     share_raw_data : bool (default: False)
         The paper's "w/o DD" ablation: raw data in place of virtual data. Gives up privacy.
     """
@@ -53,4 +55,42 @@ class Distillation(Block):
     distilled_size: Annotated[int, Field(ge=1)] = 40
     distill_steps: Annotated[int, Field(ge=0)] = 0
     start: Annotated[str, Field(min_length=1)] = "class-stats"
+    allow_real_start: Annotated[bool, Field(validate_default=True)] = False
     share_raw_data: bool = False
+
+    @field_validator("allow_real_start")
+    @classmethod
+    def _permits_start(cls, allowed: bool, info: ValidationInfo) -> bool:
+        if info.data.get("start") == "real" and not allowed:
+            raise ValueError(
+                'must be true for start = "real", with which real images leave the node nearly '
+                "unchanged (allow it, or take start = class-stats)"
+            )
+        return allowed
+
+
+class EnsembleDistillation(Block):
+    """Distillation of an ensemble into one model (FedHEAD, step 4; FedHEAD+; FedDF).
+
+    Parameters
+    ----------
+    distill_epochs : int (default: 20)
+        n_s, most epochs of a distillation.
+    patience : int (default: 5)
+        Epochs without a lower loss on the held-out part after which it stops.
+    distill_lr : float (default: 1e-3)
+        Learning rate of Adam.
+    distill_weight_decay : float (default: 1e-4)
+        L2 penalty of Adam.
+    distill_batch_size : int (default: 128)
+        Samples in a minibatch.
+    average : str (default: "probabilities")
+        What the teacher is the mean of: its members' ``probabilities`` or ``logits``.
+    """
+
+    distill_epochs: Annotated[int, Field(ge=1)] = 20
+    patience: Annotated[int, Field(ge=1)] = 5
+    distill_lr: Annotated[float, Field(gt=0)] = 1e-3
+    distill_weight_decay: Annotated[float, Field(ge=0)] = 1e-4
+    distill_batch_size: Annotated[int, Field(ge=1)] = 128
+    average: Literal["probabilities", "logits"] = "probabilities"

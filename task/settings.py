@@ -207,4 +207,4 @@ def _described(details: Any, known: list[str]) -> str:
         hint = f", did you mean {close[0]}?" if close else ", see [tool.flwr.app.config]"
         return f"{key} is not a known key{hint}"
     message = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return f"{key} = {details['input']!r}: {message}"
+    return f"{_hyphenated(key)} = {details['input']!r}: {message}"

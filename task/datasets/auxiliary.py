@@ -97,7 +97,7 @@ def _named_images(name: str, root: Path) -> NDArray[np.uint8]:
         if file.exists():
             return read_npz_images(file)
     if name in dataset_names():
-        return load_dataset(name, root).train.images
+        return load_dataset(name, root).train.images.astype(np.uint8)
     raise DatasetError(
         f"auxiliary={name!r} was not found; sought {', '.join(map(str, files))}. Remedy: set "
         "data-root=... (or $FLWR_DISTILL_DATA_ROOT) to the folder that holds it, or use noise"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from task.datasets.digits import load_digits
 from task.datasets.npz import read_npz
+from task.datasets.tables import load_tables
+from task.datasets.text import load_texts, text_spec
 from task.datasets.torchvision_files import IdxFiles, TorchvisionFiles
 from task.datasets.types import Dataset, DatasetError, DataSpec, check_raw_samples
 from task.plugin import PluginError, import_object
@@ -28,7 +30,8 @@ def load_dataset(name: str, root: str | Path | None = None, *, download: bool = 
     ----------
     name : str
         ``digits`` (embedded), ``mnist``, ``fashion-mnist``, ``usps``, ``cifar10``, ``cifar100``,
-        ``svhn``, ``mnist-m``, or ``"my_pkg.mod:fn"``, where ``fn(root, download)`` returns a
+        ``svhn``, ``mnist-m``, ``ag-news``, ``sst-2``, ``csv`` (a table of numbers with a label
+        column: see `load_tables`), or ``"my_pkg.mod:fn"``, where ``fn(root, download)`` returns a
         `Dataset`.
     root : str or Path, optional
         Folder of the files. Sought in this order: ``<root>/<name>/train.npz`` and ``test.npz``
@@ -177,5 +180,8 @@ _ENTRIES = {
             ),
             _at(None),
         ),
+        _Entry(text_spec("ag-news", num_classes=4), load_texts),
+        _Entry(text_spec("sst-2", num_classes=2), load_texts),
+        _Entry(DataSpec("csv", (1, 1, 1), 2, (0.0,), (1.0,), kind="table"), load_tables),
     )
 }

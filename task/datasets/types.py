@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -26,6 +27,11 @@ class DataSpec:
         Labels run from 0 to ``num_classes - 1``.
     mean, std : tuple of float
         Mean and standard deviation of each channel, of pixels in [0, 1].
+    kind : str
+        ``image``; ``text``, with token ids along the width; or ``table``, with a channel for each
+        feature. Default: ``"image"``.
+    vocabulary : int
+        Number of token ids, for text. Default: 0.
     """
 
     name: str
@@ -33,6 +39,8 @@ class DataSpec:
     num_classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    kind: Literal["image", "text", "table"] = "image"
+    vocabulary: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class Samples:
     inputs : torch.Tensor
         float32 (n, C, H, W), normalised with the spec's mean and std.
     labels : torch.Tensor
-        int64 (n,).
+        int64 (n,), or soft labels, float32 (n, num_classes).
     """
 
     inputs: torch.Tensor
@@ -70,12 +78,12 @@ class RawSamples:
     Attributes
     ----------
     images : ndarray
-        uint8 (n, C, H, W).
+        uint8 (n, C, H, W); float32 for texts and tables.
     labels : ndarray
         int64 (n,).
     """
 
-    images: NDArray[np.uint8]
+    images: NDArray[np.uint8 | np.float32]
     labels: NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -108,24 +116,25 @@ class Dataset:
     test: RawSamples
 
 
-def normalise(images: NDArray[np.uint8], spec: DataSpec) -> torch.Tensor:
+def normalise(images: NDArray[np.uint8 | np.float32], spec: DataSpec) -> torch.Tensor:
     """Turn stored pixels into model inputs.
 
     Parameters
     ----------
     images : ndarray
-        uint8 (n, C, H, W), with the spec's channels.
+        (n, C, H, W) with the spec's channels: pixels as uint8, other values as float32.
     spec : DataSpec
         Gives mean and std of each channel.
 
     Returns
     -------
     torch.Tensor
-        float32 (n, C, H, W): ``(pixel / 255 - mean) / std``.
+        float32 (n, C, H, W): ``(pixel / 255 - mean) / std``, without the 255 for other values.
     """
     mean = torch.tensor(spec.mean).reshape(-1, 1, 1)
     std = torch.tensor(spec.std).reshape(-1, 1, 1)
-    return torch.tensor(images, dtype=torch.float32).div_(255).sub_(mean).div_(std)
+    largest = 255 if images.dtype == np.uint8 else 1
+    return torch.tensor(images, dtype=torch.float32).div_(largest).sub_(mean).div_(std)
 
 
 def check_raw_samples(raw: RawSamples, spec: DataSpec, where: str) -> RawSamples:

@@ -1,6 +1,6 @@
 """Models by name, each fitted to the data set's images and classes."""
 
-from task.models import papers, torchvision_models
+from task.models import papers, papers_fedhead, torchvision_models
 from task.models.registry import ModelError, create_model, model_names, register
 
 __all__ = [
@@ -8,6 +8,7 @@ __all__ = [
     "create_model",
     "model_names",
     "papers",
+    "papers_fedhead",
     "register",
     "torchvision_models",
 ]

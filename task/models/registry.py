@@ -40,7 +40,8 @@ def create_model(name: str, spec: DataSpec, seed: int | None = None) -> nn.Modul
     ----------
     name : str
         A registered name (see `model_names`); ``auto`` for ``digits-cnn`` on images up to 16x16,
-        ``hfldd-mnist`` on 1x28x28 and ``convnet3`` on others; or ``"my_pkg.mod:Cls"``, called as
+        ``hfldd-mnist`` on 1x28x28 and ``convnet3`` on others, ``bilstm`` on texts, ``mlp`` on
+        tables; or ``"my_pkg.mod:Cls"``, called as
         ``Cls(spec)``.
     spec : DataSpec
         Shape and classes that the model must fit.
@@ -71,6 +72,8 @@ def create_model(name: str, spec: DataSpec, seed: int | None = None) -> nn.Modul
 
 
 def _default_name(spec: DataSpec) -> str:
+    if spec.kind != "image":
+        return "bilstm" if spec.kind == "text" else "mlp"
     if max(spec.shape[1:]) <= 16:
         return "digits-cnn"
     return "hfldd-mnist" if spec.shape == (1, 28, 28) else "convnet3"

@@ -11,7 +11,7 @@ from task.datasets.types import DataSpec
 from task.models.registry import register
 
 
-@register("resnet18", fits=lambda spec: True)
+@register("resnet18", fits=lambda spec: spec.kind == "image")
 def resnet18(spec: DataSpec) -> nn.Module:
     """ResNet-18; up to 32x32 with a 3x3 stem of stride 1."""
     from torchvision.models import resnet18 as build
@@ -25,7 +25,7 @@ def resnet18(spec: DataSpec) -> nn.Module:
     return model
 
 
-@register("mobilenetv2", fits=lambda spec: True)
+@register("mobilenetv2", fits=lambda spec: spec.kind == "image")
 def mobilenetv2(spec: DataSpec) -> nn.Module:
     """MobileNetV2; up to 32x32 with a stem of stride 1."""
     from torchvision.models import mobilenet_v2
@@ -37,7 +37,7 @@ def mobilenetv2(spec: DataSpec) -> nn.Module:
     return model
 
 
-@register("shufflenet", fits=lambda spec: True)
+@register("shufflenet", fits=lambda spec: spec.kind == "image")
 def shufflenet(spec: DataSpec) -> nn.Module:
     """ShuffleNetV2 x1.0; up to 32x32 with a stem of stride 1."""
     from torchvision.models import shufflenet_v2_x1_0

@@ -39,9 +39,42 @@ def test_apps_see_the_agreed_keys_and_what_the_user_adds(tmp_path: Path) -> None
     }
 
 
+def test_apps_see_the_peer_address_and_what_proves_the_node(tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("ca.crt", "node.crt", "node.key")}
+    for file in files.values():
+        file.touch()
+    settings = load_settings(
+        None,
+        {
+            "root_certificates": files["ca.crt"],
+            "peer_address": "node7:9200",
+            "peer_certificate": files["node.crt"],
+            "peer_key": files["node.key"],
+        },
+    )
+    told = {k: v for k, v in settings.app_config.items() if k.startswith("peer-")}
+    assert told == {
+        "peer-address": "node7:9200",
+        "peer-authority": str(files["ca.crt"]),
+        "peer-certificate": str(files["node.crt"]),
+        "peer-key": str(files["node.key"]),
+    }
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9200", "localhost:9200", "[::1]:9200"])
+def test_an_address_on_loopback_needs_no_certificate(address: str) -> None:
+    assert load_settings(None, {"peer_address": address}).app_config["peer-address"] == address
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        ({"peer_address": "node7:9200"}, "peer-address=node7:9200 is reached from other machines"),
+        ({"peer_address": "0.0.0.0:9200"}, "is reached from other machines"),
+        ({"peer_address": "node7"}, "peer-address=node7"),
+        ({"peer_key": __file__}, "peer-certificate and peer-key need each other"),
+        ({"peer_certificate": __file__, "peer_key": __file__}, "needs root-certificates"),
+        ({"node_config": {"peer-key": "x"}}, "peer-key is an option of its own"),
         ({"partition_id": 2, "num_partitions": 2}, "partition-id=2 must be below num-partitions=2"),
         ({"partition_id": 2}, "partition-id=2 needs num-partitions"),
         ({"num_partitions": 2}, "num-partitions=2 needs partition-id"),

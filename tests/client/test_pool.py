@@ -4,34 +4,60 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Context, RecordDict
 
+from client.links import introduce, send
 from client.pool import keep_parcel, pooled_samples
 from client.session import Session
 from distill import VirtualData
+from strategies.links import Links
+from task.links import VIRTUAL_DATA, Introduction
+
+RUN, HEAD, MEMBER = 1, 2**64 - 5, 2**64 - 6
+
+
+def session_of(folder, node, partition):
+    node_config = {"partition-id": partition, "num-partitions": 5, "state-dir": str(folder)}
+    return Session.of(Context(RUN, node, node_config, RecordDict(), {}))
 
 
 @pytest.fixture
 def session(tmp_path):
-    node_config = {"partition-id": 0, "num-partitions": 5, "state-dir": str(tmp_path)}
-    return Session.of(Context(1, 2**64 - 5, node_config, RecordDict(), {}))
+    """The head's."""
+    return session_of(tmp_path, HEAD, 0)
 
 
-def parcel(size=3, label=4, shape=(1, 8, 8), value=0.5, **changes):
-    virtual = VirtualData(
+@pytest.fixture
+def delivery(tmp_path, session):
+    """Make what a member sent, as the server hands it to the head."""
+    member = session_of(tmp_path, MEMBER, 1)
+    links = Links(
+        {s.node_id: Introduction.checked(introduce(s), "introduction") for s in (session, member)}
+    )
+
+    def sent(payload, purpose=VIRTUAL_DATA):
+        route = links.route(MEMBER, HEAD, purpose)
+        return links.forward(route, send(member, route, payload))
+
+    return sent
+
+
+def virtual(size=3, label=4, shape=(1, 8, 8), value=0.5, soft_labels=None):
+    data = VirtualData(
         images=torch.full((size, *shape), value),
         labels=torch.full((size,), label),
         method="test",
         steps=1,
         seed=0,
         init="noise",
+        soft_labels=soft_labels,
     )
-    return ConfigRecord({"payload": virtual.to_bytes(), "sender": "17", **changes})
+    return data.to_bytes()
 
 
-def test_the_pool_is_the_own_data_and_then_the_parcels_by_rank(session):
+def test_the_pool_is_the_own_data_and_then_the_parcels_by_rank(session, delivery):
     own = session.data.train
     assert pooled_samples(session) is own
     for rank, value in ((10, 2.0), (2, 1.0)):
-        assert keep_parcel(session, rank, parcel(value=value))
+        assert keep_parcel(session, rank, delivery(virtual(value=value)))
     pool = pooled_samples(session)
     assert torch.equal(pool.inputs[: len(own)], own.inputs)
     received = pool.inputs[len(own) :, 0, 0, 0]
@@ -39,10 +65,10 @@ def test_the_pool_is_the_own_data_and_then_the_parcels_by_rank(session):
     assert pool.labels[len(own) :].tolist() == [4] * 6
 
 
-def test_a_parcel_sent_again_takes_the_place_of_the_first(session):
-    keep_parcel(session, 0, parcel(label=1))
+def test_a_parcel_sent_again_takes_the_place_of_the_first(session, delivery):
+    keep_parcel(session, 0, delivery(virtual(label=1)))
     assert pooled_samples(session).labels[-1] == 1
-    keep_parcel(session, 0, parcel(label=7, size=5))
+    keep_parcel(session, 0, delivery(virtual(label=7, size=5)))
     assert pooled_samples(session).labels[-5:].tolist() == [7] * 5
     assert len(pooled_samples(session)) == len(session.data.train) + 5
 
@@ -50,16 +76,35 @@ def test_a_parcel_sent_again_takes_the_place_of_the_first(session):
 @pytest.mark.parametrize(
     "broken",
     [
-        parcel(payload=b"not virtual data"),
-        parcel(payload=parcel()["payload"][:-20]),
-        parcel(payload=5),
-        parcel(label=10),
-        parcel(shape=(3, 8, 8)),
-        ConfigRecord({"sender": "17"}),
+        b"not virtual data",
+        virtual()[:-20],
+        b"",
+        virtual(label=10),
+        virtual(shape=(3, 8, 8)),
     ],
-    ids=["garbage", "truncated", "no bytes", "class outside", "shape", "empty"],
+    ids=["garbage", "truncated", "empty", "class outside", "shape"],
 )
-def test_a_broken_parcel_is_set_aside_and_the_others_are_kept(session, broken):
-    assert not keep_parcel(session, 0, broken)
-    assert keep_parcel(session, 1, parcel())
+def test_broken_data_are_set_aside_and_the_others_are_kept(session, delivery, broken):
+    assert not keep_parcel(session, 0, delivery(broken))
+    assert keep_parcel(session, 1, delivery(virtual()))
     assert len(pooled_samples(session)) == len(session.data.train) + 3
+
+
+def test_a_refused_parcel_is_set_aside_and_the_others_are_kept(session, delivery):
+    first = delivery(virtual())
+    assert keep_parcel(session, 0, first)
+    assert not keep_parcel(session, 1, first)  # replayed
+    assert not keep_parcel(session, 2, delivery(virtual(), purpose="something else"))
+    assert not keep_parcel(session, 3, ConfigRecord())
+    assert len(pooled_samples(session)) == len(session.data.train) + 3
+
+
+def test_learned_labels_make_the_pool_s_labels_distributions(session, delivery):
+    learned = torch.full((3, 10), 0.1)
+    keep_parcel(session, 0, delivery(virtual(soft_labels=learned)))
+    keep_parcel(session, 1, delivery(virtual(label=7)))
+    pool, own = pooled_samples(session), session.data.train
+    torch.testing.assert_close(pool.labels[len(own) : len(own) + 3], learned)
+    hard = torch.cat([own.labels, torch.full((3,), 7)])
+    kept = torch.cat([pool.labels[: len(own)], pool.labels[-3:]])
+    assert torch.equal(kept, torch.eye(10)[hard])

@@ -12,7 +12,7 @@ import distill
 from distill import DistillError, VirtualData, distiller
 from distill.auto import choose
 
-NAMES = ["kip", "dm", "auto"]
+NAMES = ["kip", "dm", "gm", "auto"]
 
 
 def data(n: int = 24, classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,7 +87,7 @@ def test_degenerate_nodes_still_give_the_number_asked_for(name: str, images: tor
         ({"per_class": 0}, "per_class must be at least 1, got 0"),
         ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"num_classes": 0}, "num_classes must be at least 1, got 0"),
-        ({"init": "real"}, "init 'real' is unknown"),
+        ({"init": "raw"}, "init 'raw' is unknown"),
     ],
 )
 def test_unusable_input_is_refused_with_the_remedy(
@@ -122,7 +122,7 @@ def test_auto_is_the_method_it_names_and_logs_why(
 
 
 def test_unknown_distiller_is_refused_with_the_choices() -> None:
-    with pytest.raises(DistillError, match="'kpi' is unknown; choose one of auto, dm, kip"):
+    with pytest.raises(DistillError, match="'kpi' is unknown; choose one of auto, dm, gm, kip"):
         distiller("kpi")
 
 

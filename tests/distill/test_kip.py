@@ -1,6 +1,6 @@
 """KIP: the written-out gradient is autograd's, and the images it makes can be learned from."""
 
-import functools
+from functools import partial
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from distill import DistillError, distill_kip
-from distill.kernels import relu_ntk
+from distill.kernels import inner_product_kernel, relu_ntk
 from distill.kip import kip_gradient
 
 
@@ -57,9 +57,9 @@ def test_gradient_equals_autograd(
     virtual.requires_grad_()
     expected_loss = naive_loss(virtual, y_s, real, y_t, depth)
     (expected,) = torch.autograd.grad(expected_loss, virtual)
-    loss, gradient = kip_gradient(
+    loss, gradient, _ = kip_gradient(
         *(x.detach().to(dtype) for x in (virtual, y_s, real, y_t)),
-        kernel=functools.partial(relu_ntk, depth=depth),
+        kernel=inner_product_kernel(partial(relu_ntk, depth=depth)),
     )
     assert float(loss) == pytest.approx(float(expected_loss.detach()), rel=tolerance)
     assert float((gradient - expected).norm() / expected.norm()) < tolerance
@@ -67,9 +67,9 @@ def test_gradient_equals_autograd(
 
 def test_leading_dimensions_are_separate_problems() -> None:
     singles = [problem(6, 15, 10, seed) for seed in range(3)]
-    losses, gradients = kip_gradient(*(torch.stack(x) for x in zip(*singles, strict=True)))
+    losses, gradients, _ = kip_gradient(*(torch.stack(x) for x in zip(*singles, strict=True)))
     for i, single in enumerate(singles):
-        loss, gradient = kip_gradient(*single)
+        loss, gradient, _ = kip_gradient(*single)
         torch.testing.assert_close(losses[i], loss)
         torch.testing.assert_close(gradients[i], gradient)
 
@@ -77,7 +77,7 @@ def test_leading_dimensions_are_separate_problems() -> None:
 def test_coinciding_points_are_handled_in_float64() -> None:
     virtual, y_s, real, y_t = (x.float() for x in problem(200, 50, 30))
     virtual[100:] = virtual[:100] + 1e-5
-    loss, gradient = kip_gradient(virtual, y_s, real, y_t)
+    loss, gradient, _ = kip_gradient(virtual, y_s, real, y_t)
     assert gradient.dtype == torch.float32
     assert loss.isfinite()
     assert gradient.isfinite().all()

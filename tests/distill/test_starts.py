@@ -2,9 +2,14 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from distill import DistillError
 from distill.starts import start
+from server.config import RunSettings
+from task.requests import Distillation
+from task.settings import SettingsError
 
 LABELS = torch.tensor([4, 1] * 50)
 NOISE = torch.randn(100, 2, 6, 5, generator=torch.Generator().manual_seed(0))
@@ -40,5 +45,58 @@ def test_noise_does_not_depend_on_the_images() -> None:
 
 
 def test_unknown_start_is_refused_with_the_choices() -> None:
-    with pytest.raises(DistillError, match="'real' is unknown; choose one of class-stats"):
-        start("real", IMAGES, LABELS, 1, torch.Generator())
+    with pytest.raises(DistillError, match=r"'raw' is unknown; choose one of class-stats.* real"):
+        start("raw", IMAGES, LABELS, 1, torch.Generator())
+
+
+def copies(images: torch.Tensor, of: torch.Tensor) -> list[int]:
+    """How often each image of `of` is among `images`."""
+    return [int((images == one).flatten(1).all(1).sum()) for one in of]
+
+
+@given(held=st.integers(1, 9), per_class=st.integers(1, 30), seed=st.integers(0, 2**32))
+def test_real_start_repeats_an_image_only_after_all_others(
+    held: int, per_class: int, seed: int
+) -> None:
+    of_class = IMAGES[LABELS == 1][:held]
+    drawn, labels = start(
+        "real",
+        torch.cat([of_class, IMAGES[LABELS == 4]]),
+        torch.cat([torch.ones(held).long(), LABELS[LABELS == 4]]),
+        per_class,
+        torch.Generator().manual_seed(seed),
+    )
+    times = copies(drawn[labels == 1], of_class)
+    assert sum(times) == per_class
+    assert max(times) - min(times) <= 1
+
+
+def test_real_start_takes_other_images_for_other_seeds_and_changes_none() -> None:
+    before = IMAGES.clone()
+    draws = [start("real", IMAGES, LABELS, 5, torch.Generator().manual_seed(s))[0] for s in (0, 1)]
+    assert not torch.equal(*draws)
+    draws[0].zero_()
+    assert torch.equal(IMAGES, before)
+
+
+def test_real_start_warns_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    start("class-stats", IMAGES, LABELS, 1, torch.Generator())
+    assert not caplog.records
+    start("real", IMAGES, LABELS, 1, torch.Generator())
+    assert "REAL IMAGES" in caplog.text
+
+
+def test_a_node_needs_permission_for_a_real_start_and_hears_what_it_leaks() -> None:
+    with pytest.raises(
+        SettingsError, match=r'allow-real-start = False.* start = "real".* nearly unchanged'
+    ):
+        Distillation.checked({"start": "real"}, "message")
+    assert Distillation.checked({"start": "real", "allow-real-start": True}, "message")
+
+
+def test_a_run_needs_permission_for_a_real_start() -> None:
+    with pytest.raises(SettingsError, match=r"hfldd\.allow-real-start = False: must be true"):
+        RunSettings.from_run_config({"hfldd.start": "real"})
+    permitted = {"hfldd.start": "real", "hfldd.allow-real-start": True}
+    request = RunSettings.from_run_config(permitted).hfldd.strategy_arguments()["distillation"]
+    assert (request.start, request.allow_real_start) == ("real", True)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from distill import VirtualData, VirtualDataError
+from distill.privacy import privacy_card
 from distill.virtual_data import FORMAT
 
 
@@ -61,6 +63,29 @@ def test_wire_keeps_everything_but_pixels_below_half_a_level(
         assert torch.equal(received.soft_labels, soft_labels)
 
 
+def test_equal_data_has_equal_bytes() -> None:
+    assert len({example(soft=True).to_bytes() for _ in range(10)}) == 1
+
+
+def test_wire_keeps_the_privacy_card() -> None:
+    sent = example().with_card(torch.ones(3, 3, 5, 4), torch.zeros(2, 3, 5, 4))
+    assert sent.card is not None
+    assert sent.card.yardstick is not None
+    assert VirtualData.from_bytes(sent.to_bytes()).card == sent.card
+    assert VirtualData.from_bytes(example().to_bytes()).card is None
+
+
+def test_card_measured_anew_keeps_what_only_the_distiller_knew() -> None:
+    data, real = example(), torch.ones(3, 3, 5, 4)
+    first = replace(data, card=privacy_card(data.images, real, start=data.images))
+    completed = first.with_card(real, torch.zeros(2, 3, 5, 4)).card
+    assert first.card is not None
+    assert completed is not None
+    assert completed.start == first.card.start
+    assert completed.own == first.card.own
+    assert completed.yardstick is not None
+
+
 def test_constant_images_come_back_exactly() -> None:
     images = torch.full((2, 1, 3, 3), -0.4242)
     received = VirtualData.from_bytes(virtual(images, torch.tensor([0, 1])).to_bytes())
@@ -102,7 +127,7 @@ def tampered(
     fields = {"scale": 0.1, "offset": 0.0, "method": "dm", "steps": 1, "seed": 0, "init": "noise"}
     return save(
         load(example().to_bytes()) | (tensors or {}),
-        metadata={"format": FORMAT, "about": json.dumps(fields | (about or {}))},
+        metadata={"about": json.dumps({"format": FORMAT} | fields | (about or {}))},
     )
 
 
@@ -122,6 +147,8 @@ def tampered(
         ({"pixels": torch.zeros(4, 3, 5, 4)}, {}, "pixels must be uint8"),
         ({"pixels": torch.zeros(4, 60, dtype=torch.uint8)}, {}, "images must have a shape"),
         ({"pixels": torch.zeros(4, 0, 5, 4, dtype=torch.uint8)}, {}, "images must have a shape"),
+        ({}, {"card": 1}, "a PrivacyCard has own, start, yardstick"),
+        ({}, {"card": {"own": {}, "start": None, "yardstick": None}}, "a Closeness has"),
         ({"soft_labels": torch.full((4, 2), torch.nan)}, {}, "soft_labels must be finite"),
         ({"soft_labels": torch.zeros(3, 2)}, {}, "soft_labels must have a shape"),
     ],
@@ -138,8 +165,10 @@ def test_other_safetensors_are_refused() -> None:
         VirtualData.from_bytes(save({"w": torch.zeros(2)}))
     with pytest.raises(VirtualDataError, match="format must be"):
         VirtualData.from_bytes(
-            save(load(example().to_bytes()), metadata={"format": "else", "about": "{}"})
+            save(load(example().to_bytes()), metadata={"about": '{"format": "else"}'})
         )
+    with pytest.raises(VirtualDataError, match="must be an object"):
+        VirtualData.from_bytes(save(load(example().to_bytes()), metadata={"about": "[]"}))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from server.grid import MeteredGrid
-from server.ledger import DOWN, MEMBER_TO_HEAD, UP
+from server.ledger import DOWN, RELAYED, UP
 
 
 def reply_with(**metrics):
@@ -95,5 +95,5 @@ def test_ledger_books_a_members_parcel_on_the_link_to_its_head_too(memory_grid):
     parcel = RecordDict({"parcel": ConfigRecord({"payload": bytes(1000)})})
     grid = MeteredGrid(memory_grid({1: lambda message: parcel}), deadline=5)
     grid.send_and_receive(messages_to([1], "train.distill", size=20))
-    assert grid.ledger.by_phase()["train.distill"][MEMBER_TO_HEAD] == len("payload") + 1000
+    assert grid.ledger.by_phase()["train.distill"][RELAYED] == len("payload") + 1000
     assert grid.ledger.link_bytes == len("payload") + 1000

@@ -65,7 +65,7 @@ def test_every_model_that_is_offered_can_be_built(spec):
         assert create_model(name, spec, seed=0).training
 
 
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", [n for n in model_names() if n != "bilstm"])
 def test_every_parameter_takes_part_in_training(name):
     spec = MNIST if name == "hfldd-mnist" else USPS
     model = create_model(name, spec, seed=0)

@@ -1,0 +1,153 @@
+"""What virtual data are worth after equal steps: made by the papers' loop and by ours.
+
+Embedded digits, 10 virtual images a class from `class-stats`, both loops from the same start
+with the same optimiser; the judge is a small network, trained on each set alike.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks import distill_reference
+from distill import VirtualData, distill_dm
+from distill import gradient_matching as gm
+from distill.augmentation import draw_augmentation
+from distill.distribution_matching import LEARNING_RATE
+from distill.starts import start
+from task.datasets import DataSpec, Samples, load_dataset
+from task.evaluation import evaluate_model
+from task.models.papers import digits_cnn
+
+PER_CLASS = 10
+BLOCKS = 2
+JUDGES = 3
+JUDGE_STEPS = 400
+OURS: dict[str, Callable[..., VirtualData]] = {"dm": distill_dm, "gm": gm.distill_gm}
+Pixels = Callable[[Tensor], list[Tensor]]
+
+
+def accuracies(method: str, steps: int, width: int, device: torch.device) -> tuple[float, float]:
+    """Test accuracy of a network trained on the papers' loop's virtual images, and on ours.
+
+    Parameters
+    ----------
+    method : str
+        "dm" or "gm".
+    steps : int
+        Updates of the virtual images, the same in both.
+    width : int
+        Filters a block of the random networks.
+    device : torch.device
+        Where to compute.
+
+    Returns
+    -------
+    tuple[float, float]
+        Mean over three judges: reference, ours.
+    """
+    data = load_dataset("digits")
+    train, test = data.train.to_samples(data.spec), data.test.to_samples(data.spec)
+    reference = {"dm": _published_dm, "gm": _published_gm}[method]
+    made = OURS[method](
+        train.inputs,
+        train.labels,
+        num_classes=data.spec.num_classes,
+        per_class=PER_CLASS,
+        steps=steps,
+        generator=torch.Generator().manual_seed(0),
+        device=device,
+        width=width,
+    )
+    theirs = reference(train, steps, width, device)
+    return _judge(theirs, test, data.spec), _judge(
+        Samples(made.images, made.labels), test, data.spec
+    )
+
+
+def _published_dm(real: Samples, steps: int, width: int, device: torch.device) -> Samples:
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    classes = _by_class(real, device)
+
+    height, across = real.inputs.shape[2:]
+
+    def step(virtual: Tensor) -> list[Tensor]:
+        augment = draw_augmentation(height, across, generator)
+        return distill_reference.dm_step(classes, list(virtual), augment, width, BLOCKS)
+
+    return _refine(real, steps, LEARNING_RATE, generator, device, step)
+
+
+def _published_gm(real: Samples, steps: int, width: int, device: torch.device) -> Samples:
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    classes = _by_class(real, device)
+    shape = (real.inputs.shape[1], real.inputs.shape[2], real.inputs.shape[3])
+    networks: list[torch.nn.Module] = []
+    matched = 0
+
+    def step(virtual: Tensor) -> list[Tensor]:
+        nonlocal matched
+        if matched % gm.MATCHES_PER_NETWORK == 0:
+            fresh = distill_reference.classifier(shape, len(classes), width, BLOCKS)
+            networks[:] = [fresh.to(device)]
+        else:
+            _train(networks[0], virtual, generator)
+        matched += 1
+        augments = [draw_augmentation(*shape[1:], generator) for _ in classes]
+        return distill_reference.gm_step(classes, list(virtual), augments, networks[0])
+
+    return _refine(real, steps, gm.LEARNING_RATE, generator, device, step)
+
+
+def _train(network: torch.nn.Module, virtual: Tensor, generator: torch.Generator) -> None:
+    labels = torch.arange(len(virtual), device=virtual.device).repeat_interleave(virtual.shape[1])
+    optimizer = torch.optim.SGD(network.parameters(), lr=gm.NETWORK_LEARNING_RATE)
+    height, across = virtual.shape[-2:]
+    for _ in range(gm.NETWORK_STEPS):
+        augment = draw_augmentation(height, across, generator)
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(network(augment(virtual.flatten(0, 1))), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+def _refine(
+    real: Samples,
+    steps: int,
+    learning_rate: float,
+    generator: torch.Generator,
+    device: torch.device,
+    step: Pixels,
+) -> Samples:
+    begin, labels = start("class-stats", real.inputs, real.labels, PER_CLASS, generator)
+    virtual = begin.reshape(-1, PER_CLASS, *begin.shape[1:]).to(device)
+    optimizer = torch.optim.Adam([virtual], lr=learning_rate)
+    for _ in range(steps):
+        virtual.grad = torch.stack(step(virtual.detach()))
+        optimizer.step()
+    return Samples(virtual.flatten(0, 1).cpu(), labels)
+
+
+def _by_class(real: Samples, device: torch.device) -> list[Tensor]:
+    """Split into classes; digits has fewer than 256 images of each, so all are in each step."""
+    classes = range(int(real.labels.max()) + 1)
+    return [real.inputs[real.labels == c].to(device) for c in classes]
+
+
+def _judge(virtual: Samples, test: Samples, spec: DataSpec) -> float:
+    total = 0.0
+    for seed in range(JUDGES):
+        torch.manual_seed(seed)
+        model = digits_cnn(spec)
+        optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+        for _ in range(JUDGE_STEPS):
+            batch = torch.randint(len(virtual), (32,))
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(virtual.inputs[batch]), virtual.labels[batch])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        total += evaluate_model(model, test)[0]
+    return total / JUDGES

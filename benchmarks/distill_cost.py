@@ -1,0 +1,106 @@
+"""What a step costs: peak memory, operations and bytes, and the time these take at least."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+Step = Callable[[], object]
+
+
+def seconds(step: Step, device: torch.device) -> float:
+    """Wall-clock time of one call, waiting for the device before and after."""
+    _wait(device)
+    begin = time.perf_counter()
+    step()
+    _wait(device)
+    return time.perf_counter() - begin
+
+
+def peak_bytes(step: Step, device: torch.device) -> int:
+    """Count the memory that one call takes at its peak, above what was held before it.
+
+    On a GPU that of torch's allocator. On a CPU the growth of the process's resident set, on
+    Linux: call it in a process of its own, started with `MALLOC_MMAP_THRESHOLD_=65536` in the
+    environment, so that the C library hands freed memory back. A first call warms up.
+    """
+    step()
+    if device.type == "cuda":
+        _wait(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        step()
+        _wait(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
+    before = _resident("VmRSS")
+    step()
+    return _resident("VmHWM") - before
+
+
+def count(step: Step) -> tuple[int, int]:
+    """Count one call's operations and bytes.
+
+    Floating-point operations are those of matrix products and convolutions, two each
+    multiply-add. Bytes are what every tensor operation reads and writes, views apart: an upper
+    bound of the traffic, since caches may serve part of it.
+    """
+    with FlopCounterMode(display=False) as flops, _Traffic() as traffic:
+        step()
+    return flops.get_total_flops(), traffic.bytes
+
+
+def peak_rates(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
+    """Measure FLOP/s of a large matrix product and bytes/s of a large copy.
+
+    float32 products run in TF32 where the device has it, as its convolutions do.
+    """
+    n, repeats = (8192, 10) if device.type == "cuda" else (2048, 3)
+    a = torch.randn(n, n, device=device).to(dtype)
+    large = torch.empty(n * n * 4, device=device)
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        product = min(seconds(lambda: a @ a, device) for _ in range(repeats))
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    other = torch.empty_like(large)
+    copy = min(seconds(lambda: other.copy_(large), device) for _ in range(repeats))
+    return 2 * n**3 / product, 2 * large.nbytes / copy
+
+
+class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            touched = (x for x in tree_leaves((args, kwargs, out)) if isinstance(x, Tensor))
+            self.bytes += sum(x.nbytes for x in touched)
+        return out
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _resident(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return 1024 * int(line.split()[1])
+    raise RuntimeError(f"/proc/self/status has no {field}: peak memory needs Linux")

@@ -1,0 +1,5 @@
+"""The error of links."""
+
+
+class LinkError(ValueError):
+    """A parcel could not be sent, or was refused; the text says why."""

@@ -1,0 +1,263 @@
+"""A node in its sector (FedHEAD): models to and from the leader, and what the leader makes of them.
+
+A leader keeps its own model and its members' in its node's store, one file each, and needs one of
+them in memory at a time.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from logging import INFO, WARNING
+from typing import TypeVar
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.common import log
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+from torch import Tensor, nn
+
+from client.links import LinkError, receive, send
+from client.session import Session
+from distill.ensemble import Distilled, distil_ensemble, teacher_probabilities
+from strategies.arrays import as_arrays
+from strategies.sectors import check_arrays, weighted_mean
+from task.messages import (
+    ARRAYS,
+    CONFIG,
+    DELIVERY,
+    GLOBAL_MODEL,
+    LEADS,
+    NUM_EXAMPLES,
+    PARCEL,
+    ROUTE,
+    SECTOR_MODEL,
+    SERVER_ROUND,
+)
+from task.models import create_model
+from task.requests import EnsembleDistillation
+
+OWN = 0
+"""Rank of the leader's own model; its members' ranks come after."""
+MEMBERS = "sector-members"
+
+Arrays = Mapping[str, NDArray[np.generic]]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SectorMean:
+    """What a leader makes of its sector's models.
+
+    Parameters
+    ----------
+    arrays : Mapping[str, ndarray]
+        w_m, their mean.
+    num_examples : int
+        Samples that the models of the mean were trained on.
+    rejected : int
+        Models that were set aside, with a line in the log.
+    """
+
+    arrays: Arrays
+    num_examples: int
+    rejected: int
+
+
+def arrays_of(model: nn.Module) -> dict[str, NDArray[np.generic]]:
+    """A model's state as arrays on the CPU."""
+    return {name: value.detach().cpu().numpy() for name, value in model.state_dict().items()}
+
+
+def received_arrays(session: Session, content: RecordDict) -> Arrays:
+    """The model that a message brings: with it, or by the node's leader.
+
+    Parameters
+    ----------
+    session : Session
+        The node's.
+    content : RecordDict
+        Holds an array record; or else a ``delivery`` of the leader, or, to a leader, neither: it
+        kept the model when it handed it out.
+
+    Raises
+    ------
+    LinkError
+        If the leader's parcel does not open.
+    """
+    for record in content.array_records.values():
+        return as_arrays(record)
+    if DELIVERY in content.config_records:
+        return load(receive(session, content.config_records[DELIVERY], GLOBAL_MODEL))
+    return load((session.store.folder / GLOBAL_MODEL).read_bytes())
+
+
+def hand_in(session: Session, content: RecordDict, model: nn.Module) -> RecordDict:
+    """Where a trained model goes: to the server, to the node's leader, or into a leader's store.
+
+    Parameters
+    ----------
+    session : Session
+        The node's.
+    content : RecordDict
+        Of the train message: a ``route`` leads to the leader, ``leads`` says that this node is it.
+    model : nn.Module
+        The model as trained.
+
+    Returns
+    -------
+    RecordDict
+        What of it goes into the reply: arrays, a parcel, or nothing.
+    """
+    if content.config_records.get(CONFIG, ConfigRecord()).get(LEADS):
+        session.store.write(_file(OWN), save(arrays_of(model)))
+        return RecordDict()
+    if ROUTE in content.config_records:
+        route = content.config_records[ROUTE]
+        return RecordDict({PARCEL: send(session, route, save(arrays_of(model)))})
+    return RecordDict({ARRAYS: ArrayRecord(model.state_dict())})
+
+
+def hand_out(session: Session, content: RecordDict) -> RecordDict:
+    """Keep the global model, and send it to every member that a route leads to.
+
+    Parameters
+    ----------
+    session : Session
+        The leader's.
+    content : RecordDict
+        The model's arrays, and ``route.<rank>`` for each member.
+
+    Returns
+    -------
+    RecordDict
+        ``parcel.<rank>`` of each member that was reached; the others are named in the log.
+    """
+    payload = save(dict(received_arrays(session, content)))
+    session.store.write(GLOBAL_MODEL, payload)
+    parcels = RecordDict()
+    for rank, route in _ranked(content.config_records, ROUTE):
+        try:
+            parcels[f"{PARCEL}.{rank}"] = send(session, route, payload)
+        except LinkError as error:
+            log(WARNING, "Member %d does not get the model from here: %s", rank, error)
+    return parcels
+
+
+def aggregate_sector(session: Session, content: RecordDict) -> SectorMean:
+    """Mean of what the leader and its members trained (FedHEAD, step 2).
+
+    ``w_m = sum_k (p_km / p_m) w_km`` over the models that came whole; the others are set aside.
+
+    Parameters
+    ----------
+    session : Session
+        The leader's.
+    content : RecordDict
+        ``delivery.<rank>`` of each member, from 1, and in the config ``num-examples.<rank>``; rank
+        0 is the leader's own model in its store, if it trained one.
+
+    Raises
+    ------
+    ValueError
+        If no model is usable.
+    """
+    config = content.config_records[CONFIG]
+    like = arrays_of(create_model(session.task.model, session.data.spec))
+    counts = {rank: int(str(count)) for rank, count in _ranked(config, NUM_EXAMPLES)}
+    weights = {OWN: counts[OWN]} if OWN in counts else {}
+    rejected = 0
+    for rank, delivery in _ranked(content.config_records, DELIVERY):
+        try:
+            payload = receive(session, delivery, SECTOR_MODEL)
+            check_arrays(load(payload), like)
+        except (ValueError, SafetensorError) as error:
+            log(WARNING, "Model of member %d set aside: %s", rank, error)
+            rejected += 1
+            continue
+        session.store.write(_file(rank), payload)
+        weights[rank] = counts[rank]
+    mean = weighted_mean((weight, _stored(session, rank)) for rank, weight in weights.items())
+    members = {SERVER_ROUND: config[SERVER_ROUND], "weights": list(weights.items())}
+    session.store.write(MEMBERS, json.dumps(members).encode())
+    return SectorMean(mean, sum(weights.values()), rejected)
+
+
+def distil_sector(
+    session: Session, student: nn.Module, request: EnsembleDistillation, server_round: int
+) -> Distilled:
+    """Distil the sector's ensemble on the leader's data (FedHEAD, step 4).
+
+    The teacher is ``sum_k (p_km / p_m) f(x; w_km)`` over the models that `aggregate_sector` took.
+
+    Parameters
+    ----------
+    session : Session
+        The leader's.
+    student : nn.Module
+        Starts at z, the server's mean; trained in place.
+    request : EnsembleDistillation
+        How to distil.
+    server_round : int
+        The round, which must be the one that the models in store are of.
+
+    Raises
+    ------
+    ValueError
+        If the node did not aggregate its sector in this round.
+    """
+    kept = session.store.folder / MEMBERS
+    members = json.loads(kept.read_bytes()) if kept.exists() else {}
+    if members.get(SERVER_ROUND) != server_round:
+        raise ValueError(f"this node has no sector's models of round {server_round}")
+    inputs = session.data.train.inputs
+    models = _models(session, members["weights"])
+    teacher = teacher_probabilities(models, inputs, average=request.average)
+    distilled = distil_ensemble(
+        student,
+        inputs,
+        teacher,
+        epochs=request.distill_epochs,
+        patience=request.patience,
+        lr=request.distill_lr,
+        weight_decay=request.distill_weight_decay,
+        batch_size=request.distill_batch_size,
+        generator=session.generator("distill-sector", server_round),
+    )
+    log(INFO, "Distilled %d models: %s", len(members["weights"]), distilled)
+    return distilled
+
+
+def _models(
+    session: Session, weights: Iterable[tuple[int, int]]
+) -> Iterator[tuple[float, nn.Module]]:
+    """Weight and model of each node of the sector; one model's memory, loaded again and again."""
+    model = create_model(session.task.model, session.data.spec).to(session.device)
+    for rank, weight in weights:
+        model.load_state_dict(tensors(_stored(session, rank)))
+        yield weight, model
+
+
+def tensors(arrays: Arrays) -> dict[str, Tensor]:
+    """Arrays as tensors of their own memory."""
+    return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+
+
+def _stored(session: Session, rank: int) -> Arrays:
+    return load((session.store.folder / _file(rank)).read_bytes())
+
+
+def _file(rank: int) -> str:
+    return f"{SECTOR_MODEL}-{rank}"
+
+
+def _ranked(records: Mapping[str, T], name: str) -> list[tuple[int, T]]:
+    """Entries ``<name>.<rank>`` with their ranks."""
+    prefix = f"{name}."
+    return [
+        (int(key.removeprefix(prefix)), value)
+        for key, value in records.items()
+        if key.startswith(prefix)
+    ]

@@ -1,0 +1,57 @@
+"""A picture of virtual images: a row for each class."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+COLUMNS = 20
+TILE = 48
+GAP = 2
+LETTER = 7
+WHITE = 255
+
+
+def contact_sheet(images: Tensor, labels: Tensor, class_names: Sequence[str]) -> Image.Image:
+    """Draw images in rows by class, each row headed by the class's name.
+
+    Pixels from the 0.5th to the 99.5th percentile of all images become black to white, since
+    virtual images know no bounds. Small images are enlarged by whole factors.
+
+    Parameters
+    ----------
+    images : Tensor
+        float32 (n, C, H, W); drawn in colour if C is 3, else the mean over channels in grey.
+    labels : Tensor
+        int64 (n,).
+    class_names : Sequence[str]
+        One for each class.
+
+    Returns
+    -------
+    Image
+        With at most 20 images of each class.
+    """
+    images = images if images.shape[1] == 3 else images.mean(1, keepdim=True).expand(-1, 3, -1, -1)
+    shown = {int(c): images[labels == c][:COLUMNS] for c in labels.unique()}  # type: ignore[no-untyped-call]
+    low, high = np.percentile(images.numpy(), [0.5, 99.5])
+    factor = max(1, TILE // max(images.shape[2:]))
+    height, width = (side * factor + GAP for side in images.shape[2:])
+    margin = GAP + LETTER * (1 + max(len(class_names[c]) for c in shown))
+    sheet = Image.new(
+        "RGB",
+        (margin + width * max(map(len, shown.values())), GAP + height * len(shown)),
+        (WHITE,) * 3,
+    )
+    draw = ImageDraw.Draw(sheet)
+    for row, (c, members) in enumerate(shown.items()):
+        top = GAP + row * height
+        draw.text((GAP, top + height // 2), class_names[c], fill="black", anchor="lm")
+        for column, image in enumerate(members):
+            scaled = (image.numpy() - low) / ((high - low) or 1.0)
+            pixels = (WHITE * scaled.clip(0, 1)).round().astype(np.uint8).transpose(1, 2, 0)
+            tile = Image.fromarray(pixels)
+            enlarged = tile.resize((width - GAP, height - GAP), Image.Resampling.NEAREST)
+            sheet.paste(enlarged, (margin + column * width, top))
+    return sheet

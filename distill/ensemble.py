@@ -1,0 +1,185 @@
+"""Ensemble distillation: a student learns the weighted mean of several models' outputs."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from distill.errors import DistillError
+
+Average = Literal["probabilities", "logits"]
+
+HELD_OUT = 0.1
+"""Share of the samples that early stopping looks at and the student does not train on."""
+PREDICTION_BATCH = 1024
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """What came of a distillation.
+
+    Parameters
+    ----------
+    epochs : int
+        Epochs that were trained, the ones without improvement among them.
+    best_epoch : int
+        Epoch whose student was kept; 0 is the student as it came.
+    loss : float
+        Its loss on the held-out part, in nats.
+    """
+
+    epochs: int
+    best_epoch: int
+    loss: float
+
+
+def teacher_probabilities(
+    members: Iterable[tuple[float, nn.Module]],
+    inputs: Tensor,
+    *,
+    average: Average = "probabilities",
+) -> Tensor:
+    """The teacher: weighted mean of the members' outputs (FedHEAD, step 4).
+
+    ``sum_k p_k f(x; w_k) / sum_k p_k``, with f the softmax outputs, or the softmax of the mean of
+    the logits (as in FedDF). One member is needed at a time: an iterator that loads them keeps the
+    memory of one model.
+
+    Parameters
+    ----------
+    members : iterable of (float, nn.Module)
+        Weight p_k > 0 and model of each member, on the device of ``inputs``; left in evaluation
+        mode.
+    inputs : Tensor
+        Samples x, (n, ...).
+    average : str (default: "probabilities")
+        ``probabilities`` or ``logits``: what the mean is taken of.
+
+    Returns
+    -------
+    Tensor
+        Probabilities (n, classes).
+
+    Raises
+    ------
+    DistillError
+        If there are no members or no samples.
+    """
+    if not len(inputs):
+        raise DistillError("an ensemble needs at least one sample to give outputs on")
+    mean: Tensor | float = 0.0
+    total = 0.0
+    for weight, model in members:
+        logits = _logits(model, inputs)
+        outputs = logits if average == "logits" else logits.softmax(dim=1)
+        mean = mean + weight * outputs
+        total += weight
+    if not isinstance(mean, Tensor):
+        raise DistillError("an ensemble needs at least one member")
+    mean = mean / total
+    return mean.softmax(dim=1) if average == "logits" else mean
+
+
+def distil_ensemble(
+    student: nn.Module,
+    inputs: Tensor,
+    teacher: Tensor,
+    *,
+    epochs: int = 20,
+    patience: int = 5,
+    lr: float = 1e-3,
+    weight_decay: float = 1e-4,
+    batch_size: int = 128,
+    generator: torch.Generator,
+) -> Distilled:
+    """Train a student on a teacher's outputs, with early stopping (FedHEAD, step 4; FedHEAD+).
+
+    The loss is ``KL(teacher || student)``, a mean over samples, minimised by Adam. A tenth of the
+    samples (at least one) is held out; training stops once the loss there has not fallen for
+    ``patience`` epochs, and the student with the lowest is kept, be it the one that came. A single
+    sample serves as both parts.
+
+    Parameters
+    ----------
+    student : nn.Module
+        Trained in place; on the device of ``inputs``. Left in evaluation mode.
+    inputs : Tensor
+        Samples x, (n, ...); labels are not needed.
+    teacher : Tensor
+        What `teacher_probabilities` gave on them, (n, classes).
+    epochs : int (default: 20)
+        Most passes over the samples; n_s on a leader, n_g on the server.
+    patience : int (default: 5)
+        Epochs without improvement after which training stops.
+    lr : float (default: 1e-3)
+        Learning rate of Adam.
+    weight_decay : float (default: 1e-4)
+        L2 penalty of Adam.
+    batch_size : int (default: 128)
+        Samples in a minibatch. A remainder of one sample is left out, as in local training.
+    generator : torch.Generator
+        CPU generator of the held-out part and of the minibatches.
+
+    Raises
+    ------
+    DistillError
+        If there are no samples, or not one row of the teacher for each.
+    """
+    if not len(inputs) or len(teacher) != len(inputs):
+        raise DistillError(
+            f"distillation needs at least one sample and a teacher's output for each, "
+            f"got {len(inputs)} samples and {len(teacher)} outputs"
+        )
+    order = torch.randperm(len(inputs), generator=generator)
+    num_held_out = max(1, int(HELD_OUT * len(inputs)))
+    held_out = order[:num_held_out].to(inputs.device)
+    training = order[num_held_out:] if len(inputs) > 1 else order
+    optimizer = torch.optim.Adam(student.parameters(), lr=lr, weight_decay=weight_decay)
+
+    best_epoch, best = 0, _snapshot(student)
+    lowest = _held_out_loss(student, inputs[held_out], teacher[held_out])
+    epoch = 0
+    for epoch in range(1, epochs + 1):
+        student.train()
+        for batch in _batches(training, batch_size, generator):
+            optimizer.zero_grad(set_to_none=True)
+            chosen = batch.to(inputs.device)
+            _divergence(student(inputs[chosen]), teacher[chosen]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        loss = _held_out_loss(student, inputs[held_out], teacher[held_out])
+        if loss < lowest:
+            best_epoch, best, lowest = epoch, _snapshot(student), loss
+        elif epoch - best_epoch >= patience:
+            break
+    student.load_state_dict(best)
+    student.eval()
+    return Distilled(epochs=epoch, best_epoch=best_epoch, loss=lowest)
+
+
+def _divergence(logits: Tensor, teacher: Tensor) -> Tensor:
+    """KL(teacher || student), mean over samples."""
+    return functional.kl_div(logits.log_softmax(dim=1), teacher, reduction="batchmean")
+
+
+def _held_out_loss(student: nn.Module, inputs: Tensor, teacher: Tensor) -> float:
+    return float(_divergence(_logits(student, inputs), teacher))
+
+
+@torch.no_grad()
+def _logits(model: nn.Module, inputs: Tensor) -> Tensor:
+    model.eval()
+    return torch.cat([model(part) for part in torch.split(inputs, PREDICTION_BATCH)])
+
+
+def _batches(indices: Tensor, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    order = indices[torch.randperm(len(indices), generator=generator)]
+    if len(order) % batch_size == 1 and min(len(order), batch_size) > 1:
+        order = order[:-1]
+    return iter(torch.split(order, batch_size))
+
+
+def _snapshot(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}

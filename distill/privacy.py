@@ -1,0 +1,282 @@
+"""The privacy card: how near virtual images come to the real ones that they were made from."""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from distill.errors import DistillError, VirtualDataError
+
+CHUNK_FLOATS = 2**24
+"""Largest tensor made in a comparison, 64 MB, unless the virtual images alone are larger."""
+
+
+@dataclass(frozen=True)
+class Closeness:
+    """How near virtual images come to the images of a set, each to its nearest one.
+
+    Parameters
+    ----------
+    least_distance, median_distance : float
+        Of the root mean squares of the pixel differences, in units of the normalised pixels;
+        0 is a copy.
+    highest_cosine, median_cosine : float
+        Of the cosines of the images as vectors; 1 is a copy but for its contrast.
+
+    Raises
+    ------
+    VirtualDataError
+        If a number is none that a comparison can give.
+    """
+
+    least_distance: float
+    median_distance: float
+    highest_cosine: float
+    median_cosine: float
+
+    def __post_init__(self) -> None:
+        _require_numbers(self)
+        _require(
+            0 <= self.least_distance <= self.median_distance,
+            f"distances must be ordered and >= 0, got {self}",
+        )
+        _require(
+            -1 <= self.median_cosine <= self.highest_cosine <= 1,
+            f"cosines must be ordered and lie in [-1, 1], got {self}",
+        )
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """How near virtual images come to real ones that were held back and cannot show in them.
+
+    Parameters
+    ----------
+    held_back : Closeness
+        To the nearest held-back image.
+    nearer_to_own : float
+        Share of the virtual images that lie nearer to an image they were made from than to any
+        held back; ties count one half.
+    by_chance : float
+        The share to expect if virtual images show nothing of single images: that of their own
+        among all real ones. Where every virtual image gives one away, it is 1 instead.
+
+    Raises
+    ------
+    VirtualDataError
+        If `nearer_to_own` is no share.
+    """
+
+    held_back: Closeness
+    nearer_to_own: float
+    by_chance: float
+
+    def __post_init__(self) -> None:
+        for name in ("nearer_to_own", "by_chance"):
+            share = getattr(self, name)
+            _require(
+                isinstance(share, float) and 0 <= share <= 1,
+                f"{name} must lie in [0, 1], got {share!r}",
+            )
+
+
+@dataclass(frozen=True)
+class PrivacyCard:
+    """What a set of virtual images gives away of single real ones, in a few numbers.
+
+    It measures likeness and proves nothing: an image may tell of real ones without looking like
+    any. The start matters where it was made of real images (see `distill.starts`).
+
+    Parameters
+    ----------
+    own : Closeness
+        To the nearest of the images that the virtual ones were made from.
+    start : Closeness, optional (default: None)
+        Of each virtual image to its own start; None where the method does not keep it.
+    yardstick : Yardstick, optional (default: None)
+        None where no real images were held back.
+    """
+
+    own: Closeness
+    start: Closeness | None = None
+    yardstick: Yardstick | None = None
+
+    @classmethod
+    def from_dict(cls, content: object) -> "PrivacyCard":
+        """Read what `dataclasses.asdict` made of a card; nothing in `content` is trusted.
+
+        Parameters
+        ----------
+        content : object
+            As parsed from JSON.
+
+        Returns
+        -------
+        PrivacyCard
+            With every number in its range.
+
+        Raises
+        ------
+        VirtualDataError
+            If a part is missing, unknown or out of range.
+        """
+        try:
+            own, start, yardstick = _values(content, cls)
+            if yardstick is not None:
+                held_back, *shares = _values(yardstick, Yardstick)
+                yardstick = Yardstick(Closeness(*_values(held_back, Closeness)), *shares)
+            return cls(
+                own=Closeness(*_values(own, Closeness)),
+                start=None if start is None else Closeness(*_values(start, Closeness)),
+                yardstick=yardstick,
+            )
+        except TypeError as error:
+            raise VirtualDataError(f"malformed privacy card: {error!r}") from error
+
+
+@torch.no_grad()
+def privacy_card(
+    virtual: Tensor,
+    real: Tensor,
+    *,
+    start: Tensor | None = None,
+    held_back: Tensor | None = None,
+) -> PrivacyCard:
+    """Compare virtual images with the real ones, with their start and with held-back images.
+
+    All real images are compared with, whatever their class. Costs two matrix products of
+    len(virtual) x pixels x len(real), in chunks of bounded memory.
+
+    Parameters
+    ----------
+    virtual : Tensor
+        float32 of shape (n, C, H, W). What is compared with is brought to its device.
+    real : Tensor
+        Images that `virtual` was made from, (m, C, H, W), m >= 1.
+    start : Tensor, optional (default: None)
+        What each virtual image was before the first step, (n, C, H, W).
+    held_back : Tensor, optional (default: None)
+        Real images of the same kind that had no part in making `virtual`, (k, C, H, W); none
+        (k = 0) are as None.
+
+    Returns
+    -------
+    PrivacyCard
+        With what could be compared.
+
+    Raises
+    ------
+    DistillError
+        If shapes do not fit.
+    """
+    for name, other in [("real", real), ("start", start), ("held_back", held_back)]:
+        if other is not None and other.shape[1:] != virtual.shape[1:]:
+            raise DistillError(
+                f"{name} images have shape {tuple(other.shape[1:])}, "
+                f"virtual ones {tuple(virtual.shape[1:])}; compare images of one kind"
+            )
+    if start is not None and len(start) != len(virtual):
+        raise DistillError(
+            f"start holds {len(start)} images for {len(virtual)} virtual ones, need one for each"
+        )
+    distance, cosine = nearest(virtual, real)
+    return PrivacyCard(
+        own=_closeness(distance, cosine),
+        start=None if start is None else _closeness(*_pairwise(virtual, start.to(virtual.device))),
+        yardstick=(
+            None
+            if held_back is None or not len(held_back)
+            else _yardstick(virtual, held_back, distance, len(real))
+        ),
+    )
+
+
+def nearest(virtual: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Distance and cosine of each virtual image to its nearest other.
+
+    Candidates are found by matrix products; their distance is then taken from the difference, so
+    that of a copy is exactly 0.
+
+    Parameters
+    ----------
+    virtual : Tensor
+        (n, C, H, W).
+    others : Tensor
+        (m, C, H, W), m >= 1.
+
+    Returns
+    -------
+    tuple[Tensor, Tensor]
+        Least root mean square of the pixel differences (n,), and highest cosine (n,).
+    """
+    images = virtual.flatten(1)
+    directions = functional.normalize(images)
+    middle = images.mean(0)  # distances are taken from here, where float32 is finest
+    centred = images - middle
+    distance = torch.full((len(images),), math.inf, device=images.device)
+    cosine = torch.full_like(distance, -1)
+    rows = max(1, CHUNK_FLOATS // max(images.shape))
+    for chunk in torch.split(others.flatten(1), rows):
+        candidates = chunk.to(images)
+        others_centred = candidates - middle
+        squares = others_centred.square().sum(1) - 2 * centred @ others_centred.mT
+        closest = candidates[squares.argmin(1)]
+        distance = torch.minimum(distance, _root_mean_square(images - closest))
+        cosine = torch.maximum(cosine, (directions @ functional.normalize(candidates).mT).amax(1))
+    return distance, cosine.clamp(-1, 1)
+
+
+def _pairwise(virtual: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    images, others = virtual.flatten(1), start.flatten(1)
+    cosine = (functional.normalize(images) * functional.normalize(others)).sum(1)
+    return _root_mean_square(images - others), cosine.clamp(-1, 1)
+
+
+def _root_mean_square(differences: Tensor) -> Tensor:
+    return differences.square().mean(1).sqrt()
+
+
+def _closeness(distance: Tensor, cosine: Tensor) -> Closeness:
+    return Closeness(
+        least_distance=float(distance.min()),
+        median_distance=float(distance.median()),
+        highest_cosine=float(cosine.max()),
+        median_cosine=float(cosine.median()),
+    )
+
+
+def _yardstick(
+    virtual: Tensor, held_back: Tensor, distance_to_own: Tensor, num_own: int
+) -> Yardstick:
+    distance, cosine = nearest(virtual, held_back)
+    nearer = (distance_to_own < distance).double() + 0.5 * (distance_to_own == distance).double()
+    return Yardstick(
+        held_back=_closeness(distance, cosine),
+        nearer_to_own=float(nearer.mean()),
+        by_chance=num_own / (num_own + len(held_back)),
+    )
+
+
+def _values(content: object, kind: type) -> list[Any]:
+    """Return the values of a dataclass's fields from a mapping that has exactly these keys."""
+    names = [field.name for field in fields(kind)]
+    if not isinstance(content, dict) or set(content) != set(names):
+        raise TypeError(f"a {kind.__name__} has {', '.join(names)}; found {content!r:.200}")
+    return [content[name] for name in names]
+
+
+def _require_numbers(closeness: Closeness) -> None:
+    for field in fields(closeness):
+        value = getattr(closeness, field.name)
+        _require(
+            isinstance(value, float) and math.isfinite(value),
+            f"{field.name} must be a finite number, got {value!r}",
+        )
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise VirtualDataError(message)

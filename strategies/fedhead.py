@@ -1,0 +1,408 @@
+"""FedHEAD: sectors with a leader each, which distils its members' ensemble; and FedHEAD+."""
+
+from collections.abc import Callable, Iterable, Mapping
+from logging import INFO, WARNING
+from typing import Any
+
+import numpy as np
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy.strategy_utils import sample_nodes
+from torch import Tensor, nn
+
+from strategies.arrays import as_arrays, as_record
+from strategies.links import Links
+from strategies.replies import number, usable
+from strategies.sectors import Arrays, assign_sectors, check_arrays, draw_leader, weighted_mean
+from strategies.server_distillation import ServerDistillation
+from strategies.topology import Cluster, Topology
+from task.links import Introduction, LinkMode
+from task.messages import (
+    AGGREGATE_SECTOR,
+    ARRAYS,
+    CONFIG,
+    DELIVERY,
+    DESCRIBE,
+    DISTILL_SECTOR,
+    GLOBAL_MODEL,
+    HAND_OUT,
+    INTRODUCTION,
+    LEADS,
+    METRICS,
+    NUM_EXAMPLES,
+    PARCEL,
+    ROUTE,
+    SECTOR,
+    SECTOR_MODEL,
+    SERVER_ROUND,
+)
+from task.requests import EnsembleDistillation
+
+Weighted = tuple[float, Arrays]
+
+
+class FedHEAD(FedAvg):
+    """Federated learning in sectors, with ensemble distillation on a leader in each.
+
+    Each round a leader is drawn in each sector. (1) All nodes train and send their models to their
+    leader, (2) which averages them, ``w_m = sum_k (p_km / p_m) w_km``; (3) the server averages the
+    sectors, ``z = sum_m p_m w_m``; (4) each leader distils its members' ensemble, on its own data,
+    into a student that starts at z; (5) the server averages the students, ``w = sum_m p_m z_m``,
+    and leaders hand w to their members, where links between nodes are direct: the server then
+    exchanges models with leaders only.
+
+    A leader that fails in step 4 leaves its sector with w_m for the round; one that fails before
+    leaves it out of the round. Neither leads in the next round.
+
+    Parameters
+    ----------
+    sectors : int (default: 2)
+        M, where nodes do not declare their sector: nodes are spread evenly at random.
+    fixed_leader : bool (default: False)
+        Whether the node with most data leads its sector in every round (the paper's table 7). If
+        False, node k leads with probability ``p_km / p_m``.
+    ensemble_distillation : EnsembleDistillation, optional (default: None)
+        How leaders distil; None takes the defaults.
+    links : str (default: "auto")
+        How members and leaders send to each other: ``relay`` (through the server, sealed),
+        ``direct`` (from node to node) or ``auto`` (directly where that works).
+    phase_timeout : float (default: 600.0)
+        Seconds to wait for replies in each phase.
+    seed : int (default: 0)
+        Seed of the sectors and of the leaders.
+    min_available_nodes : int (default: 2)
+        Nodes to wait for before sectors are formed.
+    fraction_evaluate : float (default: 0.0)
+        Share of all nodes that evaluate the global model each round.
+    min_evaluate_nodes : int (default: 2)
+        Fewest nodes that evaluate, where any do.
+
+    Notes
+    -----
+    Letters and steps are those of the paper FedHEAD. Its text leaves open what the ensemble's mean
+    is taken of; here it is of probabilities, and students minimise ``KL(teacher || student)``.
+    """
+
+    def __init__(
+        self,
+        *,
+        sectors: int = 2,
+        fixed_leader: bool = False,
+        ensemble_distillation: EnsembleDistillation | None = None,
+        links: LinkMode = "auto",
+        phase_timeout: float = 600.0,
+        seed: int = 0,
+        min_available_nodes: int = 2,
+        fraction_evaluate: float = 0.0,
+        min_evaluate_nodes: int = 2,
+    ) -> None:
+        super().__init__(
+            fraction_evaluate=fraction_evaluate,
+            min_evaluate_nodes=min_evaluate_nodes,
+            min_available_nodes=min_available_nodes,
+        )
+        self.sectors = sectors
+        self.fixed_leader = fixed_leader
+        self.ensemble_distillation = ensemble_distillation or EnsembleDistillation()
+        self.links = links
+        self.phase_timeout = phase_timeout
+        self.seed = seed
+        self.topology: Topology | None = None
+        """Leaders and members of the round."""
+        self._introductions: dict[int, Introduction] = {}
+        self._num_examples: dict[int, int] = {}
+        self._sector_of: dict[int, int] = {}
+        self._failed: set[int] = set()
+        self._grid: Grid
+        self._routes: dict[int, ConfigRecord]
+        self._global: Arrays
+
+    def summary(self) -> None:
+        """Log summary configuration of the strategy."""
+        log(INFO, "\t├──> %s settings:", type(self).__name__)
+        log(INFO, "\t│\t├── Sectors: %d, where nodes do not declare theirs", self.sectors)
+        log(INFO, "\t│\t├── Leaders: %s", "largest" if self.fixed_leader else "drawn")
+        log(INFO, "\t│\t└── Distillation: %s", self.ensemble_distillation)
+        super().summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the leaders, have them hand out the model, and have all nodes train (step 1)."""
+        self._grid, self._global = grid, as_arrays(arrays)
+        nodes = self._meet_nodes()
+        links = Links(self._introductions, self.links)
+        clusters = self._draw_clusters(nodes, server_round)
+        self.topology = Topology(clusters, groups=())
+        handed = self._hand_out(clusters, links, arrays)
+        self._routes = {
+            member: links.route(member, leader, SECTOR_MODEL)
+            for member, leader in self.topology.head_of.items()
+        }
+        messages = []
+        for node in (n for cluster in clusters for n in (cluster.head, *cluster.members)):
+            leads = node not in self._routes
+            asked = ConfigRecord({**config, SERVER_ROUND: server_round, LEADS: leads})
+            content = RecordDict({CONFIG: asked})
+            content.update(handed.get(node, {ARRAYS: arrays}))
+            if not leads:
+                content[ROUTE] = self._routes[node]
+            messages.append(Message(content, node, MessageType.TRAIN))
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average sectors, distil in each, and average again (steps 2 to 5)."""
+        num_examples, deliveries, metrics = self._trained(replies)
+        sectors = self._aggregate_sectors(server_round, num_examples, deliveries)
+        if not sectors:
+            log(WARNING, "Round %d: no sector has a model, the global one stays", server_round)
+            return None, None
+        mean = weighted_mean(sectors.values())
+        distilled = self._distil_sectors(server_round, list(sectors), mean)
+        combined = self._combine(
+            server_round,
+            [(weight, distilled.get(lead, arrays)) for lead, (weight, arrays) in sectors.items()],
+        )
+        return as_record(combined), metrics
+
+    def _combine(self, server_round: int, sectors: list[Weighted]) -> Arrays:
+        """Step 5: ``w = sum_m p_m z_m``."""
+        return weighted_mean(sectors)
+
+    def _meet_nodes(self) -> list[int]:
+        """Ask new nodes who they are; return those connected that can take part."""
+        sample_nodes(self._grid, self.min_available_nodes, self.min_available_nodes)
+        nodes = list(self._grid.get_node_ids())
+        new = [Message(RecordDict(), n, DESCRIBE) for n in nodes if n not in self._num_examples]
+        declared: dict[int, int | None] = {}
+        for reply in usable(self._grid.send_and_receive(new, timeout=self.phase_timeout)):
+            node = reply.metadata.src_node_id
+            told = reply.content.config_records.get(INTRODUCTION, ConfigRecord())
+            try:
+                introduction = Introduction.checked(told, "introduction")
+                count = _count(reply)
+                in_sector = SECTOR in reply.content.metric_records[METRICS]
+                declared[node] = int(number(reply, SECTOR)) if in_sector else None
+            except ValueError as error:
+                log(WARNING, "Node %d cannot take part: %s", node, error)
+                continue
+            self._introductions[node], self._num_examples[node] = introduction, count
+        self._sector_of = assign_sectors(
+            {node: declared[node] for node in nodes if node in declared},
+            self.sectors,
+            np.random.default_rng(self.seed),
+            self._sector_of,
+        )
+        able = [node for node in nodes if node in self._num_examples]
+        if not able:
+            raise RuntimeError(f"none of {len(nodes)} nodes can take part; the log says why")
+        return able
+
+    def _draw_clusters(self, nodes: list[int], server_round: int) -> tuple[Cluster, ...]:
+        """A leader in each sector, not one that failed in the round before where another is."""
+        generator = np.random.default_rng([self.seed, server_round])
+        clusters = []
+        for sector in sorted({self._sector_of[node] for node in nodes}):
+            inside = [node for node in nodes if self._sector_of[node] == sector]
+            able = [node for node in inside if node not in self._failed] or inside
+            sizes = np.array([self._num_examples[node] for node in able])
+            drawn = int(sizes.argmax()) if self.fixed_leader else draw_leader(sizes, generator)
+            members = tuple(node for node in inside if node != able[drawn])
+            clusters.append(Cluster(head=able[drawn], members=members))
+        self._failed = set()
+        log(INFO, "%s: leaders of the round: %s", type(self).__name__, [c.head for c in clusters])
+        return tuple(clusters)
+
+    def _hand_out(
+        self, clusters: tuple[Cluster, ...], links: Links, arrays: ArrayRecord
+    ) -> dict[int, dict[str, ConfigRecord]]:
+        """Step 5 of the round before, over direct links: leaders hand w to their members.
+
+        Returns
+        -------
+        dict[int, dict[str, ConfigRecord]]
+            What stands for w in the train message of each node that has it: the delivery of its
+            leader, and nothing for a leader. Other nodes get w from the server.
+        """
+        routes: dict[int, dict[int, ConfigRecord]] = {}
+        messages = []
+        for cluster in clusters:
+            routes[cluster.head] = {
+                member: ConfigRecord({**route, "link": "direct"})
+                for member in cluster.members
+                if _is_direct(route := links.route(cluster.head, member, GLOBAL_MODEL))
+            }
+            if routes[cluster.head]:
+                by_rank = {
+                    f"{ROUTE}.{cluster.members.index(member)}": route
+                    for member, route in routes[cluster.head].items()
+                }
+                content = RecordDict({ARRAYS: arrays, **by_rank})
+                messages.append(Message(content, cluster.head, HAND_OUT))
+        replies = self._ask(messages)
+        handed: dict[int, dict[str, ConfigRecord]] = {}
+        for cluster in clusters:
+            if (reply := replies.get(cluster.head)) is None:
+                continue
+            handed[cluster.head] = {}
+            for rank, member in enumerate(cluster.members):
+                parcel = reply.content.config_records.get(f"{PARCEL}.{rank}")
+                if parcel is None or member not in routes[cluster.head]:
+                    continue
+                try:
+                    delivery = links.forward(routes[cluster.head][member], parcel)
+                except ValueError as error:
+                    log(WARNING, "Node %d handed out a bad parcel: %s", cluster.head, error)
+                    continue
+                handed[member] = {DELIVERY: delivery}
+        return handed
+
+    def _trained(
+        self, replies: Iterable[Message]
+    ) -> tuple[dict[int, int], dict[int, ConfigRecord], MetricRecord]:
+        """Samples of each node that trained, what members sent their leaders, and the mean loss."""
+        links = Links(self._introductions, self.links)
+        num_examples: dict[int, int] = {}
+        deliveries: dict[int, ConfigRecord] = {}
+        loss = 0.0
+        for reply in usable(replies):
+            node = reply.metadata.src_node_id
+            try:
+                count, mean_loss = _count(reply), number(reply, "train-loss")
+                if node in self._routes:
+                    parcel = reply.content.config_records[PARCEL]
+                    deliveries[node] = links.forward(self._routes[node], parcel)
+            except (KeyError, ValueError) as error:
+                log(WARNING, "Model of node %d set aside: %s", node, error)
+                continue
+            num_examples[node] = count
+            loss += count * mean_loss
+        total = sum(num_examples.values())
+        return num_examples, deliveries, MetricRecord({"train-loss": loss / max(total, 1)})
+
+    def _aggregate_sectors(
+        self,
+        server_round: int,
+        num_examples: Mapping[int, int],
+        deliveries: Mapping[int, ConfigRecord],
+    ) -> dict[int, Weighted]:
+        """Step 2. Samples and w_m of each sector, by leader."""
+        messages = []
+        for cluster in self.topology.clusters if self.topology else ():
+            ranked = {
+                rank: node
+                for rank, node in enumerate((cluster.head, *cluster.members))
+                if node in num_examples
+            }
+            if not ranked:
+                continue
+            config = {f"{NUM_EXAMPLES}.{rank}": num_examples[n] for rank, n in ranked.items()}
+            content = RecordDict({CONFIG: ConfigRecord({**config, SERVER_ROUND: server_round})})
+            content.update(
+                {f"{DELIVERY}.{rank}": deliveries[n] for rank, n in ranked.items() if rank}
+            )
+            messages.append(Message(content, cluster.head, AGGREGATE_SECTOR))
+        sectors: dict[int, Weighted] = {}
+        for leader, reply in self._ask(messages).items():
+            try:
+                sectors[leader] = (_count(reply), self._model_of(reply))
+            except ValueError as error:
+                log(WARNING, "Sector of node %d set aside: %s", leader, error)
+                self._failed.add(leader)
+        return sectors
+
+    def _distil_sectors(
+        self, server_round: int, leaders: list[int], mean: Arrays
+    ) -> dict[int, Arrays]:
+        """Step 4. z_m of each sector whose leader could distil."""
+        request = self.ensemble_distillation.model_dump(by_alias=True)
+        content = RecordDict(
+            {
+                ARRAYS: as_record(mean),
+                CONFIG: ConfigRecord({**request, SERVER_ROUND: server_round}),
+            }
+        )
+        replies = self._ask([Message(content, leader, DISTILL_SECTOR) for leader in leaders])
+        distilled = {}
+        for leader in leaders:
+            try:
+                distilled[leader] = self._model_of(replies[leader])
+            except (KeyError, ValueError) as error:
+                log(WARNING, "Sector of node %d keeps its plain average: %s", leader, error)
+                self._failed.add(leader)
+        return distilled
+
+    def _ask(self, messages: list[Message]) -> dict[int, Message]:
+        """Replies of leaders, in the order of ``messages``; the others count as failed."""
+        found = usable(self._grid.send_and_receive(messages, timeout=self.phase_timeout))
+        by_node = {reply.metadata.src_node_id: reply for reply in found}
+        asked = [message.metadata.dst_node_id for message in messages]
+        self._failed.update(node for node in asked if node not in by_node)
+        return {node: by_node[node] for node in asked if node in by_node}
+
+    def _model_of(self, reply: Message) -> Arrays:
+        sent = reply.content.array_records.get(ARRAYS, ArrayRecord())
+        return check_arrays(as_arrays(sent), self._global)
+
+
+class FedHEADPlus(FedHEAD):
+    """FedHEAD, and then the sectors' ensemble distilled on the server (FedHEAD+).
+
+    After step 5 the server distils ``sum_m p_m f(x; z_m)`` into w on a reference set without
+    labels.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The run's architecture.
+    reference : callable
+        Gives the reference set, samples (n, ...); called once, when first needed.
+    server_epochs : int (default: 20)
+        n_g, most epochs on the server; early stopping and the rest as on leaders.
+    **kwargs
+        As :class:`FedHEAD` takes them.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        reference: Callable[[], Tensor],
+        server_epochs: int = 20,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        request = self.ensemble_distillation.model_copy(update={"distill_epochs": server_epochs})
+        self._distil = ServerDistillation(model, reference, request, self.seed)
+
+    def _combine(self, server_round: int, sectors: list[Weighted]) -> Arrays:
+        return self._distil(sectors, weighted_mean(sectors), server_round)
+
+
+def _is_direct(route: ConfigRecord) -> bool:
+    return bool(route["address"]) and route["link"] != "relay"
+
+
+def _count(reply: Message) -> int:
+    """Samples that a node names, at least one.
+
+    Raises
+    ------
+    ValueError
+        If it names none.
+    """
+    count = int(number(reply, NUM_EXAMPLES))
+    if count < 1:
+        raise ValueError(f"node {reply.metadata.src_node_id} has {count} samples")
+    return count

@@ -1,0 +1,157 @@
+"""The server's part in links between nodes: who can be sent to, and by which route."""
+
+import secrets
+from collections.abc import Iterable, Mapping
+from logging import INFO, WARNING
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+
+from strategies.replies import usable
+from task.links import Delivery, Introduction, LinkMode, Parcel, Route, Waybill
+from task.messages import DESCRIBE, INTRODUCTION
+from task.settings import SettingsError
+
+
+class Links:
+    """Routes from node to node.
+
+    The sender gets a route in its message, the receiver what :meth:`forward` makes of the route and
+    of the sender's parcel. A route is good for one parcel.
+
+    Parameters
+    ----------
+    introductions : Mapping[int, Introduction]
+        Of each node that can be sent to and receive.
+    mode : str (default: "auto")
+        ``relay``: parcels ride in messages through the server, sealed. ``direct``: from node to
+        node. ``auto``: directly where the receiver has an address and the transfer works.
+    """
+
+    def __init__(self, introductions: Mapping[int, Introduction], mode: LinkMode = "auto") -> None:
+        self.mode = mode
+        self._introductions = introductions
+
+    @classmethod
+    def meet(
+        cls,
+        grid: Grid,
+        nodes: Iterable[int],
+        mode: LinkMode = "auto",
+        timeout: float | None = None,
+    ) -> "Links":
+        """Ask nodes to introduce themselves; those that do not are left out, and named in the log.
+
+        Parameters
+        ----------
+        grid : Grid
+            Any Flower grid.
+        nodes : Iterable[int]
+            Node ids to ask.
+        mode : str (default: "auto")
+            ``relay``, ``direct`` or ``auto``.
+        timeout : float, optional (default: None)
+            Seconds to wait for them.
+
+        Raises
+        ------
+        RuntimeError
+            If no node introduced itself.
+        """
+        messages = [Message(RecordDict(), node, DESCRIBE) for node in nodes]
+        introductions = {}
+        for reply in usable(grid.send_and_receive(messages, timeout=timeout)):
+            node = reply.metadata.src_node_id
+            told = reply.content.config_records.get(INTRODUCTION, ConfigRecord())
+            try:
+                introductions[node] = Introduction.checked(told, "introduction")
+            except SettingsError as error:
+                log(WARNING, "Node %d can neither send to nodes nor receive: %s", node, error)
+        if not introductions:
+            raise RuntimeError(
+                f"none of {len(messages)} nodes introduced itself; the nodes' logs say why"
+            )
+        reachable = sum(1 for told in introductions.values() if told.address)
+        log(INFO, "Links (%s): %d nodes, %d with an address", mode, len(introductions), reachable)
+        return cls(introductions, mode)
+
+    def __contains__(self, node: int) -> bool:
+        return node in self._introductions
+
+    def route(self, sender: int, receiver: int, purpose: str) -> ConfigRecord:
+        """Route for one parcel, to be put into the sender's message.
+
+        Parameters
+        ----------
+        sender : int
+            Node id.
+        receiver : int
+            Node id.
+        purpose : str
+            What the parcel is for; the receiver opens it for nothing else.
+
+        Raises
+        ------
+        SettingsError
+            If links must be direct and the receiver has no address.
+        KeyError
+            If the receiver did not introduce itself.
+        """
+        to = self._introductions[receiver]
+        if self.mode == "direct" and not to.address:
+            raise SettingsError(
+                f'links = "direct", but node {receiver} has no address (start it with '
+                '--peer-address HOST:PORT, or set links to "auto")'
+            )
+        waybill = Waybill(
+            sender=str(sender), receiver=str(receiver), purpose=purpose, token=secrets.token_hex(16)
+        )
+        return _record(
+            Route(
+                **waybill.model_dump(),
+                **_peer(to),
+                link=self.mode,
+                address=to.address,
+                permit=waybill.permit_from(to.permit_key) if to.address else "",
+            )
+        )
+
+    def forward(self, route: ConfigRecord, parcel: ConfigRecord) -> ConfigRecord:
+        """Delivery for the receiver's message.
+
+        Parameters
+        ----------
+        route : ConfigRecord
+            As the sender got it.
+        parcel : ConfigRecord
+            As the sender replied.
+
+        Raises
+        ------
+        SettingsError
+            If the parcel is malformed.
+        """
+        given = Route.checked(route, "route")
+        sent = Parcel.checked(parcel, f"parcel of node {given.sender}")
+        return _record(
+            Delivery(
+                **given.model_dump(include=set(Waybill.model_fields)),
+                **_peer(self._introductions[int(given.sender)]),
+                link=sent.link,
+                payload=sent.payload,
+            )
+        )
+
+
+def _peer(told: Introduction) -> dict[str, Any]:
+    return {
+        "peer_key": told.public_key,
+        "peer_certificate": told.certificate,
+        "peer_signature": told.signature,
+    }
+
+
+def _record(block: Route | Delivery) -> ConfigRecord:
+    return ConfigRecord(block.model_dump(by_alias=True))

@@ -1,0 +1,118 @@
+"""FedHEAD's models: small residual networks, a bidirectional LSTM for text, an MLP for flows."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from task.datasets.types import DataSpec
+from task.models.registry import register
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions with batch norm, and a shortcut without parameters.
+
+    Where the block halves the image, the shortcut takes every second pixel and fills the new
+    channels with zeros (He et al. 2016, option A).
+
+    Parameters
+    ----------
+    before : int
+        Channels that come in.
+    width : int
+        Channels that go out.
+    stride : int
+        1, or 2 to halve the image.
+    """
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(before, width, 3, stride, padding=1, bias=False)
+        self.first_norm = nn.BatchNorm2d(width)
+        self.second = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.second_norm = nn.BatchNorm2d(width)
+        self.stride = stride
+        self.new_channels = width - before
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, before, H, W) to (n, width, H / stride, W / stride), rounded up."""
+        inner = functional.relu(self.first_norm(self.first(x)))
+        inner = self.second_norm(self.second(inner))
+        shortcut = x[:, :, :: self.stride, :: self.stride]
+        shortcut = functional.pad(shortcut, (0, 0, 0, 0, 0, self.new_channels))
+        return functional.relu(inner + shortcut)
+
+
+def _residual_network(spec: DataSpec, blocks: int) -> nn.Module:
+    """6n + 2 layers: a 3x3 stem, three stages of n blocks (16, 32, 64 channels), one dense."""
+    layers: list[nn.Module] = [
+        nn.Conv2d(spec.shape[0], 16, 3, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+    ]
+    before = 16
+    for width in (16, 32, 64):
+        for block in range(blocks):
+            halves = block == 0 and width > 16
+            layers.append(ResidualBlock(before, width, stride=2 if halves else 1))
+            before = width
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, spec.num_classes))
+    return nn.Sequential(*layers, *head)
+
+
+@register("resnet8", fits=lambda spec: spec.kind == "image")
+def resnet8(spec: DataSpec) -> nn.Module:
+    """ResNet-8 for small images (He et al. 2016, n = 1); 75,290 parameters on CIFAR-10."""
+    return _residual_network(spec, blocks=1)
+
+
+@register("resnet32", fits=lambda spec: spec.kind == "image")
+def resnet32(spec: DataSpec) -> nn.Module:
+    """ResNet-32 for small images (He et al. 2016, n = 5); 464,154 parameters on CIFAR-10."""
+    return _residual_network(spec, blocks=5)
+
+
+class BiLSTM(nn.Module):
+    """Embedding, one bidirectional LSTM, mean over the words, one dense layer.
+
+    The paper does not give its sizes; ours are 100 and 128.
+
+    Parameters
+    ----------
+    spec : DataSpec
+        Of text: token ids, 0 where there is no word.
+    """
+
+    def __init__(self, spec: DataSpec) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(spec.vocabulary, 100, padding_idx=0)
+        self.lstm = nn.LSTM(100, 128, batch_first=True, bidirectional=True)
+        self.dense = nn.Linear(2 * 128, spec.num_classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map token ids, float (n, 1, 1, length), to logits (n, classes)."""
+        tokens = torch.flatten(inputs, 1).long()
+        words = (tokens > 0).sum(dim=1).clamp(min=1)
+        packed = nn.utils.rnn.pack_padded_sequence(
+            self.embedding(tokens), words.cpu(), batch_first=True, enforce_sorted=False
+        )
+        states, _ = nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
+        logits: Tensor = self.dense(states.sum(dim=1) / words[:, None])
+        return logits
+
+
+@register("bilstm", fits=lambda spec: spec.kind == "text")
+def bilstm(spec: DataSpec) -> nn.Module:
+    """Bidirectional LSTM over words, for AG News and SST-2."""
+    return BiLSTM(spec)
+
+
+@register("mlp", fits=lambda spec: spec.kind != "text")
+def mlp(spec: DataSpec) -> nn.Module:
+    """Four hidden layers of 200 with ReLU, FedHEAD's network for traffic flows."""
+    channels, height, width = spec.shape
+    layers: list[nn.Module] = [nn.Flatten()]
+    before = channels * height * width
+    for _ in range(4):
+        layers += [nn.Linear(before, 200), nn.ReLU()]
+        before = 200
+    return nn.Sequential(*layers, nn.Linear(before, spec.num_classes))

@@ -1,0 +1,214 @@
+"""`flwr-distill distill` at its command line, on small images of its own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import cli.source
+from cli import judge
+from cli.main import app
+from cli.source import load_source
+from distill import VirtualData
+from task.datasets import Dataset, DatasetError, DataSpec, RawSamples
+
+
+@pytest.fixture(autouse=True)
+def short_judging(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "STEPS", 60)
+
+
+def pixels(n: int, seed: int = 0, shape: tuple[int, ...] = (8, 8)) -> np.ndarray:
+    """Images of two kinds by turns: bright above, bright below."""
+    images = np.random.default_rng(seed).integers(0, 100, (n, *shape), dtype=np.uint8)
+    half = shape[0] // 2
+    images[0::2, :half] += 150
+    images[1::2, half:] += 150
+    return images
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "pictures"
+    for index, image in enumerate(pixels(40)):
+        file = root / ("above", "below")[index % 2] / f"{index}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(file)
+    return root
+
+
+def save_npz(path: Path, images: np.ndarray, labels: Any) -> Path:
+    np.savez(path, images=images, labels=np.asarray(labels, dtype=np.int64))
+    return path
+
+
+def invoke(source: str | Path, *arguments: str) -> Any:
+    return CliRunner().invoke(app, ["distill", str(source), "--device", "cpu", *arguments])
+
+
+def test_a_folder_becomes_virtual_data_a_picture_and_a_summary(
+    folder: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "deep" / "out"
+    asked = ["--method", "kip", "--per-class", "3", "--steps", "5", "--output", str(output)]
+    result = invoke(folder, *asked)
+    assert result.exit_code == 0, result.output
+    virtual = VirtualData.from_bytes((output / "virtual.safetensors").read_bytes())
+    assert virtual.images.shape == (6, 1, 8, 8)
+    assert virtual.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert virtual.card is not None
+    assert virtual.card.yardstick is not None
+    with Image.open(output / "virtual.png") as sheet:
+        assert min(sheet.size) >= 2 * 48
+    summary = json.loads((output / "summary.json").read_text())
+    assert summary["class_names"] == ["above", "below"]
+    assert (summary["train_images"], summary["held_back_images"]) == (32, 8)
+    sizes = {name: score["images"] for name, score in summary["scores"].items()}
+    assert list(sizes.values()) == [6, 6, 32]
+    assert summary["scores"]["all real images"]["accuracy"] == 1
+    assert summary["card"]["yardstick"]["by_chance"] == 0.8
+    for said in ("Accuracy on 8 held-back images", "Privacy card", "80% would by chance"):
+        assert said in result.output
+
+
+def test_a_named_data_set_is_judged_by_its_test_part(tmp_path: Path) -> None:
+    asked = ["--method", "kip", "--per-class", "1", "--steps", "1", "--output", str(tmp_path)]
+    result = invoke("digits", *asked)
+    assert result.exit_code == 0, result.output
+    assert "Accuracy on 360 held-back images" in result.output
+
+
+def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
+    npz = save_npz(tmp_path / "a.npz", pixels(20), [0, 1] * 10)
+    made = []
+    for name, seed in [("one", "3"), ("two", "3"), ("other", "4")]:
+        output = tmp_path / name
+        asked = ["--per-class", "2", "--steps", "2", "--seed", seed, "--output", str(output)]
+        result = invoke(npz, *asked)
+        assert result.exit_code == 0, result.output
+        files = [(output / name).read_bytes() for name in ("virtual.safetensors", "virtual.png")]
+        made.append([*files, json.loads((output / "summary.json").read_text())["scores"]])
+    assert made[0] == made[1]
+    assert made[0][0] != made[2][0]
+
+
+def test_more_virtual_than_real_images_are_made_from_noise(tmp_path: Path) -> None:
+    npz = save_npz(tmp_path / "a.npz", pixels(6), [0, 1] * 3)
+    result = invoke(npz, "--per-class", "9", "--steps", "1", "--output", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    scores = json.loads((tmp_path / "summary.json").read_text())["scores"]
+    assert [score["images"] for score in scores.values()] == [18, 4, 4]
+
+
+def test_real_start_needs_permission(tmp_path: Path) -> None:
+    npz = save_npz(tmp_path / "a.npz", pixels(20), [0, 1] * 10)
+    asked = ["--start", "real", "--steps", "1", "--output", str(tmp_path)]
+    refused = invoke(npz, *asked)
+    assert refused.exit_code == 1
+    assert "allow-real-start = False" in refused.stderr
+    assert "nearly unchanged" in refused.stderr
+    assert invoke(npz, *asked, "--allow-real-start").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["digits", "--method", "kpi"], "distiller 'kpi' is unknown; choose one of auto"),
+        (["digits", "--start", "reel"], "init 'reel' is unknown; choose one of class-stats"),
+        (["digits", "--device", "gpu"], "device=gpu is unknown; take auto, cpu, cuda or cuda:N"),
+        (["digits", "--shape", "1x8x8"], "shape=1x8x8 is for folders"),
+        (["digits", "--output", "/dev/null"], "/dev/null"),
+        (["mnist", "--data-root", "/no/such"], "dataset='mnist' was not found; sought /no/such"),
+        (["no/such/folder"], "neither an existing folder or .npz file, nor one of the data sets"),
+        (["no/such/file.npz"], "neither an existing folder or .npz file"),
+        (["no_such:module"], "no_such"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(
+    arguments: list[str], said: str, tmp_path: Path
+) -> None:
+    result = invoke(arguments[0], "--output", str(tmp_path / "out"), *arguments[1:])
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "said"),
+    [
+        (pixels(1), [0], "1 image(s), no two of a class"),
+        (pixels(2), [0, 1], "2 image(s), no two of a class"),
+        (np.full((4, 8, 8), np.nan), [0, 1] * 2, "images are float64 (4, 8, 8), need uint8"),
+        (pixels(4)[:, 0], [0, 1] * 2, "images are uint8 (4, 8), need uint8 of shape"),
+        (pixels(4), [0, 1, 0], "need one int64 label for each of the 4 images"),
+        (pixels(4), [-1, 0, -1, 0], "labels run from -1 to 0"),
+        (pixels(4, shape=(2, 2)), [0, 1] * 2, "does not fit"),
+    ],
+)
+def test_unusable_images_are_refused_with_the_reason(
+    images: np.ndarray, labels: list[int], said: str, tmp_path: Path
+) -> None:
+    npz = save_npz(tmp_path / "bad.npz", images, labels)
+    result = invoke(npz, "--method", "kip", "--steps", "1", "--output", str(tmp_path))
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert not isinstance(result.exception, ValueError)
+
+
+def load(path: Path, shape: str | None = None, seed: int = 0) -> Any:
+    return load_source(str(path), data_root=None, shape=shape, seed=seed)
+
+
+def test_texts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = RawSamples(np.zeros((2, 1, 1, 8), np.float32), np.array([0, 1]))
+    texts = Dataset(DataSpec("ag-news", (1, 1, 8), 2, (0.0,), (1.0,), "text", 9), raw, raw)
+    monkeypatch.setattr(cli.source, "load_dataset", lambda name, root: texts)
+    with pytest.raises(DatasetError, match="ag-news is a data set of kind text"):
+        load(Path("ag-news"))
+
+
+def test_images_of_several_sizes_need_a_shape(folder: Path) -> None:
+    Image.new("RGB", (20, 10)).save(folder / "above" / "wide.png")
+    with pytest.raises(DatasetError, match=r"2 sizes \(8x8, 10x20, \.\.\.\).* --shape 3x32x32"):
+        load(folder)
+    assert load(folder, "1x16x12").spec.shape == (1, 16, 12)
+
+
+def test_one_colour_image_makes_all_of_them_colour(folder: Path) -> None:
+    assert load(folder).spec.shape == (1, 8, 8)
+    Image.new("RGB", (8, 8)).save(folder / "above" / "red.png")
+    assert load(folder).spec.shape == (3, 8, 8)
+
+
+def test_empty_and_unreadable_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="has no class folders"):
+        load(tmp_path)
+    (tmp_path / "3").mkdir()
+    with pytest.raises(DatasetError, match="class folders hold no images"):
+        load(tmp_path)
+    (tmp_path / "3" / "a.png").write_text("no image")
+    with pytest.raises(DatasetError, match=r"a\.png: not a readable image"):
+        load(tmp_path)
+
+
+def test_numbered_folders_keep_their_numbers(folder: Path) -> None:
+    (folder / "above").rename(folder / "7")
+    (folder / "below").rename(folder / "02")
+    source = load(folder)
+    assert source.train.labels.unique().tolist() == [2, 7]
+    assert source.class_names == tuple("01234567")
+
+
+def test_a_fifth_of_each_class_is_held_back_and_the_rest_is_kept(tmp_path: Path) -> None:
+    images = np.arange(30, dtype=np.uint8)[:, None, None].repeat(4, 1).repeat(4, 2)
+    npz = save_npz(tmp_path / "a.npz", images, [0] * 20 + [1] * 7 + [2] * 2 + [3])
+    source = load(npz)
+    assert source.held_back.labels.bincount(minlength=4).tolist() == [4, 1, 1, 0]
+    levels = [part.inputs[:, 0, 0, 0].tolist() for part in (source.train, source.held_back)]
+    assert len(set(levels[0] + levels[1])) == 30
+    assert len(levels[0]) + len(levels[1]) == 30
+    assert levels[1] != load(npz, seed=1).held_back.inputs[:, 0, 0, 0].tolist()

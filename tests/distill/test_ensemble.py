@@ -1,0 +1,171 @@
+"""Ensemble distillation against naive loops, and early stopping."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from distill.ensemble import distil_ensemble, teacher_probabilities
+from distill.errors import DistillError
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def small_model(seed, features=6, classes=3):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(features, 8), nn.ReLU(), nn.Linear(8, classes))
+
+
+INPUTS = torch.randn(50, 6, generator=generator(1))
+MEMBERS = [(0.5, small_model(1)), (2.0, small_model(2)), (0.25, small_model(3))]
+
+
+def uniform(size, classes=3):
+    return torch.full((size, classes), 1 / classes)
+
+
+def test_the_teacher_is_the_weighted_mean_of_the_members_probabilities():
+    found = teacher_probabilities(MEMBERS, INPUTS)
+    for x, row in zip(INPUTS, found.tolist(), strict=True):
+        expected = [0.0, 0.0, 0.0]
+        for weight, model in MEMBERS:
+            exponents = [math.exp(z) for z in model(x[None])[0].tolist()]
+            for c in range(3):
+                expected[c] += weight / 2.75 * exponents[c] / sum(exponents)
+        assert row == pytest.approx(expected, abs=1e-6)
+
+
+def test_averaged_logits_are_the_softmax_of_the_weighted_mean_logit():
+    found = teacher_probabilities(MEMBERS, INPUTS, average="logits")
+    for x, row in zip(INPUTS, found.tolist(), strict=True):
+        mean = [
+            sum(weight / 2.75 * model(x[None])[0, c].item() for weight, model in MEMBERS)
+            for c in range(3)
+        ]
+        exponents = [math.exp(z) for z in mean]
+        assert row == pytest.approx([e / sum(exponents) for e in exponents], abs=1e-6)
+
+
+def test_members_are_taken_one_at_a_time():
+    alive = 0
+
+    def load():
+        nonlocal alive
+        for seed, (weight, _) in enumerate(MEMBERS, 1):
+            alive += 1
+            assert alive == 1
+            yield weight, small_model(seed)
+            alive -= 1
+
+    torch.testing.assert_close(
+        teacher_probabilities(load(), INPUTS), teacher_probabilities(MEMBERS, INPUTS)
+    )
+
+
+def naive_adam(model, inputs, teacher, batches, lr, weight_decay):
+    """Adam (Kingma and Ba 2015, algorithm 1) with an L2 penalty on -sum_c t_c log s_c."""
+    parameters = list(model.parameters())
+    first = [torch.zeros_like(p) for p in parameters]
+    second = [torch.zeros_like(p) for p in parameters]
+    for step, batch in enumerate(batches, 1):
+        loss = 0.0
+        for i in batch.tolist():
+            log_s = model(inputs[i][None]).log_softmax(dim=1)[0]
+            loss = loss - (teacher[i] * log_s).sum() / len(batch)
+        gradients = torch.autograd.grad(loss, parameters)
+        with torch.no_grad():
+            for p, g, m, v in zip(parameters, gradients, first, second, strict=True):
+                g = g + weight_decay * p
+                m.mul_(0.9).add_(0.1 * g)
+                v.mul_(0.999).add_(0.001 * g * g)
+                m_hat, v_hat = m / (1 - 0.9**step), v / (1 - 0.999**step)
+                p.sub_(lr * m_hat / (v_hat.sqrt() + 1e-8))
+
+
+def test_distillation_steps_equal_a_naive_loop():
+    teacher = teacher_probabilities(MEMBERS, INPUTS)
+    student, expected = small_model(9), small_model(9)
+    report = distil_ensemble(
+        student, INPUTS, teacher, epochs=2, batch_size=16, lr=0.002, generator=generator(5)
+    )
+    assert report.best_epoch == report.epochs == 2
+    draws = generator(5)
+    training = torch.randperm(50, generator=draws)[5:]
+    batches = []
+    for _ in range(2):
+        order = training[torch.randperm(45, generator=draws)]
+        batches += [order[:16], order[16:32], order[32:]]
+    naive_adam(expected, INPUTS, teacher, batches, lr=0.002, weight_decay=1e-4)
+    for found, wanted in zip(student.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-4)
+
+
+def test_the_student_comes_close_to_the_teacher():
+    teacher = teacher_probabilities(MEMBERS, INPUTS)
+    student = small_model(9)
+    before = distil_ensemble(small_model(9), INPUTS, teacher, epochs=0, generator=generator())
+    after = distil_ensemble(student, INPUTS, teacher, epochs=200, lr=0.02, generator=generator())
+    assert after.loss < before.loss / 5
+
+
+def test_training_stops_after_patience_epochs_and_the_best_student_is_returned():
+    """Random targets cannot be generalised: the held-out loss soon rises."""
+    teacher = torch.rand(50, 3, generator=generator(2)).pow(8)
+    teacher = teacher / teacher.sum(dim=1, keepdim=True)
+
+    def run(epochs):
+        student = small_model(9)
+        settings = {"lr": 0.05, "patience": 3, "generator": generator(4)}
+        return student, distil_ensemble(student, INPUTS, teacher, epochs=epochs, **settings)
+
+    student, report = run(500)
+    assert report.epochs == report.best_epoch + 3 < 500
+    until_best, _ = run(report.best_epoch)
+    for found, wanted in zip(student.parameters(), until_best.parameters(), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_a_student_that_only_gets_worse_is_returned_as_it_came():
+    teacher = teacher_probabilities([(1.0, small_model(9))], INPUTS)
+    student = small_model(9)
+    report = distil_ensemble(student, INPUTS, teacher, lr=1.0, generator=generator())
+    assert (report.best_epoch, report.epochs) == (0, 5)
+    for found, wanted in zip(student.parameters(), small_model(9).parameters(), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_batch_norm_statistics_belong_to_the_kept_student():
+    def with_norm():
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))
+
+    student = with_norm()
+    distil_ensemble(student, INPUTS, uniform(50), epochs=0, generator=generator())
+    assert torch.equal(student[0].running_mean, torch.zeros(6))
+    assert not student.training
+    settings = {"epochs": 2, "batch_size": 4, "generator": generator()}
+    report = distil_ensemble(student, INPUTS, uniform(50), **settings)  # 45 = 11 * 4 + 1
+    assert report.best_epoch > 0
+    assert student[0].num_batches_tracked == 11 * report.best_epoch
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_leader_with_next_to_no_data_still_distils(size):
+    report = distil_ensemble(
+        small_model(1), INPUTS[:size], uniform(size), epochs=2, generator=generator()
+    )
+    assert math.isfinite(report.loss)
+
+
+def test_nothing_to_distil_from_or_on_is_refused():
+    with pytest.raises(DistillError, match="at least one member"):
+        teacher_probabilities([], INPUTS)
+    with pytest.raises(DistillError, match="at least one sample"):
+        teacher_probabilities(MEMBERS, INPUTS[:0])
+    with pytest.raises(DistillError, match="got 50 samples and 49 outputs"):
+        distil_ensemble(small_model(1), INPUTS, uniform(49), generator=generator())

@@ -1,0 +1,392 @@
+"""FedHEAD with our real ClientApp; only the wire is replaced, by a grid in memory."""
+
+import copy
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+
+from client.links.folder import LinkFolder
+from client.session import Session
+from client.store import NodeStore
+from client.training import train_round
+from distill.ensemble import distil_ensemble, teacher_probabilities
+from strategies.feddf import FedDF
+from strategies.fedhead import FedHEAD, FedHEADPlus
+from task.datasets import auxiliary_images, load_dataset
+from task.messages import AGGREGATE_SECTOR, DELIVERY, DISTILL_SECTOR, HAND_OUT
+from task.models import create_model
+from task.requests import EnsembleDistillation
+
+FIRST = 2**64 - 1000  # as in conftest.py
+RUN_CONFIG = {"partition.classes": 3, "train.local-epochs": 1}  # nodes of unequal size
+DISTILLATION = EnsembleDistillation(distill_epochs=3)
+SPEC = load_dataset("digits").spec
+MODEL = create_model("auto", SPEC, seed=0)
+
+
+def start_of_a_run():
+    return ArrayRecord(MODEL.state_dict())
+
+
+def strategy_of(kind=FedHEAD, **settings):
+    return kind(ensemble_distillation=DISTILLATION, **settings)
+
+
+def play(strategy, grid, server_round=1, arrays=None):
+    """One round, as Flower's loop does it."""
+    config = ConfigRecord({"lr": 0.05})
+    messages = strategy.configure_train(server_round, arrays or start_of_a_run(), config, grid)
+    return strategy.aggregate_train(server_round, grid.send_and_receive(messages))[0]
+
+
+def numbers(arrays):
+    return {name: array.numpy() for name, array in arrays.items()}
+
+
+def assert_equal(found, expected, atol=1e-6):
+    assert found.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], atol=atol, err_msg=name)
+
+
+class Federation:
+    """The same round by hand: models in a dict, and the paper's sums as loops."""
+
+    def __init__(self, num_nodes, tmp_path):
+        self.sessions = {
+            FIRST + i: Session.of(
+                Context(
+                    999,
+                    FIRST + i,
+                    {"partition-id": i, "num-partitions": num_nodes, "state-dir": str(tmp_path)},
+                    RecordDict(),
+                    RUN_CONFIG,
+                )
+            )
+            for i in range(num_nodes)
+        }
+
+    def size(self, node):
+        return len(self.sessions[node].data.train)
+
+    def trained(self, node, weights, server_round=1):
+        session, model = self.sessions[node], copy.deepcopy(MODEL)
+        model.load_state_dict(weights)
+        draws = session.generator("train", server_round)
+        train_round(model, session.data.train, session.task.train, draws)
+        return model
+
+    def mean(self, weighted):
+        total = sum(weight for weight, _ in weighted)
+        return {
+            name: sum(w / total * state[name].double() for w, state in weighted).float()
+            for name in MODEL.state_dict()
+        }
+
+    def fedhead_round(self, clusters, weights, server_round=1):
+        """Steps 1 to 5: z_m of each sector with its weight."""
+        means, teachers = [], []
+        for cluster in clusters:
+            nodes = (cluster.head, *cluster.members)
+            models = [(self.size(n), self.trained(n, weights, server_round)) for n in nodes]
+            states = [(size, model.state_dict()) for size, model in models]
+            means.append((sum(size for size, _ in models), self.mean(states)))
+            inputs = self.sessions[cluster.head].data.train.inputs
+            teachers.append(teacher_probabilities(models, inputs))
+        z = self.mean(means)
+        students = []
+        for cluster, teacher, (size, _) in zip(clusters, teachers, means, strict=True):
+            session, student = self.sessions[cluster.head], copy.deepcopy(MODEL)
+            student.load_state_dict(z)
+            draws = session.generator("distill-sector", server_round)
+            distil_ensemble(student, session.data.train.inputs, teacher, epochs=3, generator=draws)
+            students.append((size, student.state_dict()))
+        return students
+
+
+def as_numpy(state):
+    return {name: value.numpy() for name, value in state.items()}
+
+
+def test_two_rounds_equal_the_papers_steps_computed_in_memory(client_grid, tmp_path):
+    grid, federation = client_grid(5, RUN_CONFIG), Federation(5, tmp_path)
+    strategy = strategy_of(sectors=2)
+    arrays, weights = start_of_a_run(), MODEL.state_dict()
+    for server_round in (1, 2):
+        arrays = play(strategy, grid, server_round, arrays)
+        clusters = strategy.topology.clusters
+        assert sorted(1 + len(cluster.members) for cluster in clusters) == [2, 3]
+        weights = federation.mean(federation.fedhead_round(clusters, weights, server_round))
+        assert_equal(numbers(arrays), as_numpy(weights), atol=1e-5)
+
+
+@pytest.mark.parametrize("sectors", [1, 2, 3])
+def test_without_distillation_a_round_is_fedavg(client_grid, tmp_path, sectors):
+    """Leaders that cannot distil leave w = sum_m p_m w_m (eq. 9-10)."""
+    grid = client_grid(
+        5, RUN_CONFIG, lambda node, message: message.metadata.message_type == DISTILL_SECTOR
+    )
+    found = play(strategy_of(sectors=sectors), grid)
+    federation = Federation(5, tmp_path)
+    expected = federation.mean(
+        [
+            (federation.size(n), federation.trained(n, MODEL.state_dict()).state_dict())
+            for n in federation.sessions
+        ]
+    )
+    assert_equal(numbers(found), as_numpy(expected))
+
+
+def test_fedhead_plus_distils_the_sectors_ensemble_on_the_reference_set(client_grid, tmp_path):
+    reference = auxiliary_images("noise", SPEC, 50, seed=0)
+    settings = {"model": MODEL, "reference": lambda: reference, "server_epochs": 4, "sectors": 2}
+    grid, federation = client_grid(4, RUN_CONFIG), Federation(4, tmp_path)
+    plain, plus = strategy_of(sectors=2), strategy_of(FedHEADPlus, **settings)
+    before = play(plain, grid)
+    found = play(plus, client_grid(4, RUN_CONFIG))
+    students = []
+    for size, state in federation.fedhead_round(plus.topology.clusters, MODEL.state_dict()):
+        students.append((size, copy.deepcopy(MODEL)))
+        students[-1][1].load_state_dict(state)
+    teacher = teacher_probabilities(students, reference)
+
+    def divergence(arrays):
+        model = copy.deepcopy(MODEL)
+        model.load_state_dict({n: torch.tensor(a) for n, a in numbers(arrays).items()})
+        with torch.no_grad():
+            log_s = model(reference).log_softmax(dim=1)
+        return float((teacher * (teacher.log() - log_s)).sum(dim=1).mean())
+
+    assert plain.topology == plus.topology
+    assert divergence(found) < divergence(before)
+
+
+def test_feddf_distils_the_nodes_models_on_the_server(client_grid, tmp_path):
+    reference = auxiliary_images("noise", SPEC, 50, seed=0)
+    federation = Federation(3, tmp_path)
+    strategy = strategy_of(FedDF, model=MODEL, reference=lambda: reference, server_epochs=4, seed=5)
+    found = play(strategy, client_grid(3, RUN_CONFIG))
+    models = [
+        (federation.size(n), federation.trained(n, MODEL.state_dict())) for n in federation.sessions
+    ]
+    student = copy.deepcopy(MODEL)
+    student.load_state_dict(federation.mean([(w, m.state_dict()) for w, m in models]))
+    words = np.random.SeedSequence([5, 1]).generate_state(1, np.uint64)
+    distil_ensemble(
+        student,
+        reference,
+        teacher_probabilities(models, reference),
+        epochs=4,
+        generator=torch.Generator().manual_seed(int(words[0]) >> 1),
+    )
+    assert_equal(numbers(found), as_numpy(student.state_dict()), atol=1e-5)
+
+
+def test_the_fixed_leader_is_the_node_with_most_data_in_every_round(client_grid, tmp_path):
+    grid, federation = client_grid(5, RUN_CONFIG), Federation(5, tmp_path)
+    strategy = strategy_of(fixed_leader=True)
+    for server_round in (1, 2):
+        strategy.configure_train(server_round, start_of_a_run(), ConfigRecord(), grid)
+        for cluster in strategy.topology.clusters:
+            sizes = [federation.size(n) for n in (cluster.head, *cluster.members)]
+            assert sizes[0] == max(sizes)
+
+
+def test_drawn_leaders_change_between_rounds_and_come_from_the_seed(client_grid):
+    def leaders(seed):
+        strategy, grid = strategy_of(seed=seed), client_grid(6, RUN_CONFIG)
+        drawn = []
+        for server_round in range(1, 6):
+            strategy.configure_train(server_round, start_of_a_run(), ConfigRecord(), grid)
+            drawn.append(strategy.topology.heads)
+        return drawn
+
+    assert leaders(1) == leaders(1) != leaders(2)
+    assert len(set(leaders(1))) > 1
+
+
+def test_nodes_are_in_the_sector_that_their_owner_gave_them(client_grid):
+    grid = client_grid(3, RUN_CONFIG, node_config={"sector": 4})
+    strategy = strategy_of(sectors=3)
+    strategy.configure_train(1, start_of_a_run(), ConfigRecord(), grid)
+    (cluster,) = strategy.topology.clusters
+    assert {cluster.head, *cluster.members} == set(grid.nodes)
+
+
+def note_rejected(grid):
+    """How many models each leader sets aside, from now on."""
+    rejected = []
+    for node, answer in list(grid.nodes.items()):
+
+        def noting(message, answer=answer):
+            content = answer(message)
+            if message.metadata.message_type == AGGREGATE_SECTOR:
+                rejected.append(content["metrics"]["rejected"])
+            return content
+
+        grid.nodes[node] = noting
+    return rejected
+
+
+def test_a_malformed_or_missing_models_node_is_left_out_and_the_round_goes_on(
+    client_grid, tmp_path, monkeypatch
+):
+    """Of one sector's four members one fails, one sends garbage and one sends NaN."""
+    grid, federation = client_grid(5, RUN_CONFIG), Federation(5, tmp_path)
+    rejected = note_rejected(grid)
+    strategy = strategy_of(sectors=1, fixed_leader=True)
+    strategy.configure_train(1, start_of_a_run(), ConfigRecord(), grid)
+    (cluster,) = strategy.topology.clusters
+    failing, garbage, nan, honest = cluster.members
+    import client.sector
+
+    send = client.sector.send
+
+    def tampered(session, route, payload):
+        if session.node_id == failing:
+            raise RuntimeError("this node is broken")
+        if session.node_id == garbage:
+            payload = b"not a model"
+        if session.node_id == nan:
+            broken = copy.deepcopy(MODEL)
+            broken.state_dict()["0.bias"][0] = torch.nan
+            payload = client.sector.save(client.sector.arrays_of(broken))
+        return send(session, route, payload)
+
+    monkeypatch.setattr(client.sector, "send", tampered)
+    found = play(strategy, grid)
+    assert rejected == [2]
+    pair = [type(cluster)(head=cluster.head, members=(honest,))]
+    expected = federation.mean(federation.fedhead_round(pair, MODEL.state_dict()))
+    assert_equal(numbers(found), as_numpy(expected), atol=1e-5)
+
+
+@pytest.mark.parametrize("phase", ["train", AGGREGATE_SECTOR, DISTILL_SECTOR])
+def test_a_leader_that_fails_does_not_end_the_round_nor_lead_the_next(client_grid, phase):
+    lost = []
+
+    def broken(index, message):
+        is_late = message.metadata.message_type == phase
+        return is_late and FIRST + index in lost
+
+    grid = client_grid(6, RUN_CONFIG, broken)
+    strategy = strategy_of(sectors=2)
+    strategy.configure_train(1, start_of_a_run(), ConfigRecord(), grid)
+    lost.append(strategy.topology.heads[0])
+    first = play(strategy, grid)
+    assert all(np.isfinite(array).all() for array in numbers(first).values())
+    second = play(strategy, grid, 2, first)
+    assert second is not None
+    if phase != "train":
+        assert lost[0] not in strategy.topology.heads
+
+
+def test_a_node_that_leaves_is_done_without_and_a_late_one_joins(client_grid):
+    grid = client_grid(6, RUN_CONFIG)
+    late, gone = FIRST + 5, FIRST + 1
+    answer = grid.nodes.pop(late)
+    strategy = strategy_of(sectors=2)
+    first = play(strategy, grid)
+    grid.nodes[late] = answer
+    del grid.nodes[gone]
+    play(strategy, grid, 2, first)
+    taking_part = {*strategy.topology.heads, *strategy.topology.head_of}
+    assert taking_part == {FIRST + i for i in (0, 2, 3, 4, 5)}
+
+
+def test_when_every_leader_fails_the_global_model_stays(client_grid):
+    grid = client_grid(
+        4, RUN_CONFIG, lambda node, message: message.metadata.message_type == AGGREGATE_SECTOR
+    )
+    assert play(strategy_of(), grid) is None
+
+
+def test_a_node_that_cannot_say_who_it_is_takes_no_part(client_grid):
+    grid = client_grid(4, RUN_CONFIG)
+    grid.nodes[FIRST] = lambda message: RecordDict()
+    strategy = strategy_of()
+    assert play(strategy, grid) is not None
+    assert FIRST not in {*strategy.topology.heads, *strategy.topology.head_of}
+
+
+@pytest.fixture
+def direct(tmp_path, monkeypatch):
+    """Direct links without the wire: a parcel goes straight into the receiver's mailbox."""
+    import client.links.transfer
+
+    unreachable = []
+
+    def deliver(sealed, to, run_id, credentials):
+        if int(to.receiver) in unreachable:
+            raise client.links.transfer.LinkError("no connection")
+        store = NodeStore.open(str(tmp_path / "state"), run_id, int(to.receiver))
+        checksum = hashlib.sha256(sealed).hexdigest()
+        LinkFolder(store).put(to.token, [sealed], len(sealed), checksum)
+
+    monkeypatch.setattr(client.links.transfer, "deliver", deliver)
+    return unreachable
+
+
+def model_transfers(grid, since):
+    """How many models the server sent, and how many parcels with content passed it."""
+    sent = grid.pushed[since:]
+    down = sum(1 for message in sent if message.content.array_records)
+    relayed = sum(
+        1
+        for message in sent
+        for name, record in message.content.config_records.items()
+        if name.startswith(DELIVERY) and record["payload"]
+    )
+    return down, relayed
+
+
+@pytest.mark.parametrize("num_nodes", [4, 8])
+def test_over_direct_links_the_server_exchanges_models_with_leaders_only(
+    client_grid, direct, num_nodes
+):
+    """Table 1: 2 M transfers down (and up) a round, however many nodes there are."""
+    relay = client_grid(num_nodes, RUN_CONFIG)
+    grid = client_grid(num_nodes, RUN_CONFIG, node_config={"peer-address": "here:1"})
+    strategy, relayed = strategy_of(sectors=2), strategy_of(sectors=2)
+    first = play(strategy, grid)
+    assert_equal(numbers(first), numbers(play(relayed, relay)), atol=0)
+    since = len(grid.pushed)
+    second = play(strategy, grid, 2, first)
+    assert model_transfers(grid, since) == (4, 0)
+    since = len(relay.pushed)
+    assert_equal(numbers(second), numbers(play(relayed, relay, 2, first)), atol=0)
+    assert model_transfers(relay, since) == (num_nodes + 2, num_nodes - 2)
+
+
+def test_a_member_that_its_leader_cannot_reach_gets_the_model_from_the_server(client_grid, direct):
+    grid = client_grid(4, RUN_CONFIG, node_config={"peer-address": "here:1"})
+    strategy = strategy_of(sectors=1, fixed_leader=True)
+    strategy.configure_train(1, start_of_a_run(), ConfigRecord(), grid)
+    direct.append(strategy.topology.clusters[0].members[1])
+    since = len(grid.pushed)
+    assert play(strategy, grid) is not None
+    assert model_transfers(grid, since) == (3, 0)  # to the leader twice, to that member once
+
+
+def test_a_leader_that_cannot_hand_out_leaves_it_to_the_server(client_grid, direct):
+    def broken(node, message):
+        return message.metadata.message_type == HAND_OUT
+
+    grid = client_grid(4, RUN_CONFIG, broken, node_config={"peer-address": "here:1"})
+    assert play(strategy_of(), grid) is not None
+
+
+def test_a_node_that_leads_no_sector_refuses_to_distil(client_grid):
+    grid = client_grid(2, RUN_CONFIG)
+    asked = DISTILLATION.model_dump(by_alias=True) | {"server-round": 3}
+    content = RecordDict({"arrays": start_of_a_run(), "config": ConfigRecord(asked)})
+    strategy = strategy_of(sectors=1)
+    play(strategy, grid, server_round=2)
+    message = grid.pushed[-1]
+    assert message.metadata.message_type == DISTILL_SECTOR
+    message = type(message)(content, message.metadata.dst_node_id, DISTILL_SECTOR)
+    (reply,) = grid.send_and_receive([message])
+    assert "no sector's models of round 3" in reply.error.reason

@@ -1,0 +1,183 @@
+"""What HFLDD's members send reaches their heads, and no one else: by relay and directly."""
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord
+
+import client.app
+from client.links.mailbox_server import Mailbox, start_server
+from client.pool import pooled_samples
+from client.session import Session
+from distill import VirtualData
+from server.grid import MeteredGrid
+from server.ledger import DIRECT, RELAYED
+from strategies.hfldd import HFLDD
+from task.datasets import load_dataset
+from task.messages import DESCRIBE, DISTILL, RECEIVE
+from task.models import create_model
+from task.requests import Distillation
+
+RUN_CONFIG = {"partition.classes": 2, "train.local-epochs": 1}
+PER_NODE = 8
+
+
+@pytest.fixture(scope="module")
+def initial_arrays():
+    return ArrayRecord(create_model("auto", load_dataset("digits").spec, seed=0).state_dict())
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    """Pixels of every member's virtual data, as they are in its parcel."""
+    pixels = []
+
+    def distil(images, labels, *, generator, **_):
+        levels = torch.randint(256, (PER_NODE, 1, 8, 8), generator=generator, dtype=torch.uint8)
+        levels.flatten()[:2] = torch.tensor([0, 255])  # so that quantising changes nothing
+        pixels.append(levels.numpy().tobytes())
+        return VirtualData(
+            images=levels.float(),
+            labels=labels[:1].expand(PER_NODE).clone(),
+            method="planted",
+            steps=1,
+            seed=0,
+            init="noise",
+        )
+
+    monkeypatch.setattr(client.app, "distiller", lambda name: distil)
+    return pixels
+
+
+@pytest.fixture
+def mailbox(tmp_path):
+    """Address of one mailbox for all nodes of a grid in memory, which share a state directory."""
+    server, port = start_server(Mailbox(tmp_path / "state"), "127.0.0.1:0", None)
+    yield f"127.0.0.1:{port}"
+    server.stop(grace=None).wait()
+
+
+def run(grid, arrays, links, **settings):
+    """Form the clusters and train the heads once; return the strategy and all that was said."""
+    replies = []
+    for node_id, node in list(grid.nodes.items()):
+
+        def listening(message, node=node):
+            replies.append((message.metadata.message_type, node(message)))
+            return replies[-1][1]
+
+        grid.nodes[node_id] = listening
+    metered = MeteredGrid(grid, deadline=60)
+    strategy = HFLDD(groups=3, links=links, distillation=Distillation(**settings))
+    messages = strategy.configure_train(1, arrays, ConfigRecord({"lr": 0.05}), metered)
+    metered.send_and_receive(messages)
+    said = [(m.metadata.message_type, m.content) for m in grid.pushed] + replies
+    return strategy, said, metered.ledger
+
+
+def is_of(message, message_type):
+    return message.metadata.message_type == message_type
+
+
+def config_values(content):
+    return [value for record in content.config_records.values() for value in record.values()]
+
+
+@pytest.mark.parametrize("links", ["relay", "direct"])
+@pytest.mark.parametrize("raw", [False, True], ids=["distilled", "raw data"])
+def test_the_server_sees_nothing_of_what_members_send(
+    client_grid, initial_arrays, planted, mailbox, tmp_path, links, raw
+):
+    grid = client_grid(6, RUN_CONFIG, node_config={"peer-address": mailbox})
+    strategy, said, ledger = run(grid, initial_arrays, links, share_raw_data=raw)
+    kept = b"".join(p.read_bytes() for p in (tmp_path / "state").glob("runs/*/*/parcel-*"))
+    if raw:
+        by_class = load_dataset("digits").train.images
+        patterns = [bytes(image.tobytes()) for image in by_class if bytes(image.tobytes()) in kept]
+    else:
+        patterns = planted
+    assert len(patterns) >= len(strategy.topology.head_of)
+    assert all(pattern in kept for pattern in patterns)
+    seen = [value for _, content in said for value in config_values(content)]
+    texts = b"\n".join(value for value in seen if isinstance(value, bytes))
+    assert not any(pattern[:16] in texts for pattern in patterns)
+    member_bytes = ledger.by_phase()[DISTILL]
+    assert (DIRECT in member_bytes) == (links == "direct")
+    assert (RELAYED in member_bytes) == (links == "relay")
+
+
+def test_only_receipts_pass_the_server_where_links_are_direct(
+    client_grid, initial_arrays, planted, mailbox
+):
+    sizes = {}
+    for links in ("relay", "auto"):
+        grid = client_grid(6, RUN_CONFIG, node_config={"peer-address": mailbox})
+        strategy, _, ledger = run(grid, initial_arrays, links)
+        members = len(strategy.topology.head_of)
+        phases = ledger.by_phase()
+        through_server = phases[DISTILL]["node->server"] + phases[RECEIVE]["server->node"]
+        sizes[links] = through_server / members
+        assert ledger.link_bytes / members > PER_NODE * 64
+    assert sizes["relay"] > 2 * PER_NODE * 64
+    assert sizes["auto"] < sizes["relay"] - 2 * PER_NODE * 64
+
+
+def test_heads_hold_the_same_whichever_way_it_came(
+    client_grid, initial_arrays, planted, mailbox, monkeypatch
+):
+    pools = {}
+    for links, node_config in (
+        ("relay", None),
+        ("direct", {"peer-address": mailbox}),
+        ("auto", {"peer-address": "127.0.0.1:9"}),  # where nobody listens
+    ):
+        sessions = {}
+        session_of = Session.of
+
+        def remembered(context, sessions=sessions, session_of=session_of):
+            sessions[context.node_id] = session_of(context)
+            return sessions[context.node_id]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Session, "of", remembered)
+            grid = client_grid(6, RUN_CONFIG, node_config=node_config)
+            strategy, _, _ = run(grid, initial_arrays, links)
+        pools[links] = [pooled_samples(sessions[head]) for head in strategy.topology.heads]
+    for links in ("direct", "auto"):
+        for pool, relayed in zip(pools[links], pools["relay"], strict=True):
+            assert torch.equal(pool.inputs, relayed.inputs)
+            assert torch.equal(pool.labels, relayed.labels)
+            assert len(pool) > PER_NODE
+
+
+def test_a_member_whose_parcel_is_refused_is_left_out_and_the_others_go_on(
+    client_grid, initial_arrays, planted
+):
+    grid = client_grid(6, RUN_CONFIG)
+    honest = dict(grid.nodes)
+    liar = min(honest)
+
+    def changed(message):
+        content = honest[liar](message)
+        if is_of(message, DISTILL):
+            sealed = bytearray(content["parcel"]["payload"])
+            sealed[100] ^= 1
+            content["parcel"]["payload"] = bytes(sealed)
+        return content
+
+    grid.nodes[liar] = changed
+    strategy, said, _ = run(grid, initial_arrays, "relay")
+    rejected = sum(
+        content["metrics"]["rejected"]
+        for kind, content in said
+        if kind == RECEIVE and "metrics" in content
+    )
+    assert rejected == (liar in strategy.topology.head_of)
+
+
+def test_nodes_that_cannot_introduce_themselves_take_no_part(client_grid, initial_arrays, planted):
+    grid = client_grid(
+        6, RUN_CONFIG, lambda index, message: index == 1 and is_of(message, DESCRIBE)
+    )
+    strategy, _, _ = run(grid, initial_arrays, "auto")
+    placed = {*strategy.topology.heads, *strategy.topology.head_of}
+    assert placed == set(grid.nodes) - {min(grid.nodes) + 1}
