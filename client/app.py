@@ -2,12 +2,12 @@
 
 from logging import INFO
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import log
 from torch import nn
 
+from client.distillation import distilled
 from client.links import introduce, send
 from client.pool import keep_parcel, pooled_samples
 from client.sector import (
@@ -20,7 +20,6 @@ from client.sector import (
 )
 from client.session import Session
 from client.training import label_knowledge, train_round
-from distill.registry import distiller
 from distill.virtual_data import VirtualData
 from strategies.arrays import as_record
 from task.datasets import Samples, auxiliary_images
@@ -139,17 +138,7 @@ def distill(message: Message, context: Context) -> Message:
     if request.share_raw_data:
         virtual = _raw_as_virtual(session.data.train, session.task.seed)
     else:
-        num_present = len(torch.bincount(session.data.train.labels).nonzero())
-        virtual = distiller(request.distiller)(
-            session.data.train.inputs,
-            session.data.train.labels,
-            num_classes=session.data.spec.num_classes,
-            per_class=max(1, request.distilled_size // num_present),
-            init=request.start,
-            steps=request.distill_steps or None,
-            generator=session.generator("distill"),
-            device=session.device,
-        ).with_card(session.data.train.inputs, session.data.holdout.inputs)
+        virtual = distilled(context, request)
     log(INFO, "Distilled %d samples by %s", len(virtual.labels), virtual.method)
     metrics = MetricRecord(
         {NUM_EXAMPLES: len(virtual.labels), "num-values": virtual.images.numel()}

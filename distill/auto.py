@@ -5,16 +5,16 @@ import logging
 import torch
 from torch import Tensor
 
-from distill.distribution_matching import distill_dm
-from distill.kip import distill_kip
-from distill.registry import Distiller, Progress, register
+from distill.registry import Progress, distiller, register
 from distill.virtual_data import VirtualData
 
 logger = logging.getLogger("distill")
 
 
 def choose(held: int, num_classes: int) -> tuple[str, str]:
-    """Choose between "kip" and "dm" by how many of the task's classes a node holds.
+    """Choose a method by how many of the task's classes a node holds.
+
+    What was measured stands in docs/benchmarks.md.
 
     Parameters
     ----------
@@ -26,11 +26,13 @@ def choose(held: int, num_classes: int) -> tuple[str, str]:
     Returns
     -------
     tuple[str, str]
-        The method's name and the reason, for the log.
+        The method's name, "kip", "kip-negatives" or "dm", and the reason, for the log.
     """
     share = f"the node holds {held} of {num_classes} classes"
-    if held > 1 and 2 * held > num_classes:
+    if 2 * held > num_classes and held > 1:
         return "kip", f"{share}, enough for kernel regression to tell them apart"
+    if held == 1:
+        return "kip-negatives", f"{share}, which kernel regression can tell from no class"
     return "dm", f"{share}, and kernel regression would learn to tell only those apart"
 
 
@@ -47,7 +49,7 @@ def distill_auto(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
 ) -> VirtualData:
-    """Distil by KIP where more than half of the classes are present, else by DM.
+    """Distil by the method that `choose` takes.
 
     The choice and its reason go to the logger "distill". Parameters, result and errors are
     those of every distiller, see `distill.registry.Distiller`; `steps=None` takes the default
@@ -55,8 +57,7 @@ def distill_auto(
     """
     method, reason = choose(int(torch.unique(labels).numel()), num_classes)
     logger.info("distiller auto takes %s: %s", method, reason)
-    chosen: Distiller = distill_kip if method == "kip" else distill_dm
-    return chosen(
+    return distiller(method)(
         images,
         labels,
         num_classes=num_classes,

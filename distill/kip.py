@@ -354,6 +354,11 @@ def _optimised(
     count = virtual.shape[1]
     groups: list[dict[str, Any]] = [{"params": virtual}, {"params": targets, "lr": label_rate}]
     optimizer = torch.optim.Adam(groups, lr=learning_rate)
+    # Within the node's own pixel values, else networks trained on the images diverge.
+    lowest, highest = (
+        torch.stack([extreme(p.real.points) for p in problems]).reshape(-1, 1, 1)
+        for extreme in (torch.amin, torch.amax)
+    )
     for step in range(steps):
         points, point_targets = (
             torch.stack(x) for x in zip(*(p.draw() for p in problems), strict=True)
@@ -368,6 +373,7 @@ def _optimised(
         virtual.grad = found.by_virtual[:, :count]
         targets.grad = found.by_targets[:, :count].float()
         optimizer.step()
+        virtual.clamp_(lowest, highest)
         if progress is not None:
             progress(step + 1, steps, float(found.loss.mean()))
     return virtual, targets

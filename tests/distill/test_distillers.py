@@ -101,9 +101,16 @@ def test_unusable_input_is_refused_with_the_remedy(
 
 @pytest.mark.parametrize(
     ("held", "num_classes", "expected"),
-    [(1, 10, "dm"), (2, 10, "dm"), (5, 10, "dm"), (6, 10, "kip"), (10, 10, "kip"), (1, 1, "dm")],
+    [
+        (1, 10, "kip-negatives"),
+        (2, 10, "dm"),
+        (5, 10, "dm"),
+        (6, 10, "kip"),
+        (10, 10, "kip"),
+        (1, 1, "kip-negatives"),
+    ],
 )
-def test_auto_takes_kip_only_where_most_classes_are_held(
+def test_auto_takes_what_suits_the_number_of_classes_held(
     held: int, num_classes: int, expected: str
 ) -> None:
     assert choose(held, num_classes)[0] == expected

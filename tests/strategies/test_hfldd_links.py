@@ -4,7 +4,6 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
 
-import client.app
 from client.links.mailbox_server import Mailbox, start_server
 from client.pool import pooled_samples
 from client.session import Session
@@ -44,7 +43,7 @@ def planted(monkeypatch):
             init="noise",
         )
 
-    monkeypatch.setattr(client.app, "distiller", lambda name: distil)
+    monkeypatch.setattr("distill.many.distiller", lambda name: distil)
     return pixels
 
 

@@ -1,0 +1,95 @@
+"""A node's virtual data; in a simulation, of several virtual nodes at once."""
+
+import fcntl
+import sys
+import zlib
+
+import torch
+from flwr.app import Context
+
+from client.session import Session
+from client.store import NodeStore
+from distill.many import distill_many
+from distill.virtual_data import VirtualData
+from task.messages import PARTITION_ID
+from task.requests import Distillation
+
+BATCH = 10
+"""Virtual nodes that a process of a simulation distils for in one call."""
+
+
+def distilled(context: Context, request: Distillation) -> VirtualData:
+    """Distil a node's training data, with the privacy card.
+
+    In Flower's simulation runtime every process can load every partition, and many small
+    problems cost little more than one: the first message distils for a batch of partitions, and
+    the messages of the others find their virtual data made, the same as they would have made.
+
+    Parameters
+    ----------
+    context : Context
+        Flower's, of the node.
+    request : Distillation
+        How.
+
+    Returns
+    -------
+    VirtualData
+        ``distilled_size`` samples, spread evenly over the classes that the node holds.
+    """
+    session = Session.of(context)
+    if not _in_simulation() or PARTITION_ID not in context.node_config:
+        return _distil([session], request)[0]
+    shared = NodeStore(session.store.folder.parent / f"distilled-{_digest(request)}")
+    own, batches = session.identity, -(-int(context.node_config["num-partitions"]) // BATCH)
+    shared.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (shared.folder / f".lock-{own % batches}").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if str(own) not in shared.names():
+            partitions = range(own % batches, int(context.node_config["num-partitions"]), batches)
+            sessions = [_session_of(context, partition) for partition in partitions]
+            for other, virtual in zip(sessions, _distil(sessions, request), strict=True):
+                shared.write(str(other.identity), virtual.to_bytes())
+    return VirtualData.from_bytes((shared.folder / str(own)).read_bytes())
+
+
+def _distil(sessions: list[Session], request: Distillation) -> list[VirtualData]:
+    """Distil for nodes of one run; those that share their size out alike go together."""
+    sharing: dict[int, list[Session]] = {}
+    for session in sessions:
+        num_present = len(torch.unique(session.data.train.labels))
+        sharing.setdefault(max(1, request.distilled_size // num_present), []).append(session)
+    made = {}
+    for per_class, alike in sharing.items():
+        results = distill_many(
+            request.distiller,
+            [(s.data.train.inputs, s.data.train.labels) for s in alike],
+            num_classes=alike[0].data.spec.num_classes,
+            per_class=per_class,
+            init=request.start,
+            steps=request.distill_steps or None,
+            generators=[s.generator("distill") for s in alike],
+            device=alike[0].device,
+        )
+        for session, virtual in zip(alike, results, strict=True):
+            data = session.data
+            made[session.identity] = virtual.with_card(data.train.inputs, data.holdout.inputs)
+    return [made[session.identity] for session in sessions]
+
+
+def _session_of(context: Context, partition: int) -> Session:
+    """Session of the virtual node that has another partition."""
+    node_config = {**context.node_config, PARTITION_ID: partition}
+    return Session.of(
+        Context(context.run_id, context.node_id, node_config, context.state, context.run_config)
+    )
+
+
+def _in_simulation() -> bool:
+    """Whether this process is a worker of Flower's simulation runtime."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def _digest(request: Distillation) -> str:
+    return f"{zlib.crc32(request.model_dump_json().encode()):08x}"

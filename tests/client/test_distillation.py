@@ -1,0 +1,55 @@
+"""Virtual nodes of a simulation distil together, and get what each would make alone."""
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+from client import distillation
+from client.distillation import distilled
+from task.requests import Distillation
+
+NUM_NODES = 12
+RUN_CONFIG = {"partition.scheme": "pathological", "partition.classes": 1}
+
+
+@pytest.fixture
+def context_of(tmp_path):
+    def make(partition, folder="alone"):
+        node_config = {
+            "partition-id": partition,
+            "num-partitions": NUM_NODES,
+            "state-dir": str(tmp_path / folder),
+            "device": "cpu",
+        }
+        return Context(1, 2**63 + partition, node_config, RecordDict(), RUN_CONFIG)
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["kip-negatives", "auto"])
+def test_a_batch_of_virtual_nodes_gets_what_each_would_make_alone(name, context_of, monkeypatch):
+    request = Distillation(distiller=name, distilled_size=4, distill_steps=3)
+    alone = {i: distilled(context_of(i), request) for i in range(3)}
+    monkeypatch.setattr(distillation, "_in_simulation", lambda: True)
+    for i, expected in alone.items():
+        found = distilled(context_of(i, "together"), request)
+        assert found.method == expected.method
+        assert torch.equal(found.labels, expected.labels)
+        scale = float(expected.images.max() - expected.images.min()) / 255
+        torch.testing.assert_close(found.images, expected.images, rtol=0, atol=scale)
+        assert found.card is not None
+
+
+def test_a_batch_is_distilled_once(context_of, monkeypatch):
+    monkeypatch.setattr(distillation, "_in_simulation", lambda: True)
+    calls = []
+    original = distillation.distill_many
+    monkeypatch.setattr(
+        distillation,
+        "distill_many",
+        lambda name, sets, **rest: calls.append(len(sets)) or original(name, sets, **rest),
+    )
+    request = Distillation(distiller="kip-negatives", distilled_size=2, distill_steps=1)
+    for partition in (0, 2, 4, 1, 3, 2):
+        distilled(context_of(partition), request)
+    assert calls == [6, 6]  # 12 nodes in two batches
