@@ -10,7 +10,7 @@ from rich.console import Console
 def distill(
     source: str,
     method: Annotated[
-        str, typer.Option(help="Distiller: auto, dm, kip ... or package.module:function.")
+        str, typer.Option(help="Distiller: auto, dm, gm, kip ... or package.module:function.")
     ] = "auto",
     per_class: Annotated[int, typer.Option(min=1, help="Virtual images of each class.")] = 10,
     steps: Annotated[

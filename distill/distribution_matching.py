@@ -5,6 +5,7 @@ images a class through them. Here a **bank** of such pairs is drawn once, with t
 means of each; the steps then cycle through the bank and touch virtual images only.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,9 @@ BANK = 40
 REAL_PER_CLASS = 256
 CHUNK_FLOATS = 2**20
 
+Network = Callable[[Tensor], Tensor]
+"""Features (n, features) of images (n, C, H, W), differentiable by them."""
+
 
 @dataclass(frozen=True, eq=False)
 class Probe:
@@ -33,15 +37,15 @@ class Probe:
 
     Parameters
     ----------
-    network : RandomConvNet
-        Drawn once.
+    network : Network
+        A RandomConvNet drawn once, or one that was given.
     augment : Augmentation
         Drawn once; real and virtual images share it.
     means : Tensor
         (classes, features) of the augmented real images.
     """
 
-    network: RandomConvNet
+    network: Network
     augment: Augmentation
     means: Tensor
 
@@ -73,14 +77,15 @@ class Probe:
         return loss, gradient
 
 
+@torch.no_grad()
 def real_means(
-    network: RandomConvNet, augment: Augmentation, images: Tensor, counts: list[int]
+    network: Network, augment: Augmentation, images: Tensor, counts: list[int]
 ) -> Tensor:
     """Mean features of each class of real images.
 
     Parameters
     ----------
-    network : RandomConvNet
+    network : Network
         To see through.
     augment : Augmentation
         Applied first.
@@ -114,6 +119,8 @@ def distill_dm(
     learning_rate: float = LEARNING_RATE,
     width: int = WIDTH,
     bank: int = BANK,
+    network: Network | None = None,
+    begin: Tensor | None = None,
 ) -> VirtualData:
     """Distil by distribution matching (Zhao and Bilen 2023, eq. 5 and algorithm 1).
 
@@ -133,6 +140,12 @@ def distill_dm(
         Filters a block of the random ConvNets.
     bank : int (default: 40)
         Pairs of a network and an augmentation, used in turn; fewer where `steps` is less.
+    network : Network, optional (default: None)
+        Features to match in place of random networks'; FedLGD's iterative distillation (its
+        eq. 1) gives the current global model's. On the same device.
+    begin : Tensor, optional (default: None)
+        Virtual images to go on from in place of a start, (classes present * per_class, C, H, W),
+        sorted by class.
 
     Returns
     -------
@@ -148,10 +161,16 @@ def distill_dm(
     check_inputs(images, labels, num_classes=num_classes, per_class=per_class, steps=steps)
     if min(width, bank) < 1:
         raise DistillError(f"width and bank must be at least 1, got {width} and {bank}")
-    begin, virtual_labels = start(init, images, labels, per_class, generator)
+    drawn, virtual_labels = start(init, images, labels, per_class, generator)
+    begin = drawn if begin is None else begin
+    if begin.shape != drawn.shape:
+        raise DistillError(
+            f"begin must have shape {tuple(drawn.shape)}, {per_class} images of each class, "
+            f"got {tuple(begin.shape)}"
+        )
     classes = [images[labels == c] for c in torch.unique(labels)]
     probes = [
-        _draw_probe(classes, width, generator, torch.device(device))
+        _draw_probe(classes, width, generator, torch.device(device), network)
         for _ in range(min(bank, steps))
     ]
     virtual = begin.reshape(len(classes), per_class, *images.shape[1:]).to(device, copy=True)
@@ -174,17 +193,22 @@ def distill_dm(
 
 
 def _draw_probe(
-    classes: list[Tensor], width: int, generator: torch.Generator, device: torch.device
+    classes: list[Tensor],
+    width: int,
+    generator: torch.Generator,
+    device: torch.device,
+    network: Network | None,
 ) -> Probe:
     channels, height, across = classes[0].shape[1:]
-    network = RandomConvNet.draw(channels, min(height, across), width, generator, device)
+    if network is None:
+        network = RandomConvNet.draw(channels, min(height, across), width, generator, device)
     augment = draw_augmentation(height, across, generator)
     drawn = [own[torch.randperm(len(own), generator=generator)[:REAL_PER_CLASS]] for own in classes]
     batch = torch.cat(drawn).to(device)
     return Probe(network, augment, real_means(network, augment, batch, [len(x) for x in drawn]))
 
 
-def _chunk(network: RandomConvNet, images: Tensor) -> int:
+def _chunk(network: Network, images: Tensor) -> int:
     """Count the images whose activations fit a cache."""
-    first_layer = len(network.filters[0]) * images.shape[-2] * images.shape[-1]
-    return max(1, CHUNK_FLOATS // first_layer)
+    width = len(network.filters[0]) if isinstance(network, RandomConvNet) else WIDTH
+    return max(1, CHUNK_FLOATS // (width * images.shape[-2] * images.shape[-1]))

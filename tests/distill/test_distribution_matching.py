@@ -112,3 +112,27 @@ def test_empty_bank_or_network_is_refused(setting: str) -> None:
             generator=torch.Generator(),
             **{setting: 0},  # type: ignore[arg-type]
         )
+
+
+def test_a_given_network_s_class_means_are_matched_from_given_images() -> None:
+    """FedLGD's iterative distillation: the global extractor, and last time's virtual images."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(40, 1, 8, 8, generator=generator) + 1.0
+    labels = torch.arange(40) % 2
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.Tanh())
+    before = [p.clone() for p in network.parameters()]
+    begin = torch.randn(6, 1, 8, 8, generator=generator)
+    asked = {"num_classes": 2, "per_class": 3, "network": network, "begin": begin}
+
+    def distance(virtual: Tensor) -> float:
+        with torch.no_grad():
+            means = [network(images[labels == c]).mean(0) for c in range(2)]
+            found = network(virtual).reshape(2, 3, -1).mean(1)
+        return float(sum((f - m).square().sum() for f, m in zip(found, means, strict=True)))
+
+    made = distill_dm(images, labels, steps=60, generator=torch.Generator().manual_seed(1), **asked)
+    assert distance(made.images) < 0.5 * distance(begin)
+    assert all(torch.equal(p, q) for p, q in zip(network.parameters(), before, strict=True))
+    assert all(p.grad is None for p in network.parameters())
+    with pytest.raises(DistillError, match=r"begin must have shape \(6, 1, 8, 8\)"):
+        distill_dm(images, labels, generator=torch.Generator(), **(asked | {"begin": begin[:4]}))

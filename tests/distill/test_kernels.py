@@ -270,18 +270,28 @@ def test_convolutional_ntk_does_not_depend_on_its_chunks(monkeypatch: pytest.Mon
 
 def test_neural_tangents_gives_the_same_kernels() -> None:
     """An independent library, where it is installed (it is no dependency of ours)."""
+    jax = pytest.importorskip("jax")
     stax = pytest.importorskip("neural_tangents").stax
-    layers = [
-        layer
-        for _ in range(3)
-        for layer in (stax.Dense(1, W_std=math.sqrt(W), b_std=math.sqrt(B)), stax.Relu())
-    ]
-    *_, reference = stax.serial(*layers, stax.Dense(1, W_std=math.sqrt(W), b_std=math.sqrt(B)))
+    jax.config.update("jax_enable_x64", True)
+    scales = {"W_std": math.sqrt(W), "b_std": math.sqrt(B)}
     rng = np.random.default_rng(0)
+
+    dense = [layer for _ in range(3) for layer in (stax.Dense(1, **scales), stax.Relu())]
+    *_, reference = stax.serial(*dense, stax.Dense(1, **scales))
     x, z = rng.standard_normal((6, 9)), rng.standard_normal((4, 9))
     points = torch.from_numpy(z), torch.from_numpy(x)
     for name, kernel in (("ntk", fully_connected_ntk), ("nngp", fully_connected_nngp)):
-        np.testing.assert_allclose(kernel(*points)[0], reference(x, z, name), rtol=1e-6)
+        np.testing.assert_allclose(kernel(*points)[0], reference(x, z, name), rtol=1e-12)
+
+    convolution = stax.Conv(1, (3, 3), padding="SAME", **scales)
+    layers = [layer for _ in range(3) for layer in (convolution, stax.Relu())]
+    *_, reference = stax.serial(*layers, stax.Flatten(), stax.Dense(1, **scales))
+    x, z = rng.standard_normal((3, 2, 5, 6)), rng.standard_normal((2, 2, 5, 6))
+    value, _ = convolutional_ntk((2, 5, 6))(
+        torch.from_numpy(z).flatten(1), torch.from_numpy(x).flatten(1)
+    )
+    expected = reference(x.transpose(0, 2, 3, 1), z.transpose(0, 2, 3, 1), "ntk")
+    np.testing.assert_allclose(value, expected, rtol=1e-12)
 
 
 def test_random_features_are_the_mean_inner_product_of_the_networks() -> None:
