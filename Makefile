@@ -18,7 +18,7 @@ STRATEGY ?= hfldd
 .PHONY: help setup demo test test-faults lint bench lock clean
 
 help:
-	@echo "make demo    train on digits with FedAvg and HFLDD, real processes, and compare"
+	@echo "make demo    train on digits with FedAvg and HFLDD or FedHEAD, real processes; compare"
 	@echo "             (NODES=$(NODES) CLASSES=$(CLASSES) ROUNDS=$(ROUNDS) STRATEGY=$(STRATEGY))"
 	@echo "make test    lint, types and tests; make test-faults: processes killed in mid-run"
 	@echo "make lint    ruff and mypy alone"
@@ -54,6 +54,7 @@ test-faults: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks.rounds --quick
 	$(BIN)/python -m benchmarks.distill --quick
+	$(BIN)/python -m benchmarks.traffic --quick
 
 lock: $(READY)
 	$(BIN)/uv pip compile --quiet --upgrade --no-header --no-annotate --no-emit-index-url \

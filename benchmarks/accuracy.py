@@ -32,7 +32,7 @@ def nodes(train: Samples, num_classes: int, held: str) -> list[tuple[Tensor, Ten
     """Share the training part out: all on one node, or so many classes to each."""
     if held == "all":
         return [(train.inputs, train.labels)]
-    groups = torch.arange(num_classes).split(int(held))
+    groups = torch.split(torch.arange(num_classes), int(held))
     places = [(train.labels == c).nonzero()[:IMAGES_A_CLASS, 0] for c in range(num_classes)]
     chosen = [torch.cat([places[int(c)] for c in group]) for group in groups]
     return [(train.inputs[own], train.labels[own]) for own in chosen]

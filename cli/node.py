@@ -56,6 +56,9 @@ def node(
     num_partitions: Annotated[
         int | None, _option("num-partitions", "Into how many parts it is cut.")
     ] = None,
+    sector: Annotated[
+        int | None, _option("sector", "This node's sector (FedHEAD), else the server draws one.")
+    ] = None,
     state_dir: Annotated[
         Path | None, _option("state-dir", "Directory for what this node keeps.", "state/node")
     ] = None,
@@ -102,6 +105,7 @@ def node(
         "device": device,
         "partition_id": partition_id,
         "num_partitions": num_partitions,
+        "sector": sector,
         "state_dir": state_dir,
         "threads": threads,
         "log_level": log_level,
@@ -121,5 +125,5 @@ def _pair(text: str) -> tuple[str, Any]:
     """Read KEY=VALUE, where VALUE is a number, a boolean or a text as in YAML."""
     key, separator, value = text.partition("=")
     if not key or not separator:
-        raise NodeError(f"node-config={text}: give KEY=VALUE, as in sector=2")
+        raise NodeError(f"node-config={text}: give KEY=VALUE, as in site=lab")
     return key, yaml.safe_load(value)

@@ -14,7 +14,7 @@ from client.loopback import is_loopback
 NodeConfigValue = bool | int | float | str
 
 _OWN_KEYS = {
-    *("partition-id", "num-partitions", "device", "data", "state-dir"),
+    *("partition-id", "num-partitions", "sector", "device", "data", "state-dir"),
     *("peer-address", "peer-certificate", "peer-key", "peer-authority"),
 }
 
@@ -48,6 +48,9 @@ class NodeSettings(BaseModel):
         Which part of the data is this node's.
     num_partitions : int | None (default: None)
         Into how many parts the data are cut.
+    sector : int | None (default: None)
+        The sector that this node belongs to, for strategies that form sectors (FedHEAD). `None`:
+        the server draws one.
     data : Path | None (default: None)
         Directory of the node's own data, handed to the app.
     device : str (default: "auto")
@@ -81,6 +84,7 @@ class NodeSettings(BaseModel):
     peer_key: Path | None = None
     partition_id: int | None = Field(default=None, ge=0)
     num_partitions: int | None = Field(default=None, ge=1)
+    sector: int | None = Field(default=None, ge=0)
     data: Path | None = None
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     threads: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
@@ -146,6 +150,8 @@ class NodeSettings(BaseModel):
             config["partition-id"] = self.partition_id
         if self.num_partitions is not None:
             config["num-partitions"] = self.num_partitions
+        if self.sector is not None:
+            config["sector"] = self.sector
         if self.data is not None:
             config["data"] = str(self.data)
         if self.peer_address is not None:

@@ -19,9 +19,10 @@ from server.evaluation import server_evaluation
 from server.grid import MeteredGrid
 from server.report import RunRecorder
 from server.roster import Roster, meet_nodes
+from strategies.fedhead import FedHEAD
 from strategies.hfldd import HFLDD
 from strategies.registry import create_strategy
-from strategies.traffic import fedavg_bits, fedseq_bits
+from strategies.traffic import fedavg_bits, fedhead_bits, fedseq_bits
 from task.datasets import DataSpec, auxiliary_images
 from task.models import create_model
 from task.settings import SettingsError
@@ -57,12 +58,10 @@ def main(grid: Grid, context: Context) -> None:
         num_rounds=settings.num_rounds,
         timeout=settings.phase_timeout,
         train_config=_train_config(settings),
-        evaluate_fn=recorder.recording(evaluate),
+        evaluate_fn=recorder.recording(evaluate, partial(_topology, strategy, roster)),
     )
-    topology = getattr(strategy, "topology", None)
     recorder.finish(
         result.arrays or start,
-        topology.to_dict(roster.names) if topology else None,
         _formula_bytes(strategy, settings, len(roster.names), start),
     )
 
@@ -111,10 +110,16 @@ def _train_config(settings: RunSettings) -> ConfigRecord:
     return ConfigRecord(settings.train.model_dump(by_alias=True, exclude={"holdout"}))
 
 
+def _topology(strategy: Strategy, roster: Roster) -> dict[str, Any] | None:
+    """The strategy's clusters as they are now, with nodes by name; None where it has none."""
+    topology = getattr(strategy, "topology", None)
+    return topology.to_dict(roster.names) if topology else None
+
+
 def _formula_bytes(
     strategy: Strategy, settings: RunSettings, num_nodes: int, arrays: ArrayRecord
 ) -> Mapping[str, float]:
-    """The papers' traffic formulas for this run, in bytes (HFLDD, eq. 3, 18 and 19)."""
+    """The papers' traffic formulas for this run, in bytes (HFLDD, eq. 3, 18, 19; FedHEAD)."""
     num_weights = sum(array.numpy().size for array in arrays.values())
     rounds = settings.num_rounds
     bits = {"fedavg (eq. 3)": fedavg_bits(num_nodes, num_weights, rounds)}
@@ -124,6 +129,9 @@ def _formula_bytes(
         bits["fedseq (eq. 19)"] = fedseq_bits(
             clusters, num_weights, rounds, clients_each=num_nodes // clusters
         )
+    if isinstance(strategy, FedHEAD) and strategy.topology:
+        sectors = len(strategy.topology.clusters)
+        bits["fedhead (table 1)"] = fedhead_bits(sectors, num_weights, rounds)
     for name, size in bits.items():
         log(INFO, "Traffic by formula, %s: %.2f MB", name, size / 8e6)
     return {name: size / 8 for name, size in bits.items()}

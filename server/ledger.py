@@ -24,20 +24,27 @@ class Ledger:
     """
 
     entries: Counter[tuple[str, str]] = field(default_factory=Counter)
+    payloads: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Of the entries on the server's links, arrays and sealed parcels: what is left without the
+    control messages (settings, routes, receipts, metrics) that every node gets and sends."""
 
     def book_sent(self, messages: list[Message]) -> None:
         """Book messages from the server to nodes."""
-        sizes: dict[int, int] = {}  # messages of a phase often share one record
+        sizes: dict[int, tuple[int, int]] = {}  # messages of a phase often share one record
         for message in messages:
             content = message.content
-            size = sizes.setdefault(id(content), content_bytes(content))
+            if id(content) not in sizes:
+                sizes[id(content)] = content_bytes(content), payload_bytes(content)
+            size, payload = sizes[id(content)]
             self.entries[message.metadata.message_type, DOWN] += size
+            self.payloads[message.metadata.message_type, DOWN] += payload
 
     def book_received(self, phase: str, replies: list[Message]) -> None:
         """Book replies from nodes to the server; error replies carry no records."""
         for reply in replies:
             if reply.has_content():
                 self.entries[phase, UP] += content_bytes(reply.content)
+                self.payloads[phase, UP] += payload_bytes(reply.content)
                 for name, record in reply.content.config_records.items():
                     if name.partition(".")[0] == PARCEL:
                         link, size = _parcel_bytes(record)
@@ -59,10 +66,11 @@ class Ledger:
 
     def by_phase(self) -> dict[str, dict[str, int]]:
         """Bytes as ``{phase: {link: bytes}}``."""
-        table: dict[str, dict[str, int]] = {}
-        for (phase, link), size in self.entries.items():
-            table.setdefault(phase, {})[link] = size
-        return table
+        return _by_phase(self.entries)
+
+    def payloads_by_phase(self) -> dict[str, dict[str, int]]:
+        """Bytes of arrays and parcels through the server, as ``{phase: {link: bytes}}``."""
+        return _by_phase(self.payloads)
 
 
 def content_bytes(content: RecordDict) -> int:
@@ -71,6 +79,20 @@ def content_bytes(content: RecordDict) -> int:
         _config_bytes(record) if isinstance(record, ConfigRecord) else record.count_bytes()
         for record in content.values()
     )
+
+
+def payload_bytes(content: RecordDict) -> int:
+    """Bytes of a message's arrays and of the sealed parcels that ride in it."""
+    arrays = sum(record.count_bytes() for record in content.array_records.values())
+    payloads = (record.get("payload") for record in content.config_records.values())
+    return arrays + sum(len(payload) for payload in payloads if isinstance(payload, bytes))
+
+
+def _by_phase(sizes: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
+    table: dict[str, dict[str, int]] = {}
+    for (phase, link), size in sizes.items():
+        table.setdefault(phase, {})[link] = size
+    return table
 
 
 def _parcel_bytes(record: ConfigRecord) -> tuple[str, int]:

@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 
 from server.config import RunSettings
 from server.ledger import Ledger
+from server.topology_picture import topology_picture
 
 TARGET_ACCURACY = 0.8
 
@@ -68,6 +69,8 @@ class RunRecorder:
         self._settings = settings
         self._ledger = ledger
         self._begin = time.monotonic()
+        self._topology: Mapping[str, Any] = {}
+        self._heads: dict[str, list[str]] = {}
         self.write_json("settings.json", settings.model_dump(by_alias=True))
         (folder / "metrics.jsonl").write_text("")
 
@@ -76,13 +79,27 @@ class RunRecorder:
         (self.folder / name).write_text(json.dumps(content, indent=2) + "\n")
 
     def recording(
-        self, evaluate: Callable[[int, ArrayRecord], MetricRecord] | None
+        self,
+        evaluate: Callable[[int, ArrayRecord], MetricRecord] | None,
+        topology: Callable[[], Mapping[str, Any] | None],
     ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
-        """Wrap an ``evaluate_fn`` so that every round leaves a row and a line in the log."""
+        """Wrap an ``evaluate_fn`` so that every round leaves a row and a line in the log.
+
+        Parameters
+        ----------
+        evaluate : callable, optional
+            The server's evaluation; None where it has no test samples.
+        topology : callable
+            Gives the clusters of the round that ended, where the strategy has any.
+        """
 
         def evaluate_and_record(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             metrics = evaluate(server_round, arrays) if evaluate else None
             self._record(server_round, metrics)
+            if (clusters := topology()) is not None:
+                self._topology = clusters
+                heads = [cluster["head"] for cluster in clusters["clusters"]]
+                self._heads[str(server_round)] = heads
             return metrics
 
         return evaluate_and_record
@@ -117,17 +134,14 @@ class RunRecorder:
     def finish(
         self,
         arrays: ArrayRecord,
-        topology: Mapping[str, Any] | None,
         formula_bytes: Mapping[str, float],
     ) -> dict[str, Any]:
-        """Write the final model, topology, traffic, curve and summary.
+        """Write the final model, topology, traffic, curves and summary.
 
         Parameters
         ----------
         arrays : ArrayRecord
             The final model.
-        topology : Mapping[str, Any], optional
-            Clusters of nodes, where the strategy has any.
         formula_bytes : Mapping[str, float]
             What the papers' formulas say that the run should cost.
 
@@ -140,11 +154,17 @@ class RunRecorder:
             {name: np.array(array.numpy()) for name, array in arrays.items()},
             self.folder / "model.safetensors",
         )
-        if topology is not None:
+        if self._topology:
+            topology = {**self._topology, "heads": self._heads}
             self.write_json("topology.json", topology)
+            topology_picture(topology).savefig(self.folder / "topology.png", dpi=120)
         self.write_json(
             "traffic.json",
-            {"measured": self._ledger.by_phase(), "formulas": dict(formula_bytes)},
+            {
+                "measured": self._ledger.by_phase(),
+                "payloads": self._ledger.payloads_by_phase(),
+                "formulas": dict(formula_bytes),
+            },
         )
         self._draw_accuracy()
         last = self.rows[-1]

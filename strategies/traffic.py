@@ -1,4 +1,4 @@
-"""What a run should cost by the papers' formulas, in bits (HFLDD, eq. 3, 18 and 19)."""
+"""What a run should cost by the papers' formulas, in bits (HFLDD, eq. 3, 18, 19; FedHEAD)."""
 
 BITS_PER_FLOAT = 32
 BITS_PER_PIXEL = 8
@@ -55,6 +55,24 @@ def hfldd_bits(
         + distilled_values * BITS_PER_PIXEL
         + fedavg_bits(num_heads, num_weights, num_rounds)
     )
+
+
+def fedhead_bits(num_sectors: int, num_weights: int, num_rounds: int) -> int:
+    """Traffic of FedHEAD through the server: ``2 M T`` round trips (FedHEAD, table 1).
+
+    Leaders alone exchange models with the server, however many nodes there are: w and w_m, z and
+    z_m in each round.
+
+    Parameters
+    ----------
+    num_sectors : int
+        M, the sectors.
+    num_weights : int
+        |w|, the values of the model.
+    num_rounds : int
+        T.
+    """
+    return 4 * num_sectors * num_rounds * num_weights * BITS_PER_FLOAT
 
 
 def fedseq_bits(num_superclients: int, num_weights: int, num_rounds: int, clients_each: int) -> int:

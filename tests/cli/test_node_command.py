@@ -51,10 +51,12 @@ def test_the_command_line_comes_before_environment_and_file(
     started: list[NodeSettings], tmp_path: Path
 ) -> None:
     file = tmp_path / "node.yaml"
-    file.write_text("superlink: from-file:1\nthreads: 3\ndevice: cpu\nnode-config: {sector: 1}\n")
+    file.write_text(
+        "superlink: from-file:1\nthreads: 3\ndevice: cpu\nsector: 1\nnode-config: {at: home}\n"
+    )
     result = invoke(
         *("--config", str(file), "--superlink", "from-option:1"),
-        *("--node-config", "sector=2", "--node-config", "name=x y"),
+        *("--sector", "2", "--node-config", "site=2", "--node-config", "name=x y"),
         env={"FLWR_DISTILL_SUPERLINK": "from-environment:1", "FLWR_DISTILL_THREADS": "5"},
     )
     assert result.exit_code == 0, result.output
@@ -62,7 +64,8 @@ def test_the_command_line_comes_before_environment_and_file(
     assert settings.superlink == "from-option:1"
     assert settings.threads == 5
     assert settings.device == "cpu"
-    assert settings.node_config == {"sector": 2, "name": "x y"}
+    assert settings.sector == 2
+    assert settings.node_config == {"site": 2, "name": "x y"}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +73,7 @@ def test_the_command_line_comes_before_environment_and_file(
     [
         (["--superlink", "nowhere"], "superlink=nowhere is not an address"),
         (["--device", "gpu"], "device=gpu"),
-        (["--node-config", "sector"], "node-config=sector: give KEY=VALUE"),
+        (["--node-config", "site"], "node-config=site: give KEY=VALUE"),
         (["--config", "/no/such/file.yaml"], "config=/no/such/file.yaml cannot be read"),
         (["--auth-key", "/no/such/key"], "/no/such/key does not exist"),
         (

@@ -162,8 +162,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, tiny_app: Path) -> Iterator[T
     federation = LocalFederation(
         2,
         tmp_path_factory.mktemp("federation"),
-        node_config={"sector": 7},
-        node_settings={"preload": []},
+        node_settings={"sector": 7, "preload": []},
     )
     with federation:
         yield Tiny(federation, tiny_app)

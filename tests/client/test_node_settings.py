@@ -26,7 +26,8 @@ def test_apps_see_the_agreed_keys_and_what_the_user_adds(tmp_path: Path) -> None
             "num_partitions": 2,
             "data": tmp_path,
             "state_dir": tmp_path / "state",
-            "node_config": {"sector": 4},
+            "sector": 4,
+            "node_config": {"site": "lab"},
         },
     )
     assert settings.app_config == {
@@ -36,6 +37,7 @@ def test_apps_see_the_agreed_keys_and_what_the_user_adds(tmp_path: Path) -> None
         "data": str(tmp_path),
         "state-dir": str(tmp_path / "state"),
         "sector": 4,
+        "site": "lab",
     }
 
 
@@ -83,6 +85,8 @@ def test_an_address_on_loopback_needs_no_certificate(address: str) -> None:
         ({"insecure": True, "root_certificates": __file__}, "exclude each other"),
         ({"insecure": True, "auth_key": __file__}, "auth-key needs TLS"),
         ({"node_config": {"device": "cpu"}}, "device is an option of its own"),
+        ({"node_config": {"sector": 1}}, "sector is an option of its own"),
+        ({"sector": -1}, "sector=-1"),
         ({"threads": 0}, "threads=0"),
         ({"superlnk": "x"}, "superlnk=x: there is no such setting (there are superlink, "),
     ],

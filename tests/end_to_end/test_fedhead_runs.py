@@ -39,6 +39,18 @@ def test_each_strategy_runs_by_its_name_and_the_model_moves(run, strategy):
     assert (rows[-1]["link_bytes"] > 0) == (strategy != "feddf")
 
 
+def test_the_leaders_of_each_round_are_in_the_topology_and_its_picture(run):
+    folder = run(strategy="fedhead", num_rounds=3, fedhead__distill_epochs=1)
+    topology = json.loads((folder / "topology.json").read_text())
+    assert list(topology["heads"]) == ["1", "2", "3"]
+    sectors = [{c["head"], *c["members"]} for c in topology["clusters"]]
+    assert sorted(node for sector in sectors for node in sector) == ["0", "1", "2", "3"]
+    for leaders in topology["heads"].values():
+        assert all(leader in sector for leader, sector in zip(leaders, sectors, strict=True))
+    assert topology["heads"]["3"] == [c["head"] for c in topology["clusters"]]
+    assert (folder / "topology.png").read_bytes()[:4] == b"\x89PNG"
+
+
 def test_texts_are_trained_on(run, tmp_path):
     lines = [f"{i % 4}\tstory {i} of word{i % 4}" for i in range(40)]
     for part in ("train", "test"):

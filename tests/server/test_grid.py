@@ -91,6 +91,18 @@ def test_ledger_counts_the_bytes_of_all_records_by_phase_and_link(memory_grid):
     assert grid.ledger.server_bytes == 3 * (2 * array_bytes + config_bytes)
 
 
+def test_ledger_tells_arrays_and_parcels_from_the_control_messages_around_them(memory_grid):
+    weights = ArrayRecord([np.zeros(100, dtype=np.float32)])
+    config = ConfigRecord({"lr": 0.1, "key": b"\x01" * 32})
+    delivery = ConfigRecord({"payload": bytes(1000), "peer-key": bytes(32)})
+    sent = RecordDict({"arrays": weights, "config": config, "delivery.1": delivery})
+    receipt = RecordDict({"parcel": ConfigRecord({"link": "direct", "num-bytes": 1000})})
+    grid = MeteredGrid(memory_grid({1: lambda message: receipt}), deadline=5)
+    grid.send_and_receive([Message(sent, 1, "train.aggregate_sector")])
+    payloads = grid.ledger.payloads_by_phase()["train.aggregate_sector"]
+    assert payloads == {DOWN: weights.count_bytes() + 1000, UP: 0}
+
+
 def test_ledger_books_a_members_parcel_on_the_link_to_its_head_too(memory_grid):
     parcel = RecordDict({"parcel": ConfigRecord({"payload": bytes(1000)})})
     grid = MeteredGrid(memory_grid({1: lambda message: parcel}), deadline=5)

@@ -1,6 +1,6 @@
 """The papers' traffic formulas, against their sums written out message by message."""
 
-from strategies.traffic import fedavg_bits, fedseq_bits, hfldd_bits
+from strategies.traffic import fedavg_bits, fedhead_bits, fedseq_bits, hfldd_bits
 
 
 def test_fedavg_formula_counts_every_transfer_but_the_last_rounds_way_down():
@@ -25,6 +25,15 @@ def test_hfldd_formula_adds_soft_labels_and_distilled_data_to_the_heads_training
         num_weights=44_426,
         num_rounds=300,
     ) == soft_labels + distilled + fedavg_bits(10, 44_426, 300)
+
+
+def test_fedhead_formula_counts_two_round_trips_of_each_leader():
+    bits = 0
+    for _round in range(10):
+        for _leader in range(2):
+            bits += 44_426 * 32 + 44_426 * 32  # w down, w_m up
+            bits += 44_426 * 32 + 44_426 * 32  # z down, z_m up
+    assert fedhead_bits(2, 44_426, 10) == bits
 
 
 def test_fedseq_formula_adds_a_hop_for_each_client_of_a_superclient():
