@@ -76,7 +76,7 @@ class RandomConvNet:
     def __call__(self, images: Tensor) -> Tensor:
         """Return the features of images (n, C, H, W), flattened to (n, features)."""
         for weight in self.filters:
-            images = functional.conv2d(images, weight, padding=1)
+            images = functional.conv2d(images, weight.to(images.dtype), padding=1)
             images = functional.relu(functional.group_norm(images, len(weight)))
             images = halve(images)
         return images.flatten(1)

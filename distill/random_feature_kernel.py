@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distill.features import RandomConvNet
-from distill.kernels import Kernel, Pullback
+from distill.kernels import BIAS_VARIANCE, Kernel, Pullback
 
 NETWORKS = 8
 WIDTH = 64
@@ -26,8 +26,9 @@ def random_feature_kernel(
 ) -> Kernel:
     """Draw random networks and make their kernel.
 
-    K(x, z) = <phi(x), phi(z)> / |phi|, with phi the features of all networks side by side (Loo
-    et al. 2022, eq. 5). The pull-back goes through the networks by autograd.
+    K(x, z) = <phi(x), phi(z)> / |phi| + 0.01, with phi the features of all networks side by side
+    (Loo et al. 2022, eq. 5), and a constant one, so that black images too have a kernel. The
+    pull-back goes through the networks by autograd.
 
     Parameters
     ----------
@@ -75,6 +76,6 @@ def random_feature_kernel(
             (gradient,) = torch.autograd.grad(own, leaf, upstream.mT @ others)
             return gradient
 
-        return others @ own.detach().mT, by_virtual
+        return others @ own.detach().mT + BIAS_VARIANCE, by_virtual
 
     return kernel

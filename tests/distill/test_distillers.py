@@ -11,8 +11,9 @@ import torch
 import distill
 from distill import DistillError, VirtualData, distiller
 from distill.auto import choose
+from distill.kip import VARIANTS
 
-NAMES = ["kip", "dm", "gm", "auto"]
+NAMES = [*VARIANTS, "dm", "gm", "auto"]
 
 
 def data(n: int = 24, classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:

@@ -303,7 +303,7 @@ def test_random_features_are_the_mean_inner_product_of_the_networks() -> None:
     features = [[network(image[None]).flatten() for network in networks] for image in images]
     for i, j in itertools.product(range(2), repeat=2):
         pairs = list(zip(features[2 + i], features[j], strict=True))
-        expected = sum(float(a @ c) for a, c in pairs) / sum(len(a) for a, _ in pairs)
+        expected = sum(float(a @ c) for a, c in pairs) / sum(len(a) for a, _ in pairs) + B
         assert float(value[i, j]) == pytest.approx(expected, rel=1e-5)
 
 
