@@ -70,7 +70,7 @@ def hostile(node: Node, attack: str) -> Node:
                 value.copy_(ATTACKS[attack](start[name], value))
         return trained
 
-    def answer(message: Message) -> RecordDict:
+    def answer(message: Message) -> RecordDict | None:
         with patch("client.app.train_round", spoiled):
             return node(message)
 

@@ -16,9 +16,10 @@ from client.app import app as client_app
 from server.app import main as server_app
 
 FIRST_NODE = 2**64 - 1000
+"""Flower's node ids fill 64 bits: no float, and no signed integer of that size, holds them."""
 Settings = Mapping[str, bool | int | float | str]
-Node = Callable[[Message], RecordDict]
-"""Gives the content of a reply; what it raises becomes an error reply."""
+Node = Callable[[Message], RecordDict | None]
+"""Gives the content of a reply, or None for none; what it raises becomes an error reply."""
 
 
 class InProcessGrid(Grid):
@@ -28,12 +29,17 @@ class InProcessGrid(Grid):
     ----------
     nodes : Mapping[int, Node]
         By node id.
+
+    Attributes
+    ----------
+    replies : dict[str, Message]
+        What was not pulled yet, by message id.
     """
 
     def __init__(self, nodes: Mapping[int, Node]) -> None:
-        self._nodes = nodes
+        self.nodes = nodes
         self._ids = count()
-        self._replies: dict[str, Message] = {}
+        self.replies: dict[str, Message] = {}
         self._run: Run
 
     def set_run(self, run: Run) -> None:
@@ -58,7 +64,7 @@ class InProcessGrid(Grid):
 
     def get_node_ids(self) -> list[int]:
         """Ids of all nodes."""
-        return list(self._nodes)
+        return list(self.nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Have the nodes answer."""
@@ -67,16 +73,18 @@ class InProcessGrid(Grid):
             message_id = str(next(self._ids))
             message.metadata.__dict__["_message_id"] = message_id
             try:
-                content = self._nodes[message.metadata.dst_node_id](message)
-                self._replies[message_id] = Message(content, reply_to=message)
+                content = self.nodes[message.metadata.dst_node_id](message)
+                reply = None if content is None else Message(content, reply_to=message)
             except Exception as error:
-                self._replies[message_id] = Message(Error(0, str(error)), reply_to=message)
+                reply = Message(Error(0, str(error)), reply_to=message)
+            if reply is not None:
+                self.replies[message_id] = reply
             ids.append(message_id)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the answers."""
-        return [self._replies.pop(i) for i in list(message_ids) if i in self._replies]
+        return [self.replies.pop(i) for i in list(message_ids) if i in self.replies]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

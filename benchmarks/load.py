@@ -180,7 +180,8 @@ class OneByOneGrid(InProcessGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Have one node answer."""
         message = self._messages.pop(min(message_ids, key=int))
-        return [Message(self._nodes[message.metadata.dst_node_id](message), reply_to=message)]
+        content = self.nodes[message.metadata.dst_node_id](message)
+        return [] if content is None else [Message(content, reply_to=message)]
 
 
 def model(seed: int) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:

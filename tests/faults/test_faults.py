@@ -19,12 +19,20 @@ import grpc
 import pytest
 
 from client.submission import RunError
-from task.messages import AGGREGATE_SECTOR, DISTILL_SECTOR, TRAIN_VIRTUAL
+from task.messages import (
+    AGGREGATE_SECTOR,
+    DISTILL,
+    DISTILL_SECTOR,
+    NUM_PARCELS,
+    RECEIVE,
+    TRAIN_VIRTUAL,
+)
 
 
 class Fault(Enum):
     """What goes wrong."""
 
+    MEMBER_DIES_DISTILLING = auto()
     NAN_UPDATE = auto()
     DISK_FULL = auto()
     WRONG_SHAPE = auto()
@@ -45,8 +53,15 @@ OF_LEADERS = {
     Fault.LEADER_DIES_AVERAGING: AGGREGATE_SECTOR,
     Fault.LEADER_DIES_DISTILLING: DISTILL_SECTOR,
 }
-"""FedHEAD's alone, each with the phase that it comes in."""
-DEADLY = {fault for fault in Fault if fault.name.startswith("NODE_DIES")} | OF_LEADERS.keys()
+"""FedHEAD's, each with the phase that it comes in."""
+OF_ONE = {Fault.MEMBER_DIES_DISTILLING: "hfldd", **dict.fromkeys(OF_LEADERS, "fedhead")}
+"""Faults that one strategy alone can have."""
+FORMING = {Fault.MEMBER_DIES_DISTILLING: DISTILL, Fault.DISK_FULL: RECEIVE}
+"""HFLDD's as its clusters form, in the first rounds, with the phases that they come in.
+
+Its heads write when they receive, in the second round from the member that is back.
+"""
+DEADLY = {fault for fault in Fault if "_DIES_" in fault.name}
 OF_SERVERS = {Fault.SUPERLINK_RESTARTS, Fault.SERVERAPP_DIES}
 HARMLESS = {
     *((strategy, Fault.CLOCK_SKEW) for strategy in ("hfldd", "fedhead", "cadis", "fedlgd")),
@@ -85,7 +100,12 @@ STRATEGIES = {
     },
 }
 USUAL = {
-    "hfldd": {Fault.NODE_DIES_AFTER_WORK, Fault.SUPERLINK_RESTARTS, Fault.WRONG_SHAPE},
+    "hfldd": {
+        Fault.MEMBER_DIES_DISTILLING,
+        Fault.NODE_DIES_AFTER_WORK,
+        Fault.SUPERLINK_RESTARTS,
+        Fault.WRONG_SHAPE,
+    },
     "fedhead": {
         Fault.NODE_DIES_DURING_WORK,
         Fault.NAN_UPDATE,
@@ -99,7 +119,7 @@ USUAL = {
 
 
 class Run:
-    """A run with a fault in every other round from `CLEAN` + 1 on.
+    """A run with a fault in every other round from `CLEAN` + 1 on, but for those of `FORMING`.
 
     Attributes
     ----------
@@ -117,16 +137,17 @@ class Run:
         self.federation = federation
         self.strategy = strategy
         self.phase = TRAIN_VIRTUAL if strategy == "fedlgd" else "train"
-        self.fault_of = {CLEAN + 1 + 2 * i: fault for i, fault in enumerate(faults)}
+        early = [fault for fault in FORMING if strategy == "hfldd" and fault in faults]
+        later = [fault for fault in faults if fault not in early]
+        self.fault_of = dict(enumerate(early, 1))
+        self.fault_of |= {CLEAN + 1 + 2 * i: fault for i, fault in enumerate(later)}
         self.rounds = CLEAN + 2 * len(faults)
         self._place = {
-            number: f"{OF_LEADERS.get(fault, self.phase)}.{number}"
+            number: f"{FORMING[fault]}.0"
+            if fault in early
+            else f"{OF_LEADERS.get(fault, self.phase)}.{number}"
             for number, fault in self.fault_of.items()
         }
-        if strategy == "hfldd" and Fault.DISK_FULL in faults:  # the one phase in which heads write
-            number = next(n for n, fault in self.fault_of.items() if fault is Fault.DISK_FULL)
-            self.fault_of[1] = self.fault_of.pop(number)
-            self._place[1] = "train.receive.0"
         self.victims, self.numbers, self.seconds = {}, {}, {}
         self.status = "broken off"
         self._app, self._runs_dir = app, runs_dir
@@ -300,7 +321,7 @@ PAIRS = [
     )
     for strategy in STRATEGIES
     for fault in Fault
-    if strategy == "fedhead" or fault not in OF_LEADERS
+    if OF_ONE.get(fault, strategy) == strategy
 ]
 
 
@@ -328,6 +349,9 @@ def test_the_run_ends_with_everyone_elses_work_and_says_who_failed(
     assert rows[number]["loss"] != rows[number - 1]["loss"]
     asked, trained = who_trained(run, lines, number)
     assert len(trained - {victim}) >= asked - 1 > 0
+    if fault is Fault.MEMBER_DIES_DISTILLING:  # its cluster is completed when it is back
+        sent = {n: pooled(lines, n) for n in range(number, run.rounds + 1)}
+        assert sent[number] < max(sent.values())
     if strategy != "hfldd":  # there heads alone train
         assert run.numbers[victim] in {run.numbers[node] for node in trained_next}
     if (strategy, fault) in HARMLESS:
@@ -343,3 +367,9 @@ def who_trained(run, lines, number):
         line for line in lines if line["round"] == number and line.get("phase") == run.phase
     )
     return entry["asked"], {int(node) for node in entry["nodes"]}
+
+
+def pooled(lines, number):
+    """Members whose virtual data heads train on in a round."""
+    (entry,) = (line for line in lines if line["round"] == number and line.get("phase") == "train")
+    return sum(node[NUM_PARCELS] for node in entry["nodes"].values())
