@@ -57,7 +57,7 @@ test-faults-all: $(READY)
 	$(BIN)/pytest -m faults -n 2 --dist loadfile
 
 fuzz: $(READY)
-	FUZZ_EXAMPLES=5000 $(BIN)/pytest tests/fuzz --timeout 900
+	FUZZ_EXAMPLES=12000 $(BIN)/pytest tests/fuzz --timeout 900
 
 test-docker: $(READY)
 	$(BIN)/pytest -m docker

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from logging import INFO, WARNING
 from typing import Any
 
-import numpy as np
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
@@ -16,35 +15,30 @@ from flwr.app import (
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
-from flwr.serverapp.strategy.strategy_utils import sample_nodes
 
 from strategies.arrays import as_arrays, as_record
 from strategies.links import Links
+from strategies.membership import Membership, samples_of
 from strategies.replies import number, usable
-from strategies.sectors import Arrays, assign_sectors, check_arrays, draw_leader, weighted_mean
+from strategies.sectors import Arrays, check_arrays, weighted_mean
 from strategies.state import check_tag, tag
 from strategies.topology import Cluster, Topology
-from task.links import Introduction, LinkMode
+from task.links import LinkMode
 from task.messages import (
     AGGREGATE_SECTOR,
     ARRAYS,
     CONFIG,
     DELIVERY,
-    DESCRIBE,
     DISTILL_SECTOR,
     GLOBAL_MODEL,
     HAND_IN,
     HAND_OUT,
-    INTRODUCTION,
     LEADS,
     LINK_ERROR,
-    METRICS,
     NUM_EXAMPLES,
     PARCEL,
-    PARTITION_ID,
     REJECTED,
     ROUTE,
-    SECTOR,
     SECTOR_MODEL,
     SERVER_ROUND,
     TRAIN_LOSS,
@@ -126,14 +120,7 @@ class FedHEAD(FedAvg):
         self.seed = seed
         self.topology: Topology | None = None
         """Leaders and members of the round."""
-        self._introductions: dict[int, Introduction] = {}
-        self._num_examples: dict[int, int] = {}
-        self._identities: dict[int, int] = {}
-        """Partition of each node, else its id: by it a node that comes back is known again."""
-        self._sector_of: dict[int, int] = {}
-        """Sector of each identity."""
-        self._failed: set[int] = set()
-        """Identities of those that failed as leaders, this round or at the end of it the last."""
+        self._membership = Membership(sectors, fixed_leader, seed)
         self._grid: Grid
         self._routes: dict[int, ConfigRecord]
         self._global: Arrays
@@ -151,13 +138,16 @@ class FedHEAD(FedAvg):
     ) -> Iterable[Message]:
         """Draw the leaders, have them hand out the model, and have all nodes train (step 1)."""
         self._grid, self._global = grid, as_arrays(arrays)
-        nodes = self._meet_nodes()
-        links = Links(self._introductions, self.links)
-        failed, self._failed = self._failed, set()
-        clusters = self._draw_clusters(nodes, server_round, failed)
+        membership = self._membership
+        nodes = membership.meet(grid, self.min_available_nodes, self.phase_timeout)
+        links = membership.links(self.links)
+        failed, membership.failed = membership.failed, set()
+        clusters = membership.draw_clusters(nodes, server_round, failed)
         handed = self._hand_out(clusters, links, arrays)
-        if self._failed:  # other sectors draw the same leader again
-            clusters = self._draw_clusters(nodes, server_round, failed | self._failed)
+        if membership.failed:  # other sectors draw the same leader again
+            failed |= membership.failed
+            clusters = membership.draw_clusters(nodes, server_round, failed)
+        log(INFO, "%s: leaders of the round: %s", type(self).__name__, [c.head for c in clusters])
         self.topology = Topology(clusters, groups=())
         self._routes = {
             member: links.route(member, leader, SECTOR_MODEL)
@@ -194,67 +184,16 @@ class FedHEAD(FedAvg):
 
     def state_dict(self) -> dict[str, Any]:
         """What the strategy needs to go on after a restart, besides the global model."""
-        kept = {"sector-of": dict(self._sector_of), "failed": sorted(self._failed)}
-        return {**tag(self), **kept}
+        return {**tag(self), **self._membership.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave; see :class:`strategies.checked.CheckedFedAvg`."""
         check_tag(state, self)
-        self._sector_of = dict(state["sector-of"])
-        self._failed = set(state["failed"])
+        self._membership.load_state_dict(state)
 
     def combine(self, server_round: int, sectors: list[Weighted]) -> Arrays:
         """Step 5: ``w = sum_m p_m z_m``."""
         return weighted_mean(sectors)
-
-    def _meet_nodes(self) -> list[int]:
-        """Ask new nodes who they are; return those connected that can take part, by identity."""
-        wanted = 1 if self._num_examples else self.min_available_nodes
-        sample_nodes(self._grid, wanted, wanted)
-        nodes = list(self._grid.get_node_ids())
-        new = [Message(RecordDict(), n, DESCRIBE) for n in nodes if n not in self._num_examples]
-        declared: dict[int, int | None] = {}
-        for reply in usable(self._grid.send_and_receive(new, timeout=self.phase_timeout)):
-            node = reply.metadata.src_node_id
-            told = reply.content.config_records.get(INTRODUCTION, ConfigRecord())
-            try:
-                introduction = Introduction.checked(told, "introduction")
-                count = _count(reply)
-                metrics = reply.content.metric_records[METRICS]
-                identity = int(number(reply, PARTITION_ID)) if PARTITION_ID in metrics else node
-                declared[identity] = int(number(reply, SECTOR)) if SECTOR in metrics else None
-            except ValueError as error:
-                log(WARNING, "Node %d cannot take part: %s", node, error)
-                continue
-            self._introductions[node], self._num_examples[node] = introduction, count
-            self._identities[node] = identity
-        self._sector_of = assign_sectors(
-            {identity: declared[identity] for identity in sorted(declared)},
-            self.sectors,
-            np.random.default_rng(self.seed),
-            self._sector_of,
-        )
-        able = [node for node in nodes if node in self._num_examples]
-        if not able:
-            raise RuntimeError(f"none of {len(nodes)} nodes can take part; the log says why")
-        return sorted(able, key=lambda node: (self._identities[node], node))
-
-    def _draw_clusters(
-        self, nodes: list[int], server_round: int, failed: set[int]
-    ) -> tuple[Cluster, ...]:
-        """A leader in each sector, not one that has failed where there is another node."""
-        generator = np.random.default_rng([self.seed, server_round])
-        clusters = []
-        sector_of = {node: self._sector_of[self._identities[node]] for node in nodes}
-        for sector in sorted(set(sector_of.values())):
-            inside = [node for node in nodes if sector_of[node] == sector]
-            able = [node for node in inside if self._identities[node] not in failed] or inside
-            sizes = np.array([self._num_examples[node] for node in able])
-            drawn = int(sizes.argmax()) if self.fixed_leader else draw_leader(sizes, generator)
-            members = tuple(node for node in inside if node != able[drawn])
-            clusters.append(Cluster(head=able[drawn], members=members))
-        log(INFO, "%s: leaders of the round: %s", type(self).__name__, [c.head for c in clusters])
-        return tuple(clusters)
 
     def _hand_out(
         self, clusters: tuple[Cluster, ...], links: Links, arrays: ArrayRecord
@@ -307,7 +246,7 @@ class FedHEAD(FedAvg):
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
-                count, mean_loss = _count(reply), number(reply, TRAIN_LOSS)
+                count, mean_loss = samples_of(reply), number(reply, TRAIN_LOSS)
             except ValueError as error:
                 log(WARNING, "Model of node %d set aside: %s", node, error)
                 continue
@@ -318,7 +257,7 @@ class FedHEAD(FedAvg):
 
     def _deliveries(self, replies: Iterable[Message]) -> dict[int, ConfigRecord]:
         """What members sent their leaders, as their leaders get it."""
-        links = Links(self._introductions, self.links)
+        links = self._membership.links(self.links)
         deliveries: dict[int, ConfigRecord] = {}
         for reply in replies:
             if (node := reply.metadata.src_node_id) not in self._routes:
@@ -349,7 +288,7 @@ class FedHEAD(FedAvg):
             lost = [i for i in waiting if clusters[i].head not in means]
             waiting = []
             for i in lost:
-                self._fail(clusters[i].head)
+                self._membership.fail(clusters[i].head)
                 if (led_anew := self._taken_over(clusters[i], num_examples)) is not None:
                     clusters[i] = led_anew
                     waiting.append(i)
@@ -380,7 +319,7 @@ class FedHEAD(FedAvg):
                 continue
             _log_rejected(cluster, reply)
             try:
-                means[cluster.head] = (_count(reply), self._model_of(reply))
+                means[cluster.head] = (samples_of(reply), self._model_of(reply))
             except ValueError as error:
                 log(WARNING, "Mean of leader %d set aside: %s", cluster.head, error)
         return means
@@ -400,7 +339,7 @@ class FedHEAD(FedAvg):
         self, clusters: list[Cluster], num_examples: Mapping[int, int]
     ) -> dict[int, ConfigRecord]:
         """Have the members of sectors that were taken over send again what they trained."""
-        links = Links(self._introductions, self.links)
+        links = self._membership.links(self.links)
         messages = []
         for cluster in clusters:
             for node in cluster.members:
@@ -412,10 +351,7 @@ class FedHEAD(FedAvg):
 
     def _is_able(self, node: int, num_examples: Mapping[int, int]) -> bool:
         """Whether a node trained in this round and has not failed since."""
-        return node in num_examples and self._identities[node] not in self._failed
-
-    def _fail(self, *nodes: int) -> None:
-        self._failed.update(self._identities[node] for node in nodes)
+        return node in num_examples and not self._membership.has_failed(node)
 
     def _distil_sectors(
         self, server_round: int, leaders: list[int], mean: Arrays
@@ -435,7 +371,7 @@ class FedHEAD(FedAvg):
                 distilled[leader] = self._model_of(replies[leader])
             except (KeyError, ValueError) as error:
                 log(WARNING, "Sector of node %d keeps its plain average: %s", leader, error)
-                self._fail(leader)
+                self._membership.fail(leader)
         return distilled
 
     def _ask(self, messages: list[Message]) -> dict[int, Message]:
@@ -443,7 +379,7 @@ class FedHEAD(FedAvg):
         found = usable(self._grid.send_and_receive(messages, timeout=self.phase_timeout))
         by_node = {reply.metadata.src_node_id: reply for reply in found}
         asked = [message.metadata.dst_node_id for message in messages]
-        self._fail(*(node for node in asked if node not in by_node))
+        self._membership.fail(*(node for node in asked if node not in by_node))
         return {node: by_node[node] for node in asked if node in by_node}
 
     def _model_of(self, reply: Message) -> Arrays:
@@ -461,17 +397,3 @@ def _log_rejected(cluster: Cluster, reply: Message) -> None:
     for rank, node in enumerate(cluster.members, 1):
         if reason := told.get(f"{REJECTED}.{rank}"):
             log(WARNING, "Model of node %d set aside by leader %d: %s", node, cluster.head, reason)
-
-
-def _count(reply: Message) -> int:
-    """Samples that a node names, at least one.
-
-    Raises
-    ------
-    ValueError
-        If it names none.
-    """
-    count = int(number(reply, NUM_EXAMPLES))
-    if count < 1:
-        raise ValueError(f"node {reply.metadata.src_node_id} has {count} samples")
-    return count
