@@ -145,6 +145,7 @@ def server_dies(message, context):
 FAULTS = {
     "NODE_DIES_BEFORE_WORK": dies_before_work,
     "NODE_DIES_DURING_WORK": dies_during_work,
+    "MEMBER_DIES_DISTILLING": dies_during_work,
     "NODE_DIES_AFTER_WORK": dies_after_work,
     "LEADER_DIES_AVERAGING": dies_before_work,
     "LEADER_DIES_DISTILLING": dies_during_work,
