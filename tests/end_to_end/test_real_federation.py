@@ -116,6 +116,20 @@ def test_two_real_runs_with_one_seed_give_the_same_model_to_the_last_bit(federat
 
 
 @pytest.mark.slow
+def test_nodes_train_privately_and_each_ones_account_grows_with_the_rounds(federation):
+    outcome, folder = run(federation, strategy="fedavg", train__dp_noise=2.0)
+    assert outcome.completed, outcome.lines[-20:]
+    journal = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    first, second = (entry["nodes"] for entry in journal if entry.get("phase") == "train")
+    assert len(first) == NODES
+    for node, told in first.items():
+        assert 0 < told["dp-epsilon"] < second[node]["dp-epsilon"]
+        assert "train-loss" not in told
+    report = (folder / "report.html").read_text()
+    assert f"The largest epsilon of {NODES} nodes is" in report
+
+
+@pytest.mark.slow
 def test_a_strategy_of_another_package_runs_by_name_and_a_failing_node_does_not_end_it(federation):
     outcome, folder = run(federation, strategy="decay", num_rounds=3)
     assert outcome.completed, outcome.lines[-20:]
