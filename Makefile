@@ -51,7 +51,7 @@ test: lint
 	$(BIN)/pytest -m slow -n 3 --dist loadfile
 
 test-faults: $(READY)
-	$(BIN)/pytest -m "faults and not all_faults" -n 2 --dist loadfile
+	$(BIN)/pytest -m "faults and not all_faults" -n 3 --dist loadfile
 
 test-faults-all: $(READY)
 	$(BIN)/pytest -m faults -n 2 --dist loadfile

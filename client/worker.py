@@ -11,6 +11,7 @@ import argparse
 import importlib
 import sys
 import time
+from contextlib import suppress
 from logging import ERROR
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -33,7 +34,10 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_confirm_message_received_fn_protobuf,
     make_pull_object_fn_protobuf,
 )
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectIdNotPreregisteredError,
+    pull_and_inflate_object_from_tree,
+)
 from flwr.supercore.interceptors import AppIoTokenClientInterceptor
 from flwr.supercore.run import Run
 from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
@@ -88,7 +92,10 @@ class Worker:
             self._notes.send(_failure(error))
             return
         self._notes.send(("pushing", 0, ""))
-        push_message(stub, reply, context)
+        # The SuperNode does not wait for objects that the SuperLink has of another node's reply: it
+        # may have sent the reply, and let go of it, before they come.
+        with suppress(ObjectIdNotPreregisteredError):
+            push_message(stub, reply, context)
         push_task_output(stub, context=context, sub_status=SubStatus.COMPLETED, details="")
         self._notes.send(("done", 0, ""))
 

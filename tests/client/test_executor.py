@@ -195,6 +195,34 @@ def test_a_reply_that_nobody_waits_for_any_more_is_not_sent(
     assert "is late after 2 s" in str(reply.error.reason)
 
 
+def test_a_reply_that_went_out_before_its_last_objects_came_is_no_failure(
+    node: SuperNode, tiny_app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the SuperLink has an object already: the SuperNode does not wait for it."""
+    node.submit(tiny_app)
+    with running_executor(node, tmp_path):
+        node.send()
+        first = told(node.reply())
+        preregister = node.objects.preregister
+        seen = []
+
+        def preregister_and_let_go(run_id: int, tree: Any) -> Any:
+            missing = preregister(run_id, tree)
+            seen.append(tree.object_id)
+            if len(seen) == 2:  # the message, then its reply
+                node.objects.delete(tree.object_id)
+            return missing
+
+        with monkeypatch.context() as patch:
+            patch.setattr(node.objects, "preregister", preregister_and_let_go)
+            node.send()
+            while not (replies := node.state.get_messages(is_reply=True)):
+                time.sleep(0.02)
+        assert seen[1:] == [replies[0].metadata.message_id]
+        node.send()
+        assert told(node.reply())["pid"] == first["pid"]
+
+
 def test_two_runs_of_different_apps_never_share_a_process(
     node: SuperNode,
     tiny_app: Path,
