@@ -180,9 +180,10 @@ class MeteredGrid(Grid):
         if late:
             log(
                 WARNING,
-                "%s goes on without %d nodes that did not reply within %.0f s: %s",
+                "%s goes on without %d of %d nodes, which did not reply within %.0f s: %s",
                 phase,
                 len(late),
+                len(messages),
                 wait,
                 sorted(late),
             )
