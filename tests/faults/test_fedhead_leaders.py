@@ -10,7 +10,7 @@ from client.local_federation import LocalFederation
 ROOT = Path(__file__).resolve().parents[2]
 NODES, SECTORS, ROUNDS = 6, 2, 3
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.faults, pytest.mark.all_faults, pytest.mark.timeout(400)]
 
 KILLING = '''
 """FedHEAD whose first leader of round 1 is killed, with all its processes, after distillation."""
