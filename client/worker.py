@@ -92,8 +92,8 @@ class Worker:
             self._notes.send(_failure(error))
             return
         self._notes.send(("pushing", 0, ""))
-        # The SuperNode does not wait for objects that the SuperLink has of another node's reply: it
-        # may have sent the reply, and let go of it, before they come.
+        # The SuperNode does not wait for objects that the SuperLink has already, of another
+        # message: it may have sent the reply, and let go of it, before they come.
         with suppress(ObjectIdNotPreregisteredError):
             push_message(stub, reply, context)
         push_task_output(stub, context=context, sub_status=SubStatus.COMPLETED, details="")
