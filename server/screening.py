@@ -1,8 +1,10 @@
 """A Flower Grid that sets hostile and broken replies aside before a strategy sees them."""
 
+from collections.abc import Mapping
 from logging import WARNING
 from typing import Any
 
+import numpy as np
 from flwr.app import Error, Message
 from flwr.common import log
 
@@ -23,18 +25,27 @@ class ScreeningGrid(MeteredGrid):
         As :class:`server.grid.MeteredGrid` takes them.
     norm_threshold : float (default: 5.0)
         For norms of updates, see :func:`strategies.screening.absurdly_large`.
+    types : Mapping[str, dtype], optional (default: None)
+        Of the model's arrays; if None, they come back as they were sent.
     """
 
-    def __init__(self, *args: Any, norm_threshold: float = 5.0, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        norm_threshold: float = 5.0,
+        types: Mapping[str, np.dtype[np.generic]] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._norm_threshold = norm_threshold
+        self._types = types or {}
 
     def _screened(self, messages: list[Message], replies: list[Message]) -> list[Message]:
         phase = messages[0].metadata.message_type
         if phase not in SCREENED:
             return replies
         asked = {message.metadata.dst_node_id: message for message in messages}
-        reasons = reasons_to_set_aside(messages, replies, self._norm_threshold)
+        reasons = reasons_to_set_aside(messages, replies, self._norm_threshold, self._types)
         kept = list(replies)
         for place, reason in reasons.items():
             node = replies[place].metadata.src_node_id

@@ -26,7 +26,10 @@ K = TypeVar("K")
 
 
 def reasons_to_set_aside(
-    messages: Sequence[Message], replies: Sequence[Message], norm_threshold: float
+    messages: Sequence[Message],
+    replies: Sequence[Message],
+    norm_threshold: float,
+    types: Mapping[str, np.dtype[np.generic]],
 ) -> dict[int, str]:
     """Judge the replies to a phase.
 
@@ -38,6 +41,10 @@ def reasons_to_set_aside(
         What came; error replies among them are not judged.
     norm_threshold : float
         For norms of updates, see :func:`absurdly_large`.
+    types : Mapping[str, dtype]
+        Of the model's arrays as nodes train them, whatever was sent: Flower's strategies make
+        floats of whole numbers, as BatchNorm's count of batches. An array that is not named here
+        comes back as it was sent.
 
     Returns
     -------
@@ -58,7 +65,7 @@ def reasons_to_set_aside(
             continue
         record = asked[reply.metadata.src_node_id].content.array_records.get(ARRAYS)
         if record is not sent:  # most strategies send all nodes the same one
-            sent, start = record, as_arrays(record) if record else None
+            sent, start = record, _as_trained(as_arrays(record), types) if record else None
         try:
             examples[place] = _claimed_examples(reply)
             for name in reply.content.array_records:
@@ -132,6 +139,14 @@ def absurdly_large(values: Mapping[K, float], threshold: float) -> list[K]:
     above = logs - np.median(logs)
     scale = max(1.4826 * float(np.median(np.abs(above))), SMALLEST_SCALE)
     return [key for key, score in zip(keys, above / scale, strict=True) if score > threshold]
+
+
+def _as_trained(arrays: Arrays, types: Mapping[str, np.dtype[np.generic]]) -> Arrays:
+    """The model as a node that was sent it begins with it."""
+    return {
+        name: array.astype(types.get(name, array.dtype), copy=False)
+        for name, array in arrays.items()
+    }
 
 
 def _unlike_most(replies: Mapping[int, Message]) -> list[int]:

@@ -30,7 +30,7 @@ def judge(contents, norm_threshold=5.0, kind="train", start=START):
     sent = RecordDict({"arrays": as_record(start), "config": ConfigRecord()})
     messages = [Message(sent, FIRST + i, kind) for i in range(len(contents))]
     replies = [Message(c, reply_to=m) for c, m in zip(contents, messages, strict=True)]
-    return reasons_to_set_aside(messages, replies, norm_threshold)
+    return reasons_to_set_aside(messages, replies, norm_threshold, {})
 
 
 def content(arrays=None, num_examples=100, **metrics):
@@ -106,7 +106,9 @@ def test_an_array_that_claims_more_than_there_is_memory_is_refused():
 def test_error_replies_are_not_judged_and_nothing_is_said_of_good_ones():
     assert judge([content() for _ in range(6)]) == {}
     message = Message(RecordDict(), FIRST, "train")
-    assert reasons_to_set_aside([message], [Message(Error(0, "x"), reply_to=message)], 5.0) == {}
+    assert (
+        reasons_to_set_aside([message], [Message(Error(0, "x"), reply_to=message)], 5.0, {}) == {}
+    )
 
 
 def test_a_second_record_must_be_finite_and_of_a_length_like_the_others():
@@ -135,7 +137,7 @@ def test_replies_are_measured_from_what_their_own_node_was_sent():
     ]
     moved = [{name: array + array.dtype.type(1) for name, array in m.items()} for m in models]
     replies = [Message(content(a), reply_to=m) for a, m in zip(moved, messages, strict=True)]
-    assert reasons_to_set_aside(messages, replies, 5.0) == {}
+    assert reasons_to_set_aside(messages, replies, 5.0, {}) == {}
 
 
 def test_models_that_go_to_leaders_leave_the_claims_to_be_judged():
