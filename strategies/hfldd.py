@@ -1,8 +1,6 @@
 """HFLDD: heterogeneous clusters by soft labels, distilled data to heads, FedAvg among heads."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
 from logging import INFO, WARNING
 from typing import Any
 
@@ -15,18 +13,12 @@ from numpy.typing import NDArray
 
 from strategies.arrays import as_arrays, sent_arrays
 from strategies.checked import RobustFedAvg, Update
-from strategies.clustering import (
-    cluster_to_join,
-    heterogeneous_clusters,
-    homogeneous_groups,
-    kl_matrix,
-    nearest_group,
-)
 from strategies.links import Links
+from strategies.living_clusters import LivingClusters
 from strategies.replies import number, usable
 from strategies.retries import Retries
 from strategies.sectors import Arrays
-from strategies.topology import Cluster, Topology
+from strategies.topology import Topology
 from strategies.traffic import hfldd_bits
 from task.links import VIRTUAL_DATA, LinkMode
 from task.messages import (
@@ -45,26 +37,6 @@ from task.messages import (
 )
 from task.requests import Distillation, LabelKnowledge
 from task.settings import Block, SettingsError
-
-
-@dataclass
-class LivingCluster:
-    """A cluster as nodes come and go.
-
-    Parameters
-    ----------
-    nodes : list[int]
-        Node ids, in the order in which they joined; a node's place is its rank, which orders the
-        virtual data of a head. A node that is away keeps its place.
-    head : int
-        The node that trains.
-    held : dict[int, list[int]]
-        Of each node that is or was the head, the nodes whose virtual data it holds.
-    """
-
-    nodes: list[int]
-    head: int
-    held: dict[int, list[int]] = field(default_factory=dict)
 
 
 class HFLDD(RobustFedAvg):
@@ -129,11 +101,7 @@ class HFLDD(RobustFedAvg):
         self.seed = seed
         self.distilled_values = 0
         """Values of the virtual data that were sent to heads."""
-        self._clusters: list[LivingCluster] = []
-        self._groups: list[list[int]] = []
-        self._group_means: NDArray[np.floating] = np.empty((0, 0, 0))
-        self._failed: set[int] = set()
-        self._failures: Counter[int] = Counter()
+        self._clusters = LivingClusters(seed)
         self._retries = Retries()
         if self.distillation.share_raw_data:
             log(WARNING, "share_raw_data is on: members send their RAW DATA to cluster heads")
@@ -151,13 +119,7 @@ class HFLDD(RobustFedAvg):
     @property
     def topology(self) -> Topology | None:
         """The clusters as they are; None before they are formed."""
-        if not self._clusters:
-            return None
-        clusters = (
-            Cluster(one.head, tuple(node for node in one.nodes if node != one.head))
-            for one in self._clusters
-        )
-        return Topology(tuple(clusters), tuple(tuple(group) for group in self._groups))
+        return self._clusters.topology if self._clusters else None
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -169,13 +131,13 @@ class HFLDD(RobustFedAvg):
             links = self._form_clusters(grid)
         else:
             self._place_new_nodes(server_round, grid)
-            self._replace_heads(server_round, set(grid.get_node_ids()))
+            self._clusters.replace_heads(server_round, set(grid.get_node_ids()))
         self._complete(server_round, grid, links)
         connected = set(grid.get_node_ids())
         heads = [cluster.head for cluster in self._clusters if cluster.head in connected]
         if len(heads) < len(self._clusters):
             log(WARNING, "%d clusters take no part", len(self._clusters) - len(heads))
-        self._failed = set(heads)
+        self._clusters.failed = set(heads)
         config = ConfigRecord(
             {**config, SERVER_ROUND: server_round, TRAIN_ON: "pooled", "balanced": self.balanced}
         )
@@ -184,38 +146,30 @@ class HFLDD(RobustFedAvg):
 
     def combine(self, updates: list[Update]) -> Arrays:
         """Average the heads' models; note which heads failed, or have lost virtual data."""
-        self._failed -= {update.node for update in updates}
-        head_of = {cluster.head: cluster for cluster in self._clusters}
+        self._clusters.failed -= {update.node for update in updates}
+        clusters = self._clusters.by_head()
         for update in updates:
-            held = head_of[update.node].held.get(update.node, [])
+            cluster = clusters[update.node]
             num_parcels = update.reply.content.metric_records[METRICS].get(NUM_PARCELS)
-            if isinstance(num_parcels, int) and num_parcels < len(held):
+            if isinstance(num_parcels, int) and num_parcels < len(cluster.held_by_head):
                 log(WARNING, "Head %d has lost virtual data, they are sent again", update.node)
-                held.clear()
+                cluster.held[update.node] = []
         return super().combine(updates)
 
     def state_dict(self) -> dict[str, Any]:
         """What the strategy needs to go on after a restart, besides the global model."""
         return {
             **super().state_dict(),
-            "clusters": [asdict(cluster) for cluster in self._clusters],
-            "groups": self._groups,
-            "group-means": self._group_means,
+            **self._clusters.state_dict(),
             "distilled-values": self.distilled_values,
-            "failed": sorted(self._failed),
-            "failures": dict(self._failures),
             "retries": self._retries.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave; see :class:`strategies.checked.CheckedFedAvg`."""
         super().load_state_dict(state)
-        self._clusters = [LivingCluster(**cluster) for cluster in state["clusters"]]
-        self._groups = state["groups"]
-        self._group_means = state["group-means"]
+        self._clusters.load_state_dict(state)
         self.distilled_values = state["distilled-values"]
-        self._failed = set(state["failed"])
-        self._failures = Counter(state["failures"])
         self._retries = Retries(state["retries"])
 
     def expected_bits(self, num_weights: int, num_rounds: int) -> int:
@@ -233,7 +187,7 @@ class HFLDD(RobustFedAvg):
         return hfldd_bits(
             num_clients=sum(len(cluster.nodes) for cluster in self._clusters),
             num_auxiliary=self.label_knowledge.auxiliary_size,
-            num_classes=self._group_means.shape[-1],
+            num_classes=self._clusters.label_shape[-1],
             distilled_values=self.distilled_values,
             num_heads=len(self._clusters),
             num_weights=num_weights,
@@ -254,7 +208,7 @@ class HFLDD(RobustFedAvg):
             raise RuntimeError(
                 f"none of {len(soft_labels)} nodes introduced itself; the nodes' logs say why"
             )
-        self._cluster(able)
+        self._clusters.form(able, self.groups)
         return links
 
     def _collect_soft_labels(self, nodes: list[int], grid: Grid) -> dict[int, NDArray[Any]]:
@@ -268,83 +222,32 @@ class HFLDD(RobustFedAvg):
                 log(WARNING, "Node %d sent no soft labels: %s", reply.metadata.src_node_id, error)
         shapes = [labels.shape for labels in soft_labels.values()]
         usual = max(shapes, key=shapes.count, default=())
-        wanted = self._group_means.shape[1:] if self._clusters else usual
+        wanted = self._clusters.label_shape if self._clusters else usual
         for node, labels in list(soft_labels.items()):
             if labels.shape != wanted or not _are_distributions(labels):
                 log(WARNING, "Soft labels of node %d set aside: not distributions over D_g", node)
                 del soft_labels[node]
         return soft_labels
 
-    def _cluster(self, soft_labels: dict[int, NDArray[Any]]) -> None:
-        """Steps 2 and 3. Homogeneous groups, heterogeneous clusters, and a head for each."""
-        nodes = list(soft_labels)  # no array of them: ids of 64 bits would become floats
-        stacked = np.stack(list(soft_labels.values()))
-        group_of = homogeneous_groups(kl_matrix(stacked), self.groups, self.seed)
-        num_groups = int(group_of.max()) + 1
-        if self.groups is not None and num_groups < self.groups:
-            log(WARNING, "groups = %d lowered to %d distinct nodes", self.groups, num_groups)
-        generator = np.random.default_rng(self.seed)
-        for cluster in heterogeneous_clusters(group_of, generator):
-            head = nodes[int(generator.choice(cluster))]
-            self._clusters.append(LivingCluster([nodes[i] for i in cluster], head))
-        of_group = [np.flatnonzero(group_of == group) for group in range(num_groups)]
-        self._groups = [[nodes[i] for i in members] for members in of_group]
-        self._group_means = np.stack([stacked[members].mean(axis=0) for members in of_group])
-        log(
-            INFO,
-            "HFLDD: %d groups, %d clusters of sizes %s",
-            num_groups,
-            len(self._clusters),
-            [len(cluster.nodes) for cluster in self._clusters],
-        )
-
     def _place_new_nodes(self, server_round: int, grid: Grid) -> None:
         """Have nodes that came later join a cluster."""
-        placed = {node for cluster in self._clusters for node in cluster.nodes}
-        new = [
-            node
-            for node in grid.get_node_ids()
-            if node not in placed and self._retries.due(node, server_round)
-        ]
+        waiting = self._clusters.not_placed(grid.get_node_ids())
+        new = [node for node in waiting if self._retries.due(node, server_round)]
         if not new:
             return
         soft_labels = self._collect_soft_labels(new, grid)
         for node in new:
-            if node not in soft_labels:
+            if node in soft_labels:
+                self._clusters.place(node, soft_labels[node])
+            else:
                 self._retries.failed(node, server_round)
-                continue
-            group = self._groups[nearest_group(soft_labels[node], self._group_means)]
-            joined = cluster_to_join([cluster.nodes for cluster in self._clusters], group)
-            self._clusters[joined].nodes.append(node)
-            group.append(node)
-            log(INFO, "HFLDD: node %d joins cluster %d", node, joined)
-
-    def _replace_heads(self, server_round: int, connected: set[int]) -> None:
-        """Have another node of its cluster take over from a head that is gone or failed."""
-        self._failures.update(self._failed)
-        for place, cluster in enumerate(self._clusters):
-            if cluster.head in connected - self._failed:
-                continue
-            able = [node for node in cluster.nodes if node in connected and node != cluster.head]
-            if not able:
-                continue
-            fewest = min(self._failures[node] for node in able)
-            candidates = [node for node in able if self._failures[node] == fewest]
-            generator = np.random.default_rng([self.seed, server_round, place])
-            head = candidates[generator.integers(len(candidates))]
-            log(WARNING, "Node %d leads cluster %d in place of %d", head, place, cluster.head)
-            cluster.head = head
 
     def _complete(self, server_round: int, grid: Grid, links: Links | None) -> None:
         """Step 4. Have members distil their data for heads that do not hold them yet."""
-        connected = set(grid.get_node_ids())
         lacking = {
             node: cluster
-            for cluster in self._clusters
-            for node in cluster.nodes
-            if {node, cluster.head} <= connected
-            and node not in (cluster.head, *cluster.held.get(cluster.head, ()))
-            and self._retries.due(node, server_round)
+            for node, cluster in self._clusters.lacking(set(grid.get_node_ids())).items()
+            if self._retries.due(node, server_round)
         }
         if not lacking:
             return
@@ -363,7 +266,7 @@ class HFLDD(RobustFedAvg):
         deliveries = self._collect_deliveries(routes, known, grid)
         self._hand_over(deliveries, grid)
         for node, cluster in lacking.items():
-            if node not in cluster.held.get(cluster.head, ()):
+            if node not in cluster.held_by_head:
                 self._retries.failed(node, server_round)
 
     def _collect_deliveries(
@@ -399,16 +302,16 @@ class HFLDD(RobustFedAvg):
             }
             if sent:
                 messages.append(Message(RecordDict({**sent}), cluster.head, RECEIVE))
-        led = {cluster.head: cluster for cluster in self._clusters}
+        clusters = self._clusters.by_head()
         for reply in usable(grid.send_and_receive(messages, timeout=self.phase_timeout)):
             head = reply.metadata.src_node_id
             told = reply.content.metric_records.get(METRICS, MetricRecord())
             log(INFO, "HFLDD: head %d holds %s", head, dict(told))
             kept = told.get(KEPT_PARCELS)
             ranks = set(kept) if isinstance(kept, list) else set()
-            led[head].held.setdefault(head, []).extend(
+            clusters[head].held.setdefault(head, []).extend(
                 node
-                for rank, node in enumerate(led[head].nodes)
+                for rank, node in enumerate(clusters[head].nodes)
                 if rank in ranks and node in deliveries
             )
 
