@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
 from multiprocessing.connection import Connection
 
 from flwr.supernode.cli import flower_supernode
@@ -69,9 +70,10 @@ def main() -> None:
     try:
         flower_supernode()
     except KeyboardInterrupt:
-        # Flower interrupts itself when the SuperLink admits it no longer, and leaves a thread
-        # behind that the interpreter would wait for.
-        os._exit(1)
+        pass  # Flower interrupts itself when the SuperLink admits it no longer
+    except Exception:
+        traceback.print_exc()
+    os._exit(1)  # Flower leaves threads behind that the interpreter would wait for
 
 
 if __name__ == "__main__":

@@ -45,6 +45,22 @@ def memory_grid():
 
 
 @pytest.fixture
+def little_distillation():
+    """Settings with which any strategy that distils does so at once."""
+    return {
+        "hfldd.distiller": "dm",
+        "hfldd.distill-steps": 2,
+        "hfldd.distilled-size": 4,
+        "fedhead.distill-epochs": 2,
+        "fedhead.server-epochs": 2,
+        "fedhead.reference-size": 16,
+        "fedlgd.first-steps": 2,
+        "fedlgd.refine-steps": 2,
+        "fedlgd.global-steps": 2,
+    }
+
+
+@pytest.fixture
 def client_grid(tmp_path):
     """Grid of nodes that run our real ClientApp in this process, on partitions of a dataset."""
     run_ids = count(1)

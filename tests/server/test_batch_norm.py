@@ -8,27 +8,22 @@ from flwr.app import Context, RecordDict
 from server.app import main
 from strategies.registry import BUILT_IN
 
-NODES = 4  # the fewest among which Multi-Krum has a choice
+NODES = 4
 QUICK = {
     "model": "resnet8",
     "num-rounds": 2,
     "min-nodes": NODES,
     "partition.scheme": "iid",
     "train.local-epochs": 1,
-    "hfldd.distiller": "dm",
-    "hfldd.distill-steps": 2,
-    "fedhead.distill-epochs": 2,
-    "fedhead.server-epochs": 2,
-    "fedhead.reference-size": 16,
-    "fedlgd.first-steps": 2,
-    "fedlgd.refine-steps": 2,
-    "fedlgd.global-steps": 2,
 }
 
 
 @pytest.mark.parametrize("strategy", [*BUILT_IN, "flwr.serverapp.strategy:FedAdam"])
-def test_honest_nodes_train_in_every_round_and_are_never_set_aside(client_grid, tmp_path, strategy):
-    run_config = {**QUICK, "strategy": strategy, "runs-dir": str(tmp_path)}
+def test_honest_nodes_train_in_every_round_and_are_never_set_aside(
+    client_grid, little_distillation, tmp_path, strategy
+):
+    config = {"strategy": strategy, "runs-dir": str(tmp_path)}
+    run_config = {**QUICK, **little_distillation, **config}
     main(client_grid(NODES, run_config), Context(1, 1, {}, RecordDict(), run_config))
     rows = [json.loads(line) for line in (tmp_path / "1" / "metrics.jsonl").open()]
     assert [row["set_aside"] for row in rows] == [0, 0, 0]

@@ -25,15 +25,6 @@ QUICK = {
     "partition.alpha": 0.5,
     "fraction-evaluate": 0.5,
     "hfldd.groups": 2,
-    "hfldd.distiller": "dm",
-    "hfldd.distill-steps": 2,
-    "hfldd.distilled-size": 4,
-    "fedhead.distill-epochs": 2,
-    "fedhead.server-epochs": 2,
-    "fedhead.reference-size": 16,
-    "fedlgd.first-steps": 2,
-    "fedlgd.refine-steps": 2,
-    "fedlgd.global-steps": 2,
     "fedlgd.every": 2,
 }
 
@@ -43,12 +34,13 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def run(client_grid, tmp_path):
+def run(client_grid, little_distillation, tmp_path):
     """Run our ServerApp with nodes in this process; give the run's folder."""
     run_ids = count(1)  # as client_grid counts them
 
     def run(strategy="fedavg", killed_in=None, nodes=None, **changed):
-        config = {**QUICK, "strategy": strategy, "runs-dir": str(tmp_path / "runs")}
+        config = {**QUICK, **little_distillation, "strategy": strategy}
+        config["runs-dir"] = str(tmp_path / "runs")
         config.update({key.replace("_", "-"): value for key, value in changed.items()})
         run_id = next(run_ids)
         grid = client_grid(NODES, config, **(nodes or {}))

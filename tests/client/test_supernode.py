@@ -1,0 +1,35 @@
+"""A SuperNode that fails ends at once, so that its supervisor starts it anew."""
+
+import subprocess
+import sys
+
+import pytest
+
+FAILS = """
+import sys, threading, time
+from client import supernode
+
+def refused():
+    threading.Thread(target=time.sleep, args=(600,)).start()  # as Flower leaves them
+    raise {error}
+
+supernode.flower_supernode = refused
+sys.argv = ["supernode", sys.stdin.readline()]
+supernode.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [("RuntimeError('refused')", "RuntimeError: refused"), ("KeyboardInterrupt", "")],
+)
+def test_it_waits_for_no_thread_that_flower_left_behind(error: str, told: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", FAILS.format(error=error)],
+        input="1",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert (ended.stderr.splitlines() or [""])[-1] == told
