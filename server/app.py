@@ -5,7 +5,6 @@ from functools import partial
 from logging import INFO
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.common import log
@@ -32,6 +31,7 @@ from server.resume import (
 )
 from server.roster import Roster, meet_nodes
 from server.screening import ScreeningGrid
+from strategies.arrays import array_types
 from strategies.fedhead import FedHEAD
 from strategies.hfldd import HFLDD
 from strategies.registry import create_strategy
@@ -57,7 +57,6 @@ def main(grid: Grid, context: Context) -> None:
     strategy = create_strategy(
         settings.strategy, _strategy_arguments(settings, model, spec), settings.strategy_args
     )
-    initial = ArrayRecord(model.state_dict())
     folder, begun = run_to_go_on_with(settings, context.run_id)
     done = begun.round if begun else 0
     serve_metrics(folder)
@@ -70,7 +69,7 @@ def main(grid: Grid, context: Context) -> None:
             journal=journal,
             quorum=settings.quorum,
             norm_threshold=settings.norm_threshold,
-            types={name: np.dtype(array.dtype) for name, array in initial.items()},
+            types=array_types(model),
         )
         known = begun.nodes.values() if begun else ()
         roster = meet_nodes(metered, settings.min_nodes, settings.phase_timeout, known)
@@ -84,7 +83,7 @@ def main(grid: Grid, context: Context) -> None:
         record = begun.record if begun else None
         recorder = RunRecorder(folder, settings, metered.ledger, journal, record)
         recorder.write_json("about.json", about_run(spec, roster, recorder.started))
-        start = begun.arrays if begun else initial
+        start = begun.arrays if begun else ArrayRecord(model.state_dict())
         evaluate_and_record = recorder.recording(evaluate, partial(_topology, strategy, roster))
 
         def end_round(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:

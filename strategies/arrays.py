@@ -71,6 +71,12 @@ def as_record(arrays: Mapping[str, NDArray[np.generic]]) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
 
 
+def array_types(model: nn.Module) -> dict[str, np.dtype[np.generic]]:
+    """Types of the arrays of a model's state, by name."""
+    state = model.state_dict()
+    return {name: tensor.new_empty(0, device="cpu").numpy().dtype for name, tensor in state.items()}
+
+
 def trained_names(model: nn.Module) -> list[str]:
     """Names of those arrays of a model's state that are trained, not counted or tracked."""
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]

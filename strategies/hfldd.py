@@ -98,7 +98,6 @@ class HFLDD(RobustFedAvg):
         self.balanced = balanced
         self.links = links
         self.phase_timeout = phase_timeout
-        self.seed = seed
         self.distilled_values = 0
         """Values of the virtual data that were sent to heads."""
         self._clusters = LivingClusters(seed)

@@ -106,9 +106,8 @@ def test_an_array_that_claims_more_than_there_is_memory_is_refused():
 def test_error_replies_are_not_judged_and_nothing_is_said_of_good_ones():
     assert judge([content() for _ in range(6)]) == {}
     message = Message(RecordDict(), FIRST, "train")
-    assert (
-        reasons_to_set_aside([message], [Message(Error(0, "x"), reply_to=message)], 5.0, {}) == {}
-    )
+    failed = Message(Error(0, "x"), reply_to=message)
+    assert reasons_to_set_aside([message], [failed], 5.0, {}) == {}
 
 
 def test_a_second_record_must_be_finite_and_of_a_length_like_the_others():
