@@ -32,7 +32,7 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
-	$(BIN)/python -c "import torch._dynamo, client.app, client.executor, client.supernode, server.app"
+	$(BIN)/python -c "import torch._dynamo, client.app, node.executor, node.supernode, server.app"
 	@touch $@
 
 setup: $(READY)
@@ -76,7 +76,7 @@ lock: $(READY)
 
 proto: $(READY)
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
-		client/links/links.proto
+		links/links.proto
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

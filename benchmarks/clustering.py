@@ -23,8 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from strategies.clustering import homogeneous_groups, kl_matrix
-from strategies.similarity import (
+from strategies.cadis.similarity import (
     KnownPairs,
     aggregation_weights,
     clusters,
@@ -33,6 +32,7 @@ from strategies.similarity import (
     similarity_of_a_cluster,
     threshold,
 )
+from strategies.hfldd.clustering import homogeneous_groups, kl_matrix
 
 CLIENTS = 10_000
 PARTICIPANTS = 100

@@ -41,10 +41,10 @@ from rich.table import Table
 from benchmarks.in_process import InProcessGrid, run_in_process
 from benchmarks.rounds import APP_DIR as ECHO_APP
 from benchmarks.rounds import peak_memory
-from client.local_federation import LocalFederation
-from server.grid import MeteredGrid
-from strategies.arrays import as_record
-from strategies.checked import CheckedFedAvg
+from fleet.local_federation import LocalFederation
+from protocol.arrays import as_record
+from server.grid.metered import MeteredGrid
+from strategies.common.checked import CheckedFedAvg
 
 APP_DIR = Path(__file__).resolve().parent.parent
 SAMPLE_EVERY = 1.0

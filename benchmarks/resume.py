@@ -21,8 +21,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from client.local_federation import LocalFederation
-from client.submission import RunError
+from fleet.local_federation import LocalFederation
+from fleet.submission import RunError
 
 APP = Path(__file__).resolve().parent.parent
 NODES = 4

@@ -28,7 +28,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from client.local_federation import LocalFederation
+from fleet.local_federation import LocalFederation
 
 APP_DIR = Path(__file__).parent / "rounds_app"
 IDLE_SETTLE = 15.0

@@ -25,8 +25,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from client.local_federation import LocalFederation
-from client.processes import stop
+from fleet.local_federation import LocalFederation
+from node.processes import stop
 
 APP_DIR = Path(__file__).resolve().parent.parent
 NODES = (16, 8, 4)

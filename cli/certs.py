@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir, ControlAddress, Timeout
-from client.certificates import SERVER, CertificateError, CertificateFolder, Issued
+from fleet.certificates import SERVER, CertificateError, CertificateFolder, Issued
 
 certs = typer.Typer(
     help="Issue the keys and certificates of a federation, from an authority of its own.",
@@ -99,7 +99,7 @@ def revoke(
     Its certificate stays good for direct links to other nodes until it expires, but the server
     introduces only nodes that it knows to each other.
     """
-    from client.registration import RegistrationError, SecureControl  # imports Flower
+    from fleet.registration import RegistrationError, SecureControl  # imports Flower
 
     authority = CertificateFolder(folder)
     with _complaints():

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from cli.results import results_table
-from client.local_federation import LocalFederation
+from fleet.local_federation import LocalFederation
 
 APP_DIR = Path(__file__).resolve().parent.parent
 ROUND_LINE = re.compile(r"round +\d+/\d+ .*")

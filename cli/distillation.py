@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from protocol.requests import Distillation
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -21,7 +22,6 @@ from distill.privacy import PrivacyCard, Yardstick
 from distill.registry import Progress as Report
 from task.datasets import DatasetError, Samples
 from task.models import ModelError
-from task.requests import Distillation
 from task.settings import SettingsError
 
 REFUSALS = (DatasetError, DistillError, ModelError, SettingsError, OSError)

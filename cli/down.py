@@ -10,7 +10,7 @@ from contextlib import suppress
 import typer
 
 from cli.options import DEFAULT_FEDERATION_DIR, FederationDir
-from client.federation_record import FederationFile
+from fleet.federation_record import FederationFile
 
 
 def down(state_dir: FederationDir = DEFAULT_FEDERATION_DIR) -> None:

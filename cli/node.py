@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from client.node import Node
-from client.settings import NodeError, load_settings
+from node.settings import NodeError, load_settings
+from node.supervisor import Node
 
 
 def _option(name: str, help_text: str, default: str | bool = False) -> Any:

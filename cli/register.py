@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir, ControlAddress, Timeout
-from client.certificates import CertificateError, CertificateFolder
+from fleet.certificates import CertificateError, CertificateFolder
 
 
 def register(
@@ -18,7 +18,7 @@ def register(
     Nodes that the SuperLink knows are left as they are, and revoked ones out. Waits for the
     SuperLink to answer.
     """
-    from client.registration import RegistrationError, SecureControl  # imports Flower
+    from fleet.registration import RegistrationError, SecureControl  # imports Flower
 
     authority = CertificateFolder(folder)
     try:

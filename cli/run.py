@@ -16,7 +16,7 @@ from rich.console import Console
 
 from cli.options import ControlAddress, Timeout
 from cli.results import results_table
-from client.submission import RunError, submit
+from fleet.submission import RunError, submit
 
 APP_DIR = Path(__file__).resolve().parent.parent
 CONNECTION = "flwr-distill-run"
@@ -40,7 +40,7 @@ def run(
     As `flwr run . --stream`, but that it waits for the SuperLink, outlives the SuperLink's
     restarts, and ends as the run does.
     """
-    from client.registration import RegistrationError, SecureControl  # imports Flower
+    from fleet.registration import RegistrationError, SecureControl  # imports Flower
 
     def control() -> SecureControl:
         link = SecureControl(superlink, root_certificates)

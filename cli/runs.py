@@ -11,7 +11,7 @@ from rich.table import Table
 from cli.run_folders import DEFAULT_RUNS_DIR, RunsDir, fail, read_runs, run_folders
 
 if TYPE_CHECKING:
-    from server.page.layout import Table as PageTable
+    from strategies.common.sections import Table as PageTable
 
 runs = typer.Typer(help="List, show and compare runs; export their models.", no_args_is_help=True)
 Run = Annotated[str, typer.Argument(help="Run id, its folder, or latest.")]
@@ -88,9 +88,9 @@ def export(
     """Write a run's model and its card; of an unfinished run, that of the last checkpoint."""
     (found,) = read_runs([run], runs_dir)
 
-    from server.checkpoint import CheckpointError
-    from server.export import ExportError, export_model, run_to_export
-    from server.model_card import model_card
+    from server.export.card import model_card
+    from server.export.model import ExportError, export_model, run_to_export
+    from server.record.checkpoint import CheckpointError
     from task.models import ModelError
 
     folder = output or found.folder / "export"

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.options import DEFAULT_FEDERATION_DIR, FederationDir
-from client.federation_record import FederationFile
-from client.node import status_file
+from fleet.federation_record import FederationFile
+from node.supervisor import status_file
 
 
 def status(state_dir: FederationDir = DEFAULT_FEDERATION_DIR) -> None:

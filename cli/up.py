@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from cli.options import DEFAULT_FEDERATION_DIR, FederationDir
-from client.local_federation import LocalFederation
+from fleet.local_federation import LocalFederation
 
 
 def up(

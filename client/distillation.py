@@ -3,24 +3,27 @@
 import fcntl
 import sys
 import zlib
+from logging import INFO
 
 import torch
 from flwr.app import Context
+from flwr.common import log
 
-from client.privacy import PrivacyAccount, secret_generator
+from client.dp_sgd import PrivacyAccount, secret_generator
 from client.session import Session
-from client.store import NodeStore
+from distill.auto import choose
 from distill.many import distill_many
 from distill.private_matching import BANK, distill_dm_privately, noise_for
 from distill.virtual_data import VirtualData
-from task.messages import PARTITION_ID
-from task.requests import Distillation
+from links.store import NodeStore
+from protocol.hfldd import Distillation
+from protocol.messages import PARTITION_ID
 
 BATCH = 10
 """Virtual nodes that a process of a simulation distils for in one call."""
 
 
-def distilled(context: Context, request: Distillation) -> VirtualData:
+def distilled(context: Context, request: Distillation) -> bytes:
     """Distil a node's training data, with the privacy card; once in a run.
 
     In Flower's simulation runtime every process can load every partition, and many small
@@ -36,8 +39,9 @@ def distilled(context: Context, request: Distillation) -> VirtualData:
 
     Returns
     -------
-    VirtualData
-        ``distilled_size`` samples, spread evenly over the classes that the node holds.
+    bytes
+        :meth:`distill.virtual_data.VirtualData.to_bytes` of ``distilled_size`` samples, spread
+        evenly over the classes that the node holds.
     """
     session = Session.of(context)
     if request.dp_epsilon or not _in_simulation() or PARTITION_ID not in context.node_config:
@@ -50,7 +54,7 @@ def distilled(context: Context, request: Distillation) -> VirtualData:
                 (made,) = _distil([session], request)
             payload = made.to_bytes()
             session.store.write(name, payload)
-        return VirtualData.from_bytes(payload)
+        return payload
     shared = NodeStore(session.store.folder.parent / f"distilled-{_digest(request)}")
     own, batches = session.identity, -(-int(context.node_config["num-partitions"]) // BATCH)
     shared.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -61,7 +65,7 @@ def distilled(context: Context, request: Distillation) -> VirtualData:
             sessions = [_session_of(context, partition) for partition in partitions]
             for other, virtual in zip(sessions, _distil(sessions, request), strict=True):
                 shared.write(str(other.identity), virtual.to_bytes())
-    return VirtualData.from_bytes((shared.folder / str(own)).read_bytes())
+    return (shared.folder / str(own)).read_bytes()
 
 
 def _distil(sessions: list[Session], request: Distillation) -> list[VirtualData]:
@@ -71,6 +75,9 @@ def _distil(sessions: list[Session], request: Distillation) -> list[VirtualData]
         sharing.setdefault(_per_class(session, request), []).append(session)
     made = {}
     for per_class, alike in sharing.items():
+        if request.distiller == "auto":
+            for session in alike:
+                _log_choice(session)
         results = distill_many(
             request.distiller,
             [(s.data.train.inputs, s.data.train.labels) for s in alike],
@@ -85,6 +92,13 @@ def _distil(sessions: list[Session], request: Distillation) -> list[VirtualData]
             data = session.data
             made[session.identity] = virtual.with_card(data.train.inputs, data.holdout.inputs)
     return [made[session.identity] for session in sessions]
+
+
+def _log_choice(session: Session) -> None:
+    """Say which distiller ``auto`` takes for a node, and why."""
+    held = len(torch.unique(session.data.train.labels))
+    method, reason = choose(held, session.data.spec.num_classes)
+    log(INFO, "Distiller auto takes %s: %s", method, reason)
 
 
 def _distil_privately(session: Session, request: Distillation) -> VirtualData:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from flwr.app import Context
 
-from client.store import NodeStore
+from links.store import NodeStore
 from task.datasets import DataSpec, Samples, load_private_data
 from task.settings import SettingsError, TaskSettings
 from task.source import PRIVATE, data_spec, domain, partition_samples

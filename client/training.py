@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from client.privacy import PrivateTraining
+from client.dp_sgd import PrivateTraining
 from client.terms import LossTerm
+from protocol.messages import NUM_STEPS, TRAIN_ACCURACY, TRAIN_LOSS
 from task.datasets import Samples
-from task.messages import NUM_STEPS, TRAIN_ACCURACY, TRAIN_LOSS
 from task.settings import SettingsError, TrainSettings
 
 
@@ -171,7 +171,7 @@ def _optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimiz
     )
 
 
-def label_knowledge(
+def soft_labels(
     model: nn.Module,
     samples: Samples,
     auxiliary: Tensor,

@@ -6,7 +6,7 @@ import torch
 from flwr.app import ArrayRecord, MetricRecord
 from torch import nn
 
-from strategies.arrays import as_arrays, as_tensors
+from protocol.arrays import as_arrays, as_tensors
 from task.datasets import Samples
 from task.evaluation import predict
 

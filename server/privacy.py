@@ -1,51 +1,33 @@
-"""Which settings differential privacy is possible with; nodes refuse the others too, one by one."""
+"""Whether differential privacy covers all that a method sends; nodes refuse it too if not."""
 
-from server.config import RunSettings
+from protocol.method import Method
+from server.settings import RunSettings
 from task.settings import SettingsError
 
-UNPROTECTED = {
-    "fedhead": "leaders distil on their data",
-    "fedhead-plus": "leaders distil on their data",
-    "fedlgd": "nodes send gradients of virtual data that show their own",
-    "fedfa": "nodes send their accuracy on their data",
-}
-"""Strategies in which nodes send what DP-SGD does not protect."""
 
-
-def check_privacy(settings: RunSettings) -> None:
+def check_privacy(settings: RunSettings, method: Method | None) -> None:
     """Refuse a run whose differential privacy would have a hole.
 
     Parameters
     ----------
     settings : RunSettings
         Of the run.
+    method : Method, optional
+        The strategy's, also where the strategy is named by its class. A strategy of no method has
+        messages of its own that nodes do not handle, so plain training is all that it can ask.
 
     Raises
     ------
     SettingsError
-        If ``train.dp-noise`` is set, and a setting that does not go with it.
+        If ``train.dp-noise`` is set, and the method sends something that DP-SGD does not protect.
     """
-    if not settings.train.dp_noise:
+    if not settings.train.dp_noise or method is None:
         return
-    asked = f"train.dp-noise = {settings.train.dp_noise:g}"
-    strategy, hfldd = settings.strategy, settings.hfldd
-    if strategy in UNPROTECTED:
-        raise SettingsError(
-            f"{asked}, strategy = {strategy!r}: {UNPROTECTED[strategy]}, without differential "
-            "privacy (take fedavg, fedprox, feddf, fednova, scaffold, feddyn, moon, cadis or hfldd)"
-        )
-    if strategy == "cadis" and settings.cadis.kd_lambda:
-        raise SettingsError(
-            f"{asked}, cadis.kd-lambda = {settings.cadis.kd_lambda:g}: the regulariser mixes the "
-            "samples of a minibatch (set cadis.kd-lambda to 0)"
-        )
-    if strategy == "hfldd" and not hfldd.dp_epsilon:
-        raise SettingsError(
-            f"{asked}, hfldd.dp-epsilon = 0: members' virtual data would have no differential "
-            'privacy (set hfldd.dp-epsilon to 10.0, and hfldd.start to "noise")'
-        )
-    if strategy == "hfldd" and hfldd.balanced:
-        raise SettingsError(
-            f"{asked}, hfldd.balanced = true: samples of rare classes would come more often than "
-            "differential privacy counts (set hfldd.balanced to false)"
-        )
+    hole = ""
+    if method.unprotected:
+        hole = method.unprotected(settings.of_method(method), settings.train)
+    elif method.phases or method.terms:
+        hole = f"{method.name} does not declare what of it differential privacy covers"
+    if hole:
+        noise = f"train.dp-noise = {settings.train.dp_noise:g}"
+        raise SettingsError(f"{noise}, strategy = {settings.strategy!r}: {hole}")

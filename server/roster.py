@@ -1,16 +1,14 @@
-"""Meeting the nodes before a run: who is there, under which name, in which order."""
+"""Meeting the nodes of a run: who is there, under which name, in which order."""
 
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from logging import INFO, WARNING
+from logging import INFO
 
-from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from strategies.replies import number, usable
-from task.messages import CONFIG, DATASET, DESCRIBE, METRICS, NUM_EXAMPLES, PARTITION_ID
+from strategies.common.directory import Description, Directory
 
 POLL = 0.2
 
@@ -25,6 +23,8 @@ class Roster:
 
     Parameters
     ----------
+    directory : Directory
+        Asks each who it is.
     names : dict[int, str]
         Name of each node id: its partition, or its id where it has none; after the data set where
         the node holds another than the run's, as in ``usps/1``. A node that comes back under
@@ -33,6 +33,7 @@ class Roster:
         Training samples of each node that said so.
     """
 
+    directory: Directory = field(default_factory=Directory)
     names: dict[int, str] = field(default_factory=dict)
     num_examples: dict[int, int] = field(default_factory=dict)
 
@@ -61,34 +62,32 @@ class Roster:
             The new nodes.
         """
         nodes = [node for node in grid.get_node_ids() if node not in self.names]
-        messages = [Message(RecordDict(), node, DESCRIBE) for node in nodes]
-        replies = usable(grid.send_and_receive(messages, timeout=timeout))
-        described, partition = {}, {}
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            try:
-                self.num_examples[node] = int(number(reply, NUM_EXAMPLES))
-                if PARTITION_ID in reply.content.metric_records[METRICS]:
-                    partition[node] = int(number(reply, PARTITION_ID))
-            except ValueError as error:
-                log(WARNING, "Node %d describes itself badly: %s", node, error)
-            described[node] = reply
+        found = self.directory.look_up(grid, nodes, timeout)
+        self.num_examples |= {node: known.num_examples for node, known in found.items()}
+        name = {node: _name(node, found.get(node)) for node in nodes}
         rank = {name: place for place, name in enumerate(first)}
-        name = {n: _domain(described.get(n)) + str(partition.get(n, n)) for n in nodes}
-        nodes = sorted(
-            nodes, key=lambda n: (rank.get(name[n], len(rank)), partition.get(n, len(nodes)), n)
-        )
+
+        def place(node: int) -> tuple[int, int, int]:
+            partition = found[node].partition if node in found else None
+            last = len(nodes) if partition is None else partition
+            return rank.get(name[node], len(rank)), last, node
+
+        nodes.sort(key=place)
         self.names |= {node: name[node] for node in nodes}
         return nodes
 
 
-def meet_nodes(grid: Grid, min_nodes: int, timeout: float, first: Iterable[str] = ()) -> Roster:
-    """Wait for enough nodes and ask each who it is.
+def meet_nodes(
+    grid: Grid, roster: Roster, min_nodes: int, timeout: float, first: Iterable[str] = ()
+) -> None:
+    """Wait for enough nodes, ask each who it is, and put all on the roster.
 
     Parameters
     ----------
     grid : Grid
         Any Flower grid.
+    roster : Roster
+        Empty.
     min_nodes : int
         Nodes to wait for.
     timeout : float
@@ -109,14 +108,13 @@ def meet_nodes(grid: Grid, min_nodes: int, timeout: float, first: Iterable[str] 
                 f"phase-timeout = {timeout:.0f} s (start more nodes, or lower min-nodes)"
             )
         time.sleep(POLL)
-    roster = Roster()
     roster.meet_new(grid, timeout, first)
     num_examples = sum(roster.num_examples.values())
     log(INFO, "%d nodes: %d training samples", len(roster.names), num_examples)
-    return roster
 
 
-def _domain(reply: Message | None) -> str:
-    """Data set that a node holds in place of the run's, as the first part of its name."""
-    told = reply.content.config_records.get(CONFIG, ConfigRecord()) if reply else ConfigRecord()
-    return f"{told[DATASET]!s}/" if DATASET in told else ""
+def _name(node: int, known: Description | None) -> str:
+    if known is None:
+        return str(node)
+    domain = f"{known.dataset}/" if known.dataset else ""
+    return f"{domain}{node if known.partition is None else known.partition}"

@@ -1,16 +1,19 @@
 """FedDF: FedAvg, and then the nodes' ensemble distilled on the server."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
-from strategies.checked import CheckedFedAvg, Update
-from strategies.sectors import Arrays, weighted_mean
-from strategies.server_distillation import ServerDistillation
-from task.requests import EnsembleDistillation
+from protocol.arrays import Arrays
+from protocol.averages import weighted_mean
+from protocol.ensemble import EnsembleDistillation
+from protocol.fedhead import FedHEADSettings
+from strategies.common.checked import CheckedFedAvg, Update
+from strategies.common.run import Run
+from strategies.common.server_distillation import ServerDistillation
 
 
 class FedDF(CheckedFedAvg):
@@ -50,6 +53,18 @@ class FedDF(CheckedFedAvg):
         request = request.model_copy(update={"distill_epochs": server_epochs})
         self._distil = ServerDistillation(model, reference, request, seed)
         self._round = 0
+
+    @classmethod
+    def from_run(cls, settings: FedHEADSettings, run: Run, **arguments: Any) -> Self:
+        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
+        own = {
+            "model": run.model,
+            "reference": run.auxiliary(settings.reference, settings.reference_size),
+            "ensemble_distillation": settings.ensemble_distillation,
+            "server_epochs": settings.server_epochs,
+            "seed": run.seed,
+        }
+        return cls(**{**run.sampling, **own, **arguments})
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

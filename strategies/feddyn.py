@@ -1,23 +1,23 @@
 """FedDyn: nodes' objectives regularised dynamically, so that their optima agree."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Self
 
 from flwr.app import ConfigRecord
 from torch import nn
 
-from strategies.arrays import trained_names
-from strategies.checked import CheckedFedAvg, Update
-from strategies.sectors import Arrays, summed_change, weighted_mean
-from task.messages import DYNAMIC
-from task.requests import DynamicRegularisation
+from protocol.arrays import Arrays, trained_names
+from protocol.averages import summed_change, weighted_mean
+from protocol.feddyn import DYNAMIC, FedDynSettings
+from strategies.common.checked import CheckedFedAvg, Update
+from strategies.common.run import Run
 
 
 class FedDyn(CheckedFedAvg):
     """Federated learning with dynamic regularisation (Acar et al. 2021, Algorithm 1).
 
     Node i adds ``-<g_i, w> + alpha/2 ||w - w_t||^2`` to its loss, and then
-    ``g_i <- g_i - alpha (w_i - w_t)`` (:class:`client.terms.Dynamic`). The server keeps
+    ``g_i <- g_i - alpha (w_i - w_t)`` (:class:`client.feddyn.Dynamic`). The server keeps
     ``h <- h - alpha/m sum_i (w_i - w_t)`` over the participants P, m being all nodes, and takes
     ``w <- 1/|P| sum_i w_i - h / alpha``.
 
@@ -36,9 +36,14 @@ class FedDyn(CheckedFedAvg):
 
     def __init__(self, *, model: nn.Module, alpha: float = 0.01, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.request = DynamicRegularisation.checked({"alpha": alpha}, "feddyn")
+        self.request = FedDynSettings.checked({"alpha": alpha}, "feddyn")
         self.h: Arrays = {}
         self._trained = trained_names(model)
+
+    @classmethod
+    def from_run(cls, settings: FedDynSettings, run: Run, **arguments: Any) -> Self:
+        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
+        return cls(**{**run.sampling, "model": run.model, "alpha": settings.alpha, **arguments})
 
     def records(self) -> Mapping[str, ConfigRecord]:
         """Ask for the regulariser."""

@@ -1,31 +1,23 @@
 """FedFA: weights from training accuracy and participation, and momentum on nodes and server."""
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Any, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
-from pydantic import Field
 from torch import nn
 
-from strategies.arrays import trained_names
-from strategies.checked import CheckedFedAvg, Update
-from strategies.replies import number
-from strategies.sectors import Arrays, weighted_mean
-from task.messages import TRAIN_ACCURACY
-from task.settings import Block
+from protocol.arrays import Arrays, trained_names
+from protocol.averages import weighted_mean
+from protocol.fedfa import FedFASettings
+from protocol.messages import TRAIN_ACCURACY
+from protocol.replies import number
+from strategies.common.checked import CheckedFedAvg, Update
+from strategies.common.run import Run
 
 LEAST_SHARE = 1e-6
-
-
-class FedFASettings(Block):
-    """Settings of FedFA; see :class:`FedFA`."""
-
-    beta: Annotated[float, Field(ge=0, le=1)]
-    gamma: Annotated[float, Field(ge=0, lt=1)]
-    server_lr: Annotated[float, Field(ge=0)]
 
 
 class FedFA(CheckedFedAvg):
@@ -79,6 +71,12 @@ class FedFA(CheckedFedAvg):
         self.m: dict[str, NDArray[np.float64]] = {}
         """The server's momentum; what it lacks is 0."""
         self._trained = trained_names(model)
+
+    @classmethod
+    def from_run(cls, settings: FedFASettings, run: Run, **arguments: Any) -> Self:
+        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
+        own = {"model": run.model, **settings.model_dump()}
+        return cls(**{**run.sampling, **own, **arguments})
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -1,13 +1,16 @@
 """FedHEAD+: FedHEAD, with one more distillation on the server."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor, nn
 
-from strategies.fedhead import FedHEAD, Weighted
-from strategies.sectors import Arrays, weighted_mean
-from strategies.server_distillation import ServerDistillation
+from protocol.arrays import Arrays
+from protocol.averages import weighted_mean
+from protocol.fedhead import FedHEADSettings
+from strategies.common.run import Run
+from strategies.common.server_distillation import ServerDistillation
+from strategies.fedhead.strategy import FedHEAD, Weighted
 
 
 class FedHEADPlus(FedHEAD):
@@ -39,6 +42,16 @@ class FedHEADPlus(FedHEAD):
         super().__init__(**kwargs)
         request = self.ensemble_distillation.model_copy(update={"distill_epochs": server_epochs})
         self._distil = ServerDistillation(model, reference, request, self.seed)
+
+    @classmethod
+    def from_run(cls, settings: FedHEADSettings, run: Run, **arguments: Any) -> Self:
+        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
+        own = {
+            "model": run.model,
+            "reference": run.auxiliary(settings.reference, settings.reference_size),
+            "server_epochs": settings.server_epochs,
+        }
+        return super().from_run(settings, run, **{**own, **arguments})
 
     def combine(self, server_round: int, sectors: list[Weighted]) -> Arrays:
         """Distil the sectors' ensemble into the mean of step 5."""

@@ -4,8 +4,9 @@ import copy
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from io import BytesIO
 from logging import INFO, WARNING
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -14,25 +15,27 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from torch import nn
 
+from distill.contact_sheet import contact_sheet
 from distill.errors import DistillError
 from distill.gradient_matching import match_gradient
 from distill.virtual_data import VirtualData
-from strategies.arrays import as_tensors, sent_arrays
-from strategies.checked import RobustFedAvg, Update
-from strategies.replies import usable
-from strategies.sectors import Arrays, check_arrays, weighted_mean
-from task.datasets import DataSpec
-from task.messages import (
-    ARRAYS,
-    CONFIG,
+from protocol.arrays import Arrays, as_tensors, finite_arrays, model_arrays, sent_arrays
+from protocol.averages import weighted_mean
+from protocol.fedlgd import (
     GLOBAL_DATA,
     GRADIENT,
     LACKS_GLOBAL_DATA,
-    METRICS,
     TRAIN_VIRTUAL,
     VIRTUAL,
+    FedLGDSettings,
+    GlobalData,
+    VirtualTraining,
 )
-from task.requests import GlobalData, VirtualTraining
+from protocol.messages import ARRAYS, CONFIG, METRICS
+from protocol.replies import usable
+from strategies.common.checked import RobustFedAvg, Update
+from strategies.common.run import Run
+from task.datasets import DataSpec
 
 
 class FedLGD(RobustFedAvg):
@@ -76,7 +79,7 @@ class FedLGD(RobustFedAvg):
     seed : int (default: 0)
         Seed of the noise.
     **kwargs
-        As :class:`strategies.checked.RobustFedAvg` takes them.
+        As :class:`strategies.common.checked.RobustFedAvg` takes them.
 
     Notes
     -----
@@ -122,6 +125,19 @@ class FedLGD(RobustFedAvg):
         self._grid: Grid
         self._content: RecordDict
 
+    @classmethod
+    def from_run(cls, settings: FedLGDSettings, run: Run, **arguments: Any) -> Self:
+        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
+        own = {
+            "model": run.model,
+            "spec": run.spec,
+            "phase_timeout": run.phase_timeout,
+            "seed": run.seed,
+            "aggregator": run.aggregator,
+            **settings.model_dump(),
+        }
+        return cls(**{**run.sampling, **own, **arguments})
+
     def summary(self) -> None:
         """Log summary configuration of the strategy."""
         log(INFO, "\t├──> FedLGD settings:")
@@ -153,27 +169,38 @@ class FedLGD(RobustFedAvg):
     def read(self, reply: Message) -> Update:
         """Read a reply; in a selected round it brings the gradient that the server matches."""
         if self._selected and self.match == "gradient":
-            check_arrays(sent_arrays(reply, GRADIENT), self._matched(self.start_of_round))
+            model_arrays(sent_arrays(reply, GRADIENT), self._matched(self.start_of_round))
         return super().read(reply)
 
     def combine(self, updates: list[Update]) -> Arrays:
         """Average the models; in a selected round refine the server's virtual data."""
         mean = super().combine(updates)
         if self._selected and self.match == "gradient":
-            self._refine(
-                weighted_mean((u.num_examples, sent_arrays(u.reply, GRADIENT)) for u in updates)
+            gradients = (
+                (u.num_examples, finite_arrays(sent_arrays(u.reply, GRADIENT))) for u in updates
             )
+            self._refine(weighted_mean(gradients))
         elif self._selected:
             start = self._matched(self.start_of_round)
             self._refine({name: np.subtract(array, mean[name]) for name, array in start.items()})
         return mean
+
+    def artifacts(self) -> dict[str, bytes]:
+        """Files that a run leaves: the server's virtual data, and a picture of them."""
+        if self.global_data is None:
+            return {}
+        labels = self.global_data.labels
+        names = [str(label) for label in range(int(labels.max()) + 1)]
+        picture = BytesIO()
+        contact_sheet(self.global_data.images, labels, names).save(picture, format="png")
+        return {"virtual.safetensors": self._payload, "virtual.png": picture.getvalue()}
 
     def state_dict(self) -> dict[str, Any]:
         """What the strategy needs to go on after a restart, besides the global model."""
         return {**super().state_dict(), "global-data": self._payload}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave; see :class:`strategies.checked.CheckedFedAvg`."""
+        """Go on from what `state_dict` gave; see `CheckedFedAvg`."""
         super().load_state_dict(state)
         self._keep(state["global-data"])
 
@@ -192,11 +219,11 @@ class FedLGD(RobustFedAvg):
         """The round's message, with the server's virtual data where the node does not have them."""
         content = RecordDict({**self._content})
         if self._payload and not self._selected:
-            told = GlobalData(
+            data = GlobalData(
                 digest=hashlib.sha256(self._payload).hexdigest(),
                 payload=b"" if node in self._holders else self._payload,
             )
-            content[GLOBAL_DATA] = ConfigRecord(told.model_dump(by_alias=True))
+            content[GLOBAL_DATA] = ConfigRecord(data.model_dump(by_alias=True))
             self._holders.add(node)
         return Message(content, node, TRAIN_VIRTUAL)
 

@@ -1,17 +1,18 @@
 """FedNova: averages of normalised local updates."""
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from flwr.app import Message
 from torch import nn
 
-from strategies.arrays import trained_names
-from strategies.checked import CheckedFedAvg, Update
-from strategies.replies import number
-from strategies.sectors import Arrays, summed_change, weighted_mean
-from task.messages import NUM_STEPS
+from protocol.arrays import Arrays, trained_names
+from protocol.averages import summed_change, weighted_mean
+from protocol.messages import NUM_STEPS
+from protocol.replies import number
+from strategies.common.checked import CheckedFedAvg, Update
+from strategies.common.run import Run
 
 
 class FedNova(CheckedFedAvg):
@@ -33,6 +34,11 @@ class FedNova(CheckedFedAvg):
     def __init__(self, *, model: nn.Module, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._trained = trained_names(model)
+
+    @classmethod
+    def from_run(cls, settings: None, run: Run, **arguments: Any) -> Self:
+        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
+        return cls(**{**run.sampling, "model": run.model, **arguments})
 
     def read(self, reply: Message) -> Update:
         """Read a reply, which must tell the number of steps."""

@@ -1,13 +1,13 @@
 """MOON: model-contrastive federated learning."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from flwr.app import ConfigRecord
 
-from strategies.checked import RobustFedAvg
-from task.messages import MOON as MOON_RECORD
-from task.requests import ModelContrast
+from protocol.moon import MODEL_CONTRAST, MOONSettings
+from strategies.common.checked import RobustFedAvg
+from strategies.common.run import Run
 
 
 class MOON(RobustFedAvg):
@@ -15,7 +15,7 @@ class MOON(RobustFedAvg):
 
     Node i adds mu times a contrastive loss to its own: features of the model in training are to be
     more like the global model's than like those of the node's model of its last round
-    (:class:`client.terms.ModelContrastive`).
+    (:class:`client.moon.ModelContrastive`).
 
     Parameters
     ----------
@@ -24,13 +24,19 @@ class MOON(RobustFedAvg):
     temperature : float (default: 0.5)
         tau.
     **kwargs
-        As :class:`strategies.checked.RobustFedAvg` takes them.
+        As :class:`strategies.common.checked.RobustFedAvg` takes them.
     """
 
     def __init__(self, *, mu: float = 1.0, temperature: float = 0.5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.request = ModelContrast.checked({"mu": mu, "temperature": temperature}, "moon")
+        self.request = MOONSettings.checked({"mu": mu, "temperature": temperature}, "moon")
+
+    @classmethod
+    def from_run(cls, settings: MOONSettings, run: Run, **arguments: Any) -> Self:
+        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
+        own = {"mu": settings.mu, "temperature": settings.temperature, "aggregator": run.aggregator}
+        return cls(**{**run.sampling, **own, **arguments})
 
     def records(self) -> Mapping[str, ConfigRecord]:
         """Ask for the contrastive loss."""
-        return {MOON_RECORD: ConfigRecord(self.request.model_dump(by_alias=True))}
+        return {MODEL_CONTRAST: ConfigRecord(self.request.model_dump(by_alias=True))}

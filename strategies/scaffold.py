@@ -1,22 +1,24 @@
 """SCAFFOLD: control variates against the drift of nodes."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, Message
 
-from strategies.arrays import as_record, sent_arrays
-from strategies.checked import CheckedFedAvg, Update
-from strategies.sectors import Arrays, weighted_mean
-from task.messages import CONTROL_VARIATE
+from protocol.arrays import Arrays, as_record, finite_arrays, sent_arrays
+from protocol.averages import weighted_mean
+from protocol.scaffold import CONTROL_VARIATE
+from protocol.schema import part_of_the_model
+from strategies.common.checked import CheckedFedAvg, Update
+from strategies.common.run import Run
 
 
 class SCAFFOLD(CheckedFedAvg):
     """Stochastic controlled averaging (Karimireddy et al. 2020, option II).
 
     Node i takes steps along ``g - c_i + c``, and after K of them with learning rate eta keeps
-    ``c_i+ = c_i - c + (w_t - w_i) / (K eta)`` (:class:`client.terms.ControlVariate`). Over the
+    ``c_i+ = c_i - c + (w_t - w_i) / (K eta)`` (:class:`client.scaffold.ControlVariate`). Over the
     participants S of N nodes the server takes ``w <- 1/|S| sum_i w_i``, the paper's step with
     global step size 1, and ``c <- c + 1/N sum_i (c_i+ - c_i)``. Messages are twice a model's size,
     both ways.
@@ -34,6 +36,11 @@ class SCAFFOLD(CheckedFedAvg):
         self.c: Arrays = {}
         """The server's control variate; what it lacks is 0."""
 
+    @classmethod
+    def from_run(cls, settings: None, run: Run, **arguments: Any) -> Self:
+        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
+        return cls(**{**run.sampling, **arguments})
+
     def records(self) -> Mapping[str, ArrayRecord]:
         """Send the server's control variate."""
         return {CONTROL_VARIATE: as_record(self.c)}
@@ -43,17 +50,15 @@ class SCAFFOLD(CheckedFedAvg):
         change = sent_arrays(reply, CONTROL_VARIATE)
         if not change:
             raise ValueError(f"it brings no {CONTROL_VARIATE}")
-        for name, array in change.items():
-            if name not in self.start_of_round or array.shape != self.start_of_round[name].shape:
-                raise ValueError(f"its {CONTROL_VARIATE} {name} is none of this run's model")
-            if not np.isfinite(array).all():
-                raise ValueError(f"its {CONTROL_VARIATE} {name} holds NaN or infinity")
+        part_of_the_model(change, self.start_of_round)
         return super().read(reply)
 
     def combine(self, updates: list[Update]) -> Arrays:
         """Average the models, and move the server's control variate."""
         self.c = moved_variate(
-            self.c, [sent_arrays(u.reply, CONTROL_VARIATE) for u in updates], self.num_nodes
+            self.c,
+            [finite_arrays(sent_arrays(u.reply, CONTROL_VARIATE)) for u in updates],
+            self.num_nodes,
         )
         return weighted_mean((1.0, update.arrays) for update in updates)
 

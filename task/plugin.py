@@ -1,10 +1,18 @@
-"""Objects named by the user as ``module:attribute``: how other packages plug in."""
+"""How other packages plug in: objects named as ``module:attribute``, and an entry point.
+
+A package registers what it brings by one entry point in the group ``flwr_distill.methods``, which
+leads to a declaration (:class:`protocol.method.Method`).
+"""
 
 import importlib
+import traceback
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
+
+GROUP = "flwr_distill.methods"
 
 
 class PluginError(ValueError):
-    """A name of the form ``module:attribute`` that leads nowhere."""
+    """A name of the form ``module:attribute`` that leads nowhere, or a plug-in that fails."""
 
 
 def import_object(path: str) -> object:
@@ -36,7 +44,55 @@ def import_object(path: str) -> object:
             "or put its folder on PYTHONPATH"
         ) from error
     try:
-        found: object = getattr(module, attribute)
+        attribute_value: object = getattr(module, attribute)
+        return attribute_value
     except AttributeError:
         raise PluginError(f"module {module_name!r} has no attribute {attribute!r}") from None
-    return found
+
+
+def installed_plugins() -> EntryPoints:
+    """Entry points of installed packages; not loaded."""
+    return entry_points(group=GROUP)
+
+
+def load_plugin(point: EntryPoint) -> object:
+    """Load what an entry point leads to.
+
+    Raises
+    ------
+    PluginError
+        If that fails; the text says where.
+    """
+    try:
+        return point.load()
+    except Exception as error:  # whatever another package's code does
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise PluginError(
+            f"{point.value} cannot be loaded: {type(error).__name__}: {error} "
+            f"({frame.filename}, line {frame.lineno})"
+        ) from error
+
+
+def plugged_in(kind: str, name: str) -> str | None:
+    """Find a model, data set or distiller that an installed package brings.
+
+    Parameters
+    ----------
+    kind : str
+        ``models``, ``datasets`` or ``distillers``.
+    name : str
+        Its name.
+
+    Returns
+    -------
+    str or None
+        Its ``module:attribute``; None if no package brings one of that name.
+    """
+    for point in installed_plugins():
+        try:
+            table = getattr(load_plugin(point), kind, {})
+        except PluginError:
+            continue  # another plug-in that is broken is named where it is asked for
+        if name in table:
+            return str(table[name])
+    return None

@@ -195,7 +195,7 @@ class TaskSettings(Block):
         Seed of every random draw of the run.
     norm_threshold : float (default: 5.0)
         Score above which an update is set aside for its norm, a robust z-score of the logarithm
-        (:func:`strategies.screening.absurdly_large`); 0 takes any norm.
+        (:func:`protocol.outliers.absurdly_large`); 0 takes any norm.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
@@ -224,10 +224,10 @@ class TaskSettings(Block):
         SettingsError
             Names every key that is unknown, of the wrong type or out of range.
         """
-        return cls.checked(_nested(run_config), "run config")
+        return cls.checked(nested(run_config), "run config")
 
 
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Turn dotted keys into nested tables: ``{"train.lr": 1}`` -> ``{"train": {"lr": 1}}``."""
     nested: dict[str, Any] = {}
     for key, value in flat.items():

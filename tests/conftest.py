@@ -110,12 +110,12 @@ def finished_run(tmp_path):
     from flwr.app import ArrayRecord, MetricRecord
     from flwr.common import log
 
-    from server.about import about_run, class_counts
-    from server.config import RunSettings
-    from server.grid import MeteredGrid
-    from server.journal import Journal
-    from server.report import RunRecorder
+    from server.grid.metered import MeteredGrid
+    from server.record.about import about_run, class_counts
+    from server.record.journal import Journal
+    from server.record.recorder import RunRecorder
     from server.roster import Roster
+    from server.settings import RunSettings
     from task.models import create_model
     from task.source import data_spec, partition_samples
 

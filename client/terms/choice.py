@@ -1,25 +1,23 @@
 """The terms that a train message asks for."""
 
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from torch import nn
 
 from client.session import Session
-from client.terms.contrastive import Contrastive
-from client.terms.feddyn import Dynamic
-from client.terms.moon import ModelContrastive
-from client.terms.proximal import Proximal
-from client.terms.relational import Relational
-from client.terms.scaffold import ControlVariate
 from client.terms.term import LossTerm
-from task.messages import CONTROL_VARIATE, DYNAMIC, MOON, VIRTUAL
-from task.requests import DynamicRegularisation, ModelContrast, VirtualTraining
-from task.settings import TrainSettings
+from protocol.messages import CONFIG
+from protocol.registry import all_methods
+from task.plugin import PluginError, import_object
+from task.settings import SettingsError, TrainSettings
 
 
 def loss_terms(
     session: Session, content: RecordDict, model: nn.Module, settings: TrainSettings
 ) -> list[LossTerm]:
     """Make the terms of a round.
+
+    A method names its terms by what asks for them: a record of the train message, or a key of its
+    config or of the run's ``train.*`` that is neither 0 nor empty.
 
     Parameters
     ----------
@@ -31,23 +29,23 @@ def loss_terms(
         The global model as received, which is about to be trained.
     settings : TrainSettings
         Settings of the round.
+
+    Raises
+    ------
+    SettingsError
+        If a term cannot be loaded.
     """
-    terms: list[LossTerm] = []
-    if settings.proximal_mu:
-        terms.append(Proximal(model, settings.proximal_mu))
-    if settings.kd_lambda:
-        terms.append(Relational(model, settings.kd_lambda, settings.feature_layer))
-    if VIRTUAL in content.config_records:
-        request = VirtualTraining.checked(content.config_records[VIRTUAL], "message")
-        if request.contrast:
-            terms.append(Contrastive(model, request.contrast, settings.feature_layer))
-    if CONTROL_VARIATE in content.array_records:
-        server = content.array_records[CONTROL_VARIATE].to_torch_state_dict()
-        terms.append(ControlVariate(session, model, server, settings))
-    if DYNAMIC in content.config_records:
-        dynamic = DynamicRegularisation.checked(content.config_records[DYNAMIC], "message")
-        terms.append(Dynamic(session, model, dynamic.alpha))
-    if MOON in content.config_records:
-        contrast = ModelContrast.checked(content.config_records[MOON], "message")
-        terms.append(ModelContrastive(session, model, contrast, settings.feature_layer))
-    return terms
+    numbers = settings.model_dump(by_alias=True)
+    config = content.config_records.get(CONFIG, ConfigRecord())
+    terms = []
+    for method in all_methods().values():
+        for key, path in method.terms.items():
+            if key in content or numbers.get(key, config.get(key)):
+                try:
+                    term = import_object(path)
+                except PluginError as error:
+                    raise SettingsError(f"loss term of {method.name!r}: {error}") from error
+                if not (isinstance(term, type) and issubclass(term, LossTerm)):
+                    raise SettingsError(f"loss term of {method.name!r}: {path} is no LossTerm")
+                terms.append(term.of(session, content, model, settings))
+    return [term for term in terms if term is not None]

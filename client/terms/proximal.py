@@ -1,9 +1,14 @@
 """FedProx's proximal term."""
 
+from typing import Self
+
 import torch
+from flwr.app import RecordDict
 from torch import Tensor, nn
 
+from client.session import Session
 from client.terms.term import LossTerm
+from task.settings import TrainSettings
 
 
 class Proximal(LossTerm):
@@ -17,10 +22,19 @@ class Proximal(LossTerm):
         Weight of the term.
     """
 
+    mixes = "weights"
+
     def __init__(self, model: nn.Module, mu: float) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._start = [p.detach().clone() for p in self._parameters]
         self._mu = mu
+
+    @classmethod
+    def of(
+        cls, session: Session, content: RecordDict, model: nn.Module, settings: TrainSettings
+    ) -> Self:
+        """Make the term; see :class:`client.terms.LossTerm`."""
+        return cls(model, settings.proximal_mu)
 
     def __call__(self, inputs: Tensor, labels: Tensor, logits: Tensor) -> Tensor:
         """Give the term; it does not depend on the minibatch."""

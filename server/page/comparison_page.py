@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from server.page.comparison import best, common_accuracy, differing, labels, reached
 from server.page.curves import Series, finite
 from server.page.drawings import colour
-from server.page.layout import Figure, Section, Table, chart, page
+from server.page.layout import chart, page
 from server.page.run_files import RunFiles
 from server.page.words import data_size, percent, seconds
+from strategies.common.sections import Figure, Section, Table
 
 
 def comparison_page(runs: Sequence[RunFiles]) -> str:

@@ -3,35 +3,12 @@
 from collections import defaultdict
 from typing import Any
 
-from server.page.layout import Section, Table
+from protocol.registry import phase_titles
 from server.page.run_files import RunFiles
 from server.page.words import data_size, seconds, spans
-from task.messages import (
-    AGGREGATE_SECTOR,
-    DESCRIBE,
-    DISTILL,
-    DISTILL_SECTOR,
-    HAND_IN,
-    HAND_OUT,
-    LABEL_KNOWLEDGE,
-    RECEIVE,
-    TRAIN_VIRTUAL,
-)
+from strategies.common.sections import Section, Table
 
 MOST_WARNINGS = 100
-PHASES = {
-    DESCRIBE: "nodes say who they are",
-    LABEL_KNOWLEDGE: "soft labels on the auxiliary set",
-    DISTILL: "members distil their data",
-    RECEIVE: "heads get their members' virtual data",
-    HAND_OUT: "leaders hand the model to their members",
-    HAND_IN: "members send again to a new leader",
-    AGGREGATE_SECTOR: "leaders average their sector",
-    DISTILL_SECTOR: "leaders distil their sector's ensemble",
-    TRAIN_VIRTUAL: "nodes train on virtual data",
-    "train": "nodes train",
-    "evaluate": "nodes evaluate",
-}
 
 
 def traffic(run: RunFiles) -> Section | None:
@@ -49,8 +26,10 @@ def traffic(run: RunFiles) -> Section | None:
     )
     if not entries:
         return None
+    titles = phase_titles()
     rows = [
-        [_phase(phase), link.replace("->", " → "), data_size(size)] for size, phase, link in entries
+        [titles.get(phase, phase), link.replace("->", " → "), data_size(size)]
+        for size, phase, link in entries
     ]
     bars = [size / entries[0][0] for size, _, _ in entries]
     server = sum(size for size, _, link in entries if "server" in link)
@@ -89,10 +68,11 @@ def times(run: RunFiles) -> Section | None:
             phases[entry["phase"]].append(entry)
     if not phases:
         return None
+    titles = phase_titles()
     totals = {phase: sum(e["seconds"] for e in entries) for phase, entries in phases.items()}
     rows = [
         [
-            _phase(phase),
+            titles.get(phase, phase),
             str(len(entries)),
             f"{sum(len(e['nodes']) for e in entries)} of {sum(e['asked'] for e in entries)}",
             seconds(totals[phase]),
@@ -135,7 +115,3 @@ def warnings(run: RunFiles) -> Section:
         text += f" The first {MOST_WARNINGS} of {len(rows)}; journal.jsonl has them all."
     table = Table(["warning", "rounds", "#times"], rows[:MOST_WARNINGS])
     return Section("Faults", [text], [table])
-
-
-def _phase(message_type: str) -> str:
-    return PHASES.get(message_type, message_type)

@@ -3,9 +3,10 @@
 from markupsafe import Markup
 
 from server.page.drawings import cluster_nodes, cluster_star, dot_plot, leader_grid
-from server.page.layout import Figure, Section, scrolling
+from server.page.layout import scrolling
 from server.page.run_files import RunFiles
 from server.page.words import between
+from strategies.common.sections import Figure, Section
 
 MOST_IN_HALF = 14
 """More nodes or rounds than these take a drawing the page's width."""

@@ -1,68 +1,13 @@
 """What a page is made of, and the page from it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from server.page.curves import Series, line_chart
 from server.page.template import PAGE, STYLE
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A drawing with its title, its legend and a caption that says what one sees.
-
-    Parameters
-    ----------
-    title, caption : str
-        Above and below.
-    drawing : Markup
-        SVG or an image.
-    legend : Sequence[tuple[str, str]] (default: ())
-        Style and label of what is drawn.
-    wide : bool (default: False)
-        Whether it takes the page's width.
-    """
-
-    title: str
-    caption: str
-    drawing: Markup
-    legend: Sequence[tuple[str, str]] = ()
-    wide: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table.
-
-    Parameters
-    ----------
-    columns : Sequence[str]
-        Those of numbers begin with ``#``.
-    rows : Sequence[Sequence[str]]
-        Cells.
-    bars : Sequence[float] (default: ())
-        Share in [0, 1] for each row, drawn as a bar at its end.
-    folded : str (default: "")
-        Title behind which the table waits to be opened.
-    """
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    bars: Sequence[float] = ()
-    folded: str = ""
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page: text, tables, figures, and last the tables that are folded."""
-
-    title: str
-    text: Sequence[str] = ()
-    tables: Sequence[Table] = ()
-    figures: Sequence[Figure] = ()
+from strategies.common.sections import Figure, Section
 
 
 def page(

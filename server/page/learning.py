@@ -6,9 +6,10 @@ from typing import Any
 
 from server.page.comparison import best
 from server.page.curves import Point, Series, finite
-from server.page.layout import Figure, Section, chart
+from server.page.layout import chart
 from server.page.run_files import RunFiles
 from server.page.words import percent
+from strategies.common.sections import Figure, Section
 
 PERCENT = 100
 

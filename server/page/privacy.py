@@ -1,7 +1,7 @@
 """Differential privacy: the epsilon that nodes have spent."""
 
-from server.page.layout import Section, Table
 from server.page.run_files import RunFiles
+from strategies.common.sections import Section, Table
 
 MOST_OPEN = 12
 """More nodes than these wait to be opened."""

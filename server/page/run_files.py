@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from server.config import RunSettings
+from server.settings import default_settings
 
 FLOWER_ID = re.compile(r"\b\d{15,20}\b")
 
@@ -65,7 +65,7 @@ class RunFiles:
     @property
     def changed_settings(self) -> dict[str, Any]:
         """The strategy, and the settings that differ from the defaults, by dotted key."""
-        defaults = flat(RunSettings().model_dump(by_alias=True))
+        defaults = flat(default_settings())
         settings = flat(self.settings)
         changed = {key: value for key, value in settings.items() if defaults.get(key) != value}
         return {"strategy": settings["strategy"]} | changed

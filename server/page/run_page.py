@@ -2,12 +2,13 @@
 
 from server.page.costs import times, traffic, warnings
 from server.page.federation import partition, topology
-from server.page.layout import Section, Table, page
+from server.page.layout import page
 from server.page.learning import learning
+from server.page.method import panels
 from server.page.numbers import numbers
 from server.page.privacy import privacy
 from server.page.run_files import RunFiles, flat
-from server.page.virtual import virtual
+from strategies.common.sections import Section, Table
 
 
 def run_page(run: RunFiles) -> str:
@@ -25,7 +26,7 @@ def run_page(run: RunFiles) -> str:
         traffic(run),
         times(run),
         warnings(run),
-        virtual(run),
+        *panels(run),
         privacy(run),
         _settings(run),
     ]

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from cli.main import app
-from client.certificates import CertificateFolder
-from client.links.credentials import Credentials
-from client.links.errors import LinkError
-from task.links import Peered
+from fleet.certificates import CertificateFolder
+from links.credentials import Credentials
+from links.errors import LinkError
+from links.records import Peered
 
 TODAY = datetime.datetime.now(datetime.UTC).date()
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from client.node import status_file
+from node.supervisor import status_file
 
 
 def command(*arguments: str) -> list[str]:

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import cli.node
 from cli.main import app
-from client.settings import NodeSettings
+from node.settings import NodeSettings
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 import cli.run
-import client.registration
+import fleet.registration
 from cli.main import app
-from client.certificates import CertificateFolder
-from client.submission import RunError, RunOutcome
+from fleet.certificates import CertificateFolder
+from fleet.submission import RunError, RunOutcome
 
 SUMMARY = {
     "strategy": "hfldd",
@@ -66,7 +66,7 @@ def invoke(folder, monkeypatch):
             return RunOutcome(7, said[0], [])
 
         Answering.said = list(said[1:])
-        monkeypatch.setattr(client.registration, "SecureControl", Answering)
+        monkeypatch.setattr(fleet.registration, "SecureControl", Answering)
         monkeypatch.setattr(cli.run, "submit", submit)
         monkeypatch.setattr(cli.run.subprocess, "run", lambda c, **_: followed.append(c))
         where = ("--root-certificates", folder / "ca.crt", "--runs-dir", folder / "runs")

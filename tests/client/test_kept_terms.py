@@ -9,8 +9,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from client.app import app
 from client.session import Session
 from client.terms.kept import keep, kept
+from protocol.messages import CONTROL_VARIATE, DYNAMIC, MOON
 from task.datasets import load_dataset
-from task.messages import CONTROL_VARIATE, DYNAMIC, MOON
 from task.models import create_model
 
 MODEL = create_model("auto", load_dataset("digits").spec, seed=0)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from client.local_federation import free_ports
-from client.processes import start_bound, stop
+from fleet.local_federation import free_ports
+from node.processes import start_bound, stop
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
-from client.metrics import NodeMetrics
-from server.metrics import RunMetrics
+from node.metrics import NodeMetrics
+from server.record.metrics import RunMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
 OVERLAYS = ("docker/gpu.yaml", "docker/monitoring.yaml")

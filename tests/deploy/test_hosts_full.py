@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from client.node import status_file
-from client.processes import start_bound, stop
+from node.processes import start_bound, stop
+from node.supervisor import status_file
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVER, NODES = "10.98.0.1", ("10.98.0.2", "10.98.0.3")

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from client.certificates import CertificateFolder
-from client.node import status_file
-from client.processes import start_bound, stop
+from fleet.certificates import CertificateFolder
+from node.processes import start_bound, stop
+from node.supervisor import status_file
 
 NOT_KNOWN = "the SuperLink does not know this node's key: register it"
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from protocol.requests import Distillation
 
 from distill import DistillError
 from distill.starts import start
-from server.config import RunSettings
-from task.requests import Distillation
+from server.settings import RunSettings
 from task.settings import SettingsError
 
 LABELS = torch.tensor([4, 1] * 50)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from client.local_federation import LocalFederation
+from fleet.local_federation import LocalFederation
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES, SECTORS = 4, 2

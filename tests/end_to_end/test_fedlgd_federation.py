@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from client.local_federation import LocalFederation
-from client.store import NodeStore
 from distill.virtual_data import VirtualData
+from fleet.local_federation import LocalFederation
+from links.store import NodeStore
 
 ROOT = Path(__file__).resolve().parents[2]
 

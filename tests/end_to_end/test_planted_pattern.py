@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.local_federation import LocalFederation
+from fleet.local_federation import LocalFederation
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES, SIDE = 3, 8

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from client.local_federation import LocalFederation
+from fleet.local_federation import LocalFederation
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = 3

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from client.local_federation import free_ports
-from client.processes import start_bound, stop
-from client.superlink import Control
 from distill.virtual_data import VirtualData
+from fleet.local_federation import free_ports
+from fleet.superlink import Control
+from node.processes import start_bound, stop
 
 pytest.importorskip("ray", reason="Flower's simulation runtime needs ray: flwr[simulation]")
 

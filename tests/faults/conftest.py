@@ -14,9 +14,9 @@ from flwr.proto.control_pb2 import UnregisterNodeRequest
 from flwr.proto.control_pb2_grpc import ControlStub
 from flwr.supercore.grpc import create_channel
 
-from client.local_federation import CONNECTION, LocalFederation, free_ports
-from client.node import status_file
-from client.processes import kill_group, start_bound, stop
+from fleet.local_federation import CONNECTION, LocalFederation, free_ports
+from node.processes import kill_group, start_bound, stop
+from node.supervisor import status_file
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = 5

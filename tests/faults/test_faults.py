@@ -18,8 +18,8 @@ from statistics import median
 import grpc
 import pytest
 
-from client.submission import RunError
-from task.messages import (
+from fleet.submission import RunError
+from protocol.messages import (
     AGGREGATE_SECTOR,
     DISTILL,
     DISTILL_SECTOR,

@@ -8,8 +8,8 @@ from flwr.app import Array, ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.arrays import SentArrays
-from strategies.screening import update_norm
+from protocol.arrays import SentArrays
+from protocol.outliers import update_norm
 
 from .conftest import FUZZ, damaged
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save
 
-from server.checkpoint import (
+from server.record.checkpoint import (
     FORMAT,
     KEY,
     Checkpoint,
@@ -18,7 +18,7 @@ from server.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from server.packing import unpack
+from server.record.packing import unpack
 
 from .conftest import FUZZ, JSON, damaged
 

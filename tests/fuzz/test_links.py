@@ -10,12 +10,12 @@ from flwr.app import ConfigRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.links import LinkError, introduce, receive, send
-from client.links.links_pb2 import Header, Part
-from client.links.mailbox_server import Mailbox
-from client.store import NodeStore
-from strategies.links import Links
-from task.links import Introduction, Waybill
+from links import LinkError, introduce, receive, send
+from links.links_pb2 import Header, Part
+from links.mailbox import Mailbox
+from links.records import Introduction, Waybill
+from links.routes import Links
+from links.store import NodeStore
 
 from .conftest import FUZZ, damaged
 

@@ -4,11 +4,11 @@ from contextlib import suppress
 
 from hypothesis import given
 from hypothesis import strategies as st
+from protocol.requests import Distillation, EnsembleDistillation, GlobalData, VirtualTraining
 
-from server.config import RunSettings
+from links.records import Delivery, Introduction, Parcel, Route
 from server.page.run_files import flat
-from task.links import Delivery, Introduction, Parcel, Route
-from task.requests import Distillation, EnsembleDistillation, GlobalData, VirtualTraining
+from server.settings import RunSettings
 from task.settings import SettingsError, TaskSettings, TrainSettings
 
 from .conftest import FUZZ

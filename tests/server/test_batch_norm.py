@@ -6,7 +6,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from server.app import main
-from strategies.registry import BUILT_IN
+from strategies.common.registry import BUILT_IN
 
 NODES = 4
 QUICK = {

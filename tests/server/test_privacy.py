@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from server.config import RunSettings
-from server.model_card import model_card
+from server.export.card import model_card
 from server.page.privacy import privacy, spent
 from server.page.run_files import read_run
 from server.page.virtual import virtual
 from server.privacy import check_privacy
+from server.settings import RunSettings
 from task.settings import SettingsError
 
 NOISE = {"train.dp-noise": 1.0}

@@ -6,11 +6,11 @@ import hashlib
 import pytest
 from flwr.app import Context, RecordDict
 
-from client.links.folder import LinkFolder
 from client.session import Session
-from client.store import NodeStore
 from client.training import train_round
 from distill.ensemble import distil_ensemble, teacher_probabilities
+from links.folder import LinkFolder
+from links.store import NodeStore
 
 FIRST_NODE = 2**64 - 1000  # as in the conftest above
 
@@ -84,16 +84,16 @@ def by_hand(tmp_path):
 @pytest.fixture
 def direct(tmp_path, monkeypatch):
     """Direct links without the wire: a parcel goes straight into the receiver's mailbox."""
-    import client.links.transfer
+    import links.transfer
 
     unreachable = []
 
     def deliver(sealed, to, run_id, credentials):
         if int(to.receiver) in unreachable:
-            raise client.links.transfer.LinkError("no connection")
+            raise links.transfer.LinkError("no connection")
         store = NodeStore.open(str(tmp_path / "state"), run_id, int(to.receiver))
         checksum = hashlib.sha256(sealed).hexdigest()
         LinkFolder(store).put(to.token, [sealed], len(sealed), checksum)
 
-    monkeypatch.setattr(client.links.transfer, "deliver", deliver)
+    monkeypatch.setattr(links.transfer, "deliver", deliver)
     return unreachable

@@ -5,12 +5,12 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedMedian, FedTrimmedAvg, Krum, Strategy
 
-from strategies.arrays import as_record
-from strategies.checked import RobustFedAvg
+from protocol.arrays import as_record
+from strategies.common.checked import RobustFedAvg
+from strategies.common.registry import BUILT_IN, create_strategy
 from strategies.fedlgd import FedLGD
 from strategies.hfldd import HFLDD
 from strategies.moon import MOON
-from strategies.registry import BUILT_IN, create_strategy
 from task.datasets import load_dataset
 from task.models import create_model
 from task.settings import SettingsError

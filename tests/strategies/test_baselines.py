@@ -13,15 +13,15 @@ from torch.nn import functional
 
 from client.session import Session
 from client.training import epoch_batches
-from strategies.arrays import as_record
-from strategies.checked import CheckedFedAvg
+from protocol.arrays import as_record
+from protocol.messages import CONTROL_VARIATE
+from strategies.common.checked import CheckedFedAvg
 from strategies.feddyn import FedDyn
 from strategies.fedfa import FedFA
 from strategies.fednova import FedNova
 from strategies.moon import MOON
 from strategies.scaffold import SCAFFOLD
 from task.datasets import load_dataset
-from task.messages import CONTROL_VARIATE
 from task.models import create_model
 from task.settings import SettingsError
 

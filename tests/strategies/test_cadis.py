@@ -9,11 +9,11 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
+from protocol.arrays import as_arrays, as_record
 from server.app import main
-from strategies.arrays import as_arrays, as_record
 from strategies.cadis import CADIS
+from strategies.cadis.similarity import estimated_links, similarity_of_a_cluster, threshold
 from strategies.fednova import FedNova
-from strategies.similarity import estimated_links, similarity_of_a_cluster, threshold
 from task.datasets import load_dataset
 from task.models import create_model
 from task.partition import partition_indices

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.clustering import heterogeneous_clusters, homogeneous_groups, kl_matrix
+from strategies.hfldd.clustering import heterogeneous_clusters, homogeneous_groups, kl_matrix
 
 
 def soft_labels_of(generator, clients, samples, classes):

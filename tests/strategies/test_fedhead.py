@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from protocol.requests import EnsembleDistillation
 
 from distill.ensemble import distil_ensemble, teacher_probabilities
+from protocol.messages import AGGREGATE_SECTOR, DELIVERY, DISTILL_SECTOR, HAND_OUT
 from strategies.feddf import FedDF
 from strategies.fedhead import FedHEAD
 from strategies.fedhead_plus import FedHEADPlus
 from task.datasets import auxiliary_images, load_dataset
-from task.messages import AGGREGATE_SECTOR, DELIVERY, DISTILL_SECTOR, HAND_OUT
 from task.models import create_model
-from task.requests import EnsembleDistillation
 
 FIRST = 2**64 - 1000  # as in conftest.py
 RUN_CONFIG = {"partition.classes": 3, "train.local-epochs": 1}  # nodes of unequal size
@@ -183,9 +183,9 @@ def test_a_malformed_or_missing_models_node_is_left_out_and_the_round_goes_on(
     strategy.configure_train(1, start_of_a_run(), ConfigRecord(), grid)
     (cluster,) = strategy.topology.clusters
     failing, garbage, nan, honest = cluster.members
-    import client.sector
+    import client.fedhead
 
-    send = client.sector.send
+    send = client.fedhead.send
 
     def tampered(session, route, payload):
         if session.node_id == failing:
@@ -195,10 +195,10 @@ def test_a_malformed_or_missing_models_node_is_left_out_and_the_round_goes_on(
         if session.node_id == nan:
             broken = copy.deepcopy(MODEL)
             broken.state_dict()["0.bias"][0] = torch.nan
-            payload = client.sector.save(client.sector.arrays_of(broken))
+            payload = client.fedhead.save(client.fedhead.arrays_of(broken))
         return send(session, route, payload)
 
-    monkeypatch.setattr(client.sector, "send", tampered)
+    monkeypatch.setattr(client.fedhead, "send", tampered)
     found = play(strategy, grid)
     assert rejected == [2]
     for node, reason in ((garbage, "header"), (nan, "0.bias holds NaN or infinity")):

@@ -5,14 +5,14 @@ import copy
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
+from protocol.requests import EnsembleDistillation
 
+from protocol.messages import AGGREGATE_SECTOR, DELIVERY, DISTILL_SECTOR, HAND_IN
+from strategies.common.topology import Cluster
 from strategies.fedhead import FedHEAD
 from strategies.fedhead_plus import FedHEADPlus
-from strategies.topology import Cluster
 from task.datasets import auxiliary_images, load_dataset
-from task.messages import AGGREGATE_SECTOR, DELIVERY, DISTILL_SECTOR, HAND_IN
 from task.models import create_model
-from task.requests import EnsembleDistillation
 
 FIRST = 2**64 - 1000  # as in conftest.py
 RUN_CONFIG = {"partition.classes": 3, "train.local-epochs": 1}  # nodes of unequal size

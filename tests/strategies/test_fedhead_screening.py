@@ -5,16 +5,16 @@ import logging
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
+from protocol.requests import EnsembleDistillation
 from safetensors.numpy import load, save
 
-import client.sector
-from server.journal import Journal
-from server.screening import ScreeningGrid
+import client.fedhead
+from protocol.messages import DISTILL_SECTOR
+from server.grid.screening import ScreeningGrid
+from server.record.journal import Journal
 from strategies.fedhead import FedHEAD
 from task.datasets import load_dataset
-from task.messages import DISTILL_SECTOR
 from task.models import create_model
-from task.requests import EnsembleDistillation
 
 NODES = 6
 RUN_CONFIG = {"partition.scheme": "iid", "train.local-epochs": 1, "train.batch-size": 64}
@@ -39,7 +39,7 @@ def away(payload):
 @pytest.fixture
 def mean_of_a_round(client_grid, monkeypatch, tmp_path):
     """Mean of a sector of six in the first round, where two members spoil what they send."""
-    send = client.sector.send
+    send = client.fedhead.send
 
     def play(spoil, **run_config):
         def without_distillation(node, message):
@@ -59,7 +59,7 @@ def mean_of_a_round(client_grid, monkeypatch, tmp_path):
             hostile = session.node_id in cluster.members[:2]
             return send(session, route, spoil(payload) if hostile else payload)
 
-        monkeypatch.setattr(client.sector, "send", spoiled)
+        monkeypatch.setattr(client.fedhead, "send", spoiled)
         arrays, _ = strategy.aggregate_train(1, grid.send_and_receive(messages))
         return {name: array.numpy() for name, array in arrays.items()}, journal.set_aside
 

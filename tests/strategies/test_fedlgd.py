@@ -9,15 +9,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from torch.nn import functional
 
 from client.session import Session
-from client.store import NodeStore
 from client.training import epoch_batches
 from distill.contrastive import supervised_contrastive_loss
 from distill.distribution_matching import distill_dm
 from distill.gradient_matching import match_gradient
 from distill.virtual_data import VirtualData
+from links.store import NodeStore
+from protocol.messages import GLOBAL_DATA, GRADIENT, VIRTUAL
 from strategies.fedlgd import FedLGD
 from task.datasets import load_dataset
-from task.messages import GLOBAL_DATA, GRADIENT, VIRTUAL
 from task.models import create_model
 
 FIRST = 2**64 - 1000  # as in conftest.py

@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
+from protocol.requests import Distillation, EnsembleDistillation
 
 from strategies.cadis import CADIS
 from strategies.fedhead import FedHEAD
@@ -12,7 +13,6 @@ from strategies.fedlgd import FedLGD
 from strategies.hfldd import HFLDD
 from task.datasets import load_dataset
 from task.models import create_model
-from task.requests import Distillation, EnsembleDistillation
 
 NODES, ROUNDS = 4, 3
 SPEC = load_dataset("digits").spec

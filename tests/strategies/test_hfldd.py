@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from protocol.requests import Distillation
 
+from protocol.messages import DISTILL, LABEL_KNOWLEDGE, RECEIVE
 from strategies.hfldd import HFLDD
 from task.datasets import load_dataset
-from task.messages import DISTILL, LABEL_KNOWLEDGE, RECEIVE
 from task.models import create_model
 from task.partition import partition_indices
-from task.requests import Distillation
 
 FIRST = 2**64 - 1000  # as in conftest.py
 RUN_CONFIG = {"partition.classes": 2, "train.local-epochs": 1}

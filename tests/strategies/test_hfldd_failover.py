@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
+from protocol.requests import Distillation
 
 from distill import VirtualData
+from protocol.messages import DISTILL, LABEL_KNOWLEDGE, NUM_PARCELS
+from strategies.common.retries import Retries
 from strategies.hfldd import HFLDD
-from strategies.retries import Retries
 from task.datasets import load_dataset
-from task.messages import DISTILL, LABEL_KNOWLEDGE, NUM_PARCELS
 from task.models import create_model
-from task.requests import Distillation
 
 RUN_CONFIG = {"partition.classes": 2, "train.local-epochs": 1}
 PER_NODE = 6

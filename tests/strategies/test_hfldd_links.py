@@ -3,18 +3,18 @@
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
+from protocol.requests import Distillation
 
-from client.links.mailbox_server import Mailbox, start_server
-from client.pool import pooled_samples
+from client.hfldd import pooled_samples
 from client.session import Session
 from distill import VirtualData
-from server.grid import MeteredGrid
-from server.ledger import DIRECT, RELAYED
+from links.mailbox import Mailbox, start_server
+from protocol.messages import DESCRIBE, DISTILL, RECEIVE
+from server.grid.ledger import DIRECT, RELAYED
+from server.grid.metered import MeteredGrid
 from strategies.hfldd import HFLDD
 from task.datasets import load_dataset
-from task.messages import DESCRIBE, DISTILL, RECEIVE
 from task.models import create_model
-from task.requests import Distillation
 
 RUN_CONFIG = {"partition.classes": 2, "train.local-epochs": 1}
 PER_NODE = 8

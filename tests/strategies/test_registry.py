@@ -3,8 +3,8 @@
 import pytest
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, FedProx, Krum
 
+from strategies.common.registry import create_strategy, find_strategy
 from strategies.hfldd import HFLDD
-from strategies.registry import create_strategy, find_strategy
 from task.settings import SettingsError
 
 OFFERED = {

@@ -12,9 +12,10 @@ import pytest
 from flwr.app import Array, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
+from server.grid.judging import reasons_to_set_aside
 
-from strategies.arrays import as_record
-from strategies.screening import absurdly_large, reasons_to_set_aside, update_norm
+from protocol.arrays import as_record
+from protocol.outliers import absurdly_large, update_norm
 
 START = {"w": np.zeros((2, 3), np.float32), "steps": np.array(7, np.int64)}
 FIRST = 2**64 - 1000

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from strategies.sectors import assign_sectors, check_arrays, draw_leader, weighted_mean
+from protocol.arrays import check_arrays
+from protocol.averages import weighted_mean
+from strategies.fedhead.sectors import assign_sectors, draw_leader
 
 
 def model(seed, scale=1.0):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.similarity import (
+from strategies.cadis.similarity import (
     KnownPairs,
     aggregation_weights,
     clusters,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from server.config import RunSettings
-from strategies.registry import find_strategy
+from server.settings import RunSettings
+from strategies.common.registry import find_strategy
 
 ROOT = Path(__file__).resolve().parents[2]
 PRESETS = sorted((ROOT / "presets").glob("*.toml"))

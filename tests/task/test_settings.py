@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from server.config import RunSettings
+from server.settings import RunSettings
 from task.settings import SettingsError, TaskSettings
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"

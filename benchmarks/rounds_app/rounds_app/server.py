@@ -39,7 +39,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run FedAvg for some phases, through Flower's grid or through ours."""
     config = context.run_config
     if config["fast"]:
-        from server.grid import MeteredGrid
+        from server.grid.metered import MeteredGrid
 
         grid = MeteredGrid(grid, deadline=900.0)
     strategy = _Timed(

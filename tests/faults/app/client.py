@@ -19,9 +19,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.clientapp import ClientApp
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-import client.sector
+import client.fedhead
 from client.app import app as ours
-from task.messages import ARRAYS, CONFIG, LEADS, SERVER_ROUND
+from protocol.messages import ARRAYS, CONFIG, LEADS, SERVER_ROUND
 
 FOLDER = Path(os.environ["FAULTS"])
 
@@ -97,12 +97,12 @@ def _sends(spoil):
     """Answer with another model, in the reply, in a parcel and in a leader's store alike."""
 
     def answered(message, context):
-        arrays_of = client.sector.arrays_of
+        arrays_of = client.fedhead.arrays_of
 
         def spoiled(model):
             return {name: spoil(array) for name, array in arrays_of(model).items()}
 
-        with patch.object(client.sector, "arrays_of", spoiled):
+        with patch.object(client.fedhead, "arrays_of", spoiled):
             reply = ours(message, context)
         if sent := reply.content.array_records.get(ARRAYS):
             arrays = {name: Array(spoil(array.numpy())) for name, array in sent.items()}

@@ -1,0 +1,279 @@
+"""Differential privacy on a node: DP-SGD by Opacus, and an account of what the node has spent."""
+
+import json
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from client.session import Session
+from client.terms import LossTerm
+from links.store import NodeStore
+from task.datasets import Samples
+from task.settings import SettingsError, TrainSettings
+
+if TYPE_CHECKING:  # importing Opacus takes a second, which only those who use it shall wait
+    from opacus.accountants import RDPAccountant
+
+SPENT = "privacy-spent"
+STATE_WORDS = slice(3, 627)
+"""Where the 624 words of the Mersenne Twister stand in the state of torch's CPU generator."""
+
+
+class BudgetSpentError(RuntimeError):
+    """What is asked would take the node beyond ``train.dp-epsilon``."""
+
+
+@dataclass(frozen=True)
+class PrivacyAccount:
+    """The epsilon that a node has spent in a run; it is kept in the node's store and only grows.
+
+    Parameters
+    ----------
+    store : NodeStore
+        The node's, of the run that resumed ones go back to: what any of them spent stays spent.
+    delta : float
+        At which epsilon is counted.
+    budget : float
+        Most epsilon; 0 sets no limit.
+    """
+
+    store: NodeStore
+    delta: float
+    budget: float
+
+    @classmethod
+    def of(cls, session: Session, settings: TrainSettings) -> Self:
+        """The account of a node."""
+        return cls(session.store.origin, settings.dp_delta, settings.dp_epsilon)
+
+    @property
+    def epsilon(self) -> float:
+        """What was spent, by the accountant of Rényi differential privacy."""
+        return float(self._accountant().get_epsilon(self.delta))
+
+    def numbers(self) -> dict[str, float]:
+        """What was spent, as numbers that a reply's metrics can hold."""
+        return {"dp-epsilon": self.epsilon, "dp-delta": self.delta}
+
+    def spend(self, noise: float, rate: float, steps: int) -> None:
+        """Book steps of the sampled Gaussian mechanism, before they are taken.
+
+        Parameters
+        ----------
+        noise : float
+            Noise multiplier, > 0.
+        rate : float
+            Chance of each sample to be in a step.
+        steps : int
+            How many.
+
+        Raises
+        ------
+        BudgetSpentError
+            If they would go beyond the budget; nothing is booked then.
+        """
+        accountant = self._accountant()
+        for _ in range(steps):
+            accountant.step(noise_multiplier=noise, sample_rate=rate)
+        if self.budget and (epsilon := accountant.get_epsilon(self.delta)) > self.budget:
+            raise BudgetSpentError(
+                f"train.dp-epsilon = {self.budget:g}: this node has spent {self.epsilon:.3g}, "
+                f"{steps} more steps would make it {epsilon:.3g}; it takes no further part"
+            )
+        self.store.write(SPENT, json.dumps(accountant.state_dict()).encode())
+
+    def _accountant(self) -> "RDPAccountant":
+        from opacus.accountants import RDPAccountant
+
+        accountant = RDPAccountant()
+        if (kept := self.store.read(SPENT)) is not None:
+            accountant.load_state_dict(json.loads(kept))
+        return accountant
+
+
+@dataclass(frozen=True)
+class PrivateTraining:
+    """DP-SGD (Abadi et al. 2016): steps on Poisson samples, with clipped gradients and noise.
+
+    Parameters
+    ----------
+    noise : float
+        Noise multiplier, > 0: standard deviation of the noise on a sum of gradients, in units of
+        `clip`.
+    clip : float
+        Norm that the gradient of each sample is clipped to.
+    account : PrivacyAccount
+        Where steps are booked.
+    generator : torch.Generator
+        Of samples and noise, on the CPU. Who knows its state can take the noise away.
+    """
+
+    noise: float
+    clip: float
+    account: PrivacyAccount
+    generator: torch.Generator
+
+    @classmethod
+    def of(cls, session: Session, settings: TrainSettings) -> Self | None:
+        """As the settings ask for it; None where they do not."""
+        if not settings.dp_noise:
+            return None
+        account = PrivacyAccount.of(session, settings)
+        return cls(settings.dp_noise, settings.dp_clip, account, secret_generator())
+
+    def fit(
+        self,
+        model: nn.Module,
+        samples: Samples,
+        optimizer: torch.optim.Optimizer,
+        *,
+        batch_size: int,
+        steps: int,
+        terms: Sequence[LossTerm] = (),
+    ) -> None:
+        """Take steps on the cross-entropy and what is added to it.
+
+        Parameters
+        ----------
+        model : nn.Module
+            Trained in place; on the same device as `samples`.
+        samples : Samples
+            Training data; each is in a step by the chance that makes ceil(n / batch_size) steps an
+            epoch.
+        optimizer : torch.optim.Optimizer
+            Over the model's parameters.
+        batch_size : int
+            Samples in a step, at most and on average.
+        steps : int
+            How many.
+        terms : Sequence[LossTerm] (default: ())
+            What is added to the cross-entropy.
+
+        Raises
+        ------
+        SettingsError
+            If model or terms have no gradients of single samples.
+        BudgetSpentError
+            If the steps would go beyond the budget.
+        """
+        from opacus.grad_sample import GradSampleHooks
+        from opacus.optimizers import DPOptimizer
+        from opacus.utils.uniform_sampler import UniformWithReplacementSampler
+
+        model.train()
+        self._require_single_gradients(model, terms)
+        n = len(samples)
+        rate = 1 / math.ceil(n / batch_size)
+        self.account.spend(self.noise, rate, steps)
+        private = DPOptimizer(
+            optimizer,
+            noise_multiplier=self.noise,
+            max_grad_norm=self.clip,
+            expected_batch_size=rate * n,
+            generator=_on(samples.inputs.device, self.generator),
+        )
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        hooks = GradSampleHooks(model)
+        for batch in UniformWithReplacementSampler(
+            num_samples=n, sample_rate=rate, generator=self.generator, steps=steps
+        ):
+            inputs, labels = samples.inputs[batch], samples.labels[batch]
+            private.zero_grad(set_to_none=True)
+            if batch:
+                logits = model(inputs)
+                loss = functional.cross_entropy(logits, labels)
+                loss = _plus(loss, terms, "sample", inputs, labels, logits)
+                loss.backward()  # type: ignore[no-untyped-call]
+            else:
+                logits = labels
+                for p in parameters:
+                    p.grad_sample = p.new_zeros(0, *p.shape)  # type: ignore[attr-defined]
+            private.pre_step()  # the noisy mean is now in p.grad
+            rest = _plus(torch.zeros(()), terms, "weights", inputs, labels, logits)
+            if rest.requires_grad:
+                rest.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        hooks.cleanup()
+
+    def _require_single_gradients(self, model: nn.Module, terms: Sequence[LossTerm]) -> None:
+        from opacus.validators import ModuleValidator
+
+        asked = f"train.dp-noise = {self.noise:g}"
+        if errors := ModuleValidator.validate(model, strict=False):
+            raise SettingsError(
+                f"{asked}: the model has no gradients of single samples: {errors[0]} (take one "
+                "without batch normalisation and LSTM, such as convnet3, or train.dp-noise = 0)"
+            )
+        for term in terms:
+            if term.mixes == "minibatch":
+                raise SettingsError(
+                    f"{asked}: the term {type(term).__name__} mixes the samples of a minibatch, so "
+                    "that none has a gradient of its own (set train.kd-lambda, or cadis.kd-lambda, "
+                    "to 0, or train.dp-noise)"
+                )
+
+
+def require_no_privacy(settings: TrainSettings, what: str) -> None:
+    """Refuse what has no differential privacy, where the settings ask for it.
+
+    Parameters
+    ----------
+    settings : TrainSettings
+        Of the round.
+    what : str
+        For the error.
+
+    Raises
+    ------
+    SettingsError
+        If ``train.dp-noise`` is set.
+    """
+    if settings.dp_noise:
+        raise SettingsError(
+            f"train.dp-noise = {settings.dp_noise:g}: {what} has no differential privacy "
+            "(set train.dp-noise to 0, or take another strategy)"
+        )
+
+
+def secret_generator() -> torch.Generator:
+    """CPU generator whose whole state comes from the operating system.
+
+    Noise that depended on the run's seed could be taken away by the server, which knows the seed;
+    and of a seed given to `manual_seed` only 32 bits count, few enough to try them all.
+    """
+    generator = torch.Generator()
+    generator.manual_seed(0)
+    state = generator.get_state()
+    words = [secrets.randbits(32) for _ in range(STATE_WORDS.stop - STATE_WORDS.start)]
+    state.view(torch.int64)[STATE_WORDS] = torch.tensor(words)
+    generator.set_state(state)
+    return generator
+
+
+def _on(device: torch.device, generator: torch.Generator) -> torch.Generator:
+    """The generator, or one on another device that is seeded from it."""
+    if device.type == "cpu":
+        return generator
+    seed = int(torch.randint(2**63 - 1, (), generator=generator))
+    return torch.Generator(device).manual_seed(seed)
+
+
+def _plus(
+    loss: Tensor,
+    terms: Sequence[LossTerm],
+    mixes: str,
+    inputs: Tensor,
+    labels: Tensor,
+    logits: Tensor,
+) -> Tensor:
+    """A loss and the terms that mix so much."""
+    for term in terms:
+        if term.mixes == mixes:
+            loss = loss + term(inputs, labels, logits)
+    return loss

@@ -1,0 +1,228 @@
+"""FedLGD on nodes: training on virtual data, their own and the server's, both kept in the store."""
+
+import copy
+import hashlib
+from collections.abc import Callable
+from functools import partial
+from logging import INFO
+from typing import Self
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.common import log
+from torch import Tensor, nn
+from torch.nn import functional
+
+from client.dp_sgd import require_no_privacy
+from client.local_round import LocalRound
+from client.session import Session
+from client.terms import Features, LossTerm
+from distill.contrastive import supervised_contrastive_loss
+from distill.distribution_matching import distill_dm
+from distill.errors import VirtualDataError
+from distill.virtual_data import VirtualData
+from protocol.fedlgd import (
+    GLOBAL_DATA,
+    GRADIENT,
+    LACKS_GLOBAL_DATA,
+    VIRTUAL,
+    GlobalData,
+    VirtualTraining,
+)
+from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
+from task.datasets import Samples
+from task.settings import TrainSettings
+
+OWN = "virtual-data"
+OF_SERVER = "global-virtual-data"
+BATCH_SIZE = 1024
+REFINE_BANK = 5
+"""Augmentations that a refinement takes in turn; each costs a pass of 256 real images a class."""
+
+
+class Contrastive(LossTerm):
+    """``lambda L_con`` over a minibatch's features (FedLGD eq. 2-4).
+
+    Parameters
+    ----------
+    model : nn.Module
+        In training.
+    weight : float
+        lambda.
+    layer : str (default: "")
+        The dense layer whose input are the features; see :func:`task.models.last_dense`.
+    """
+
+    def __init__(self, model: nn.Module, weight: float, layer: str = "") -> None:
+        self._features = Features(model, layer)
+        self._weight = weight
+
+    @classmethod
+    def of(
+        cls, session: Session, content: RecordDict, model: nn.Module, settings: TrainSettings
+    ) -> Self | None:
+        """Make the term; see :class:`client.terms.LossTerm`."""
+        request = VirtualTraining.checked(content.config_records[VIRTUAL], "message")
+        return cls(model, request.contrast, settings.feature_layer) if request.contrast else None
+
+    def __call__(self, inputs: Tensor, labels: Tensor, logits: Tensor) -> Tensor:
+        """Give the term; of soft labels the likeliest class counts."""
+        classes = labels.argmax(1) if labels.ndim == 2 else labels
+        return self._weight * supervised_contrastive_loss(self._features.last, classes)
+
+
+def train_virtual(message: Message, context: Context) -> Message:
+    """Train the received model on the node's virtual data and the server's."""
+    session, content = Session.of(context), message.content
+    request = VirtualTraining.checked(content.config_records[VIRTUAL], "message")
+    of_server = None
+    if GLOBAL_DATA in content.config_records:
+        of_server = global_samples(session, content.config_records[GLOBAL_DATA])
+        if of_server is None:
+            lacks = MetricRecord({LACKS_GLOBAL_DATA: 1})
+            return Message(RecordDict({METRICS: lacks}), reply_to=message)
+    local = LocalRound.of(session, content)
+    require_no_privacy(local.settings, "FedLGD's virtual data")
+    own = virtual_samples(session, local.model, request, local.round)
+    reply = RecordDict()
+    if request.gradient:
+        reply[GRADIENT] = ArrayRecord(loss_gradient(local.model, own))
+    reply.update(local.train(joined(own, of_server)))
+    reply.metric_records[METRICS][NUM_EXAMPLES] = len(own)
+    reply[ARRAYS] = local.trained_model()
+    return Message(reply, reply_to=message)
+
+
+def virtual_samples(
+    session: Session, model: nn.Module, request: VirtualTraining, server_round: int
+) -> Samples:
+    """The node's virtual data: made where it has none, and refined where that is asked for.
+
+    They are made by distribution matching with random networks, from noise with one mean and
+    deviation a class, and refined with the received model's features in place of random ones
+    (FedLGD eq. 1).
+
+    Parameters
+    ----------
+    session : Session
+        The node's.
+    model : nn.Module
+        The global model as received.
+    request : VirtualTraining
+        How.
+    server_round : int
+        The round.
+
+    Returns
+    -------
+    Samples
+        On the node's device, and as its store holds them: a restarted node goes on with the same.
+    """
+    data, store = session.data, session.store.at(server_round)
+    distil = partial(
+        distill_dm,
+        data.train.inputs,
+        data.train.labels,
+        num_classes=data.spec.num_classes,
+        per_class=request.per_class,
+        device=session.device,
+    )
+    payload = store.read(OWN)
+    if payload is None:
+        made = distil(steps=request.first_steps, generator=session.generator("virtual"))
+        log(INFO, "Made %d virtual samples", len(made))
+        payload = made.to_bytes()
+        store.write(OWN, payload)
+    virtual = VirtualData.from_bytes(payload)
+    if request.refine_steps:
+        refined = distil(
+            steps=request.refine_steps,
+            generator=session.generator("refine", server_round),
+            network=_extractor(model, session.task.train.feature_layer),
+            bank=REFINE_BANK,
+            begin=virtual.images,
+        )
+        payload = refined.to_bytes()
+        store.write(OWN, payload)
+        virtual = VirtualData.from_bytes(payload)
+    return Samples(virtual.images, virtual.labels).to(session.device)
+
+
+def global_samples(session: Session, record: ConfigRecord) -> Samples | None:
+    """The server's virtual data, out of the message or, by their digest, out of the store.
+
+    Parameters
+    ----------
+    session : Session
+        The node's.
+    record : ConfigRecord
+        A :class:`protocol.requests.GlobalData`.
+
+    Returns
+    -------
+    Samples or None
+        On the node's device; None where the message brings none and the node has others or none.
+
+    Raises
+    ------
+    VirtualDataError
+        If what the message brings is malformed or does not fit the task.
+    """
+    told, spec = GlobalData.checked(record, "global data"), session.data.spec
+    payload = told.payload or session.store.read(OF_SERVER) or b""
+    if hashlib.sha256(payload).hexdigest() != told.digest:
+        if told.payload:
+            raise VirtualDataError("the server's virtual data are not those of their digest")
+        return None
+    virtual = VirtualData.from_bytes(payload)
+    virtual.validate(spec.shape, spec.num_classes)
+    if told.payload:
+        session.store.write(OF_SERVER, payload)
+    return Samples(virtual.images, virtual.labels).to(session.device)
+
+
+def joined(own: Samples, other: Samples | None) -> Samples:
+    """Both sets as one."""
+    if other is None:
+        return own
+    return Samples(torch.cat([own.inputs, other.inputs]), torch.cat([own.labels, other.labels]))
+
+
+def loss_gradient(model: nn.Module, samples: Samples) -> dict[str, Tensor]:
+    """Gradient of the mean cross-entropy by a model's weights of two or more dimensions.
+
+    Those are what gradient matching compares (:func:`distill.gradient_matching.match_gradient`).
+
+    Parameters
+    ----------
+    model : nn.Module
+        Left in evaluation mode, without gradients.
+    samples : Samples
+        On the model's device.
+    """
+    model.eval()
+    model.zero_grad()
+    for start in range(0, len(samples), BATCH_SIZE):
+        batch = slice(start, start + BATCH_SIZE)
+        logits = model(samples.inputs[batch])
+        loss = functional.cross_entropy(logits, samples.labels[batch], reduction="sum")
+        (loss / len(samples)).backward()  # type: ignore[no-untyped-call]
+    gradient = {
+        name: weight.grad.detach().clone()
+        for name, weight in model.named_parameters()
+        if weight.ndim > 1 and weight.grad is not None
+    }
+    model.zero_grad()
+    return gradient
+
+
+def _extractor(model: nn.Module, layer: str) -> Callable[[Tensor], Tensor]:
+    """The model as a function from images to features."""
+    model = copy.deepcopy(model).eval()  # the hook must not stay in the model that is trained
+    features = Features(model, layer)
+
+    def extract(images: Tensor) -> Tensor:
+        model(images)
+        return features.last
+
+    return extract

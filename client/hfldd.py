@@ -1,0 +1,202 @@
+"""HFLDD on nodes: soft labels, members' virtual data, and the pool that a head trains on."""
+
+from functools import lru_cache
+from logging import INFO, WARNING
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.common import log
+from torch.nn.functional import one_hot
+
+from client.distillation import distilled
+from client.dp_sgd import PrivacyAccount, PrivateTraining, require_no_privacy
+from client.local_round import LocalRound
+from client.session import Session
+from client.training import soft_labels
+from distill.errors import VirtualDataError
+from distill.virtual_data import VirtualData
+from links import LinkError, send
+from links import receive as open_parcel
+from links.records import VIRTUAL_DATA
+from protocol.hfldd import (
+    BALANCED,
+    KEPT_PARCELS,
+    NUM_PARCELS,
+    SOFT_LABELS,
+    Distillation,
+    LabelKnowledge,
+)
+from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, PARCEL, REJECTED, ROUTE
+from task.datasets import Samples, auxiliary_images
+from task.models import create_model
+
+PREFIX = "parcel-"
+
+
+def label_knowledge(message: Message, context: Context) -> Message:
+    """Reply with soft labels on the global auxiliary set (step 1)."""
+    session = Session.of(context)
+    request = LabelKnowledge.checked(message.content.config_records[CONFIG], "message")
+    spec = session.data.spec
+    auxiliary = auxiliary_images(
+        request.auxiliary,
+        spec,
+        request.auxiliary_size,
+        session.task.seed,
+        str(context.node_config.get("data-root", "")) or session.task.data_root or None,
+    )
+    model = create_model(session.task.model, spec, seed=session.task.seed).to(session.device)
+    labels = soft_labels(
+        model,
+        session.data.train,
+        auxiliary.to(session.device),
+        steps=request.initial_steps,
+        lr=request.initial_lr,
+        batch_size=request.initial_batch_size,
+        generator=session.generator("label-knowledge"),
+        privacy=PrivateTraining.of(session, session.task.train),
+    )
+    arrays = ArrayRecord({SOFT_LABELS: labels})
+    metrics = MetricRecord({NUM_EXAMPLES: len(session.data.train)})
+    return Message(RecordDict({ARRAYS: arrays, METRICS: metrics}), reply_to=message)
+
+
+def distill(message: Message, context: Context) -> Message:
+    """Distil the node's data and send them to its cluster head (step 4)."""
+    session = Session.of(context)
+    request = Distillation.checked(message.content.config_records[CONFIG], "message")
+    if not request.dp_epsilon:
+        require_no_privacy(session.task.train, "distillation with hfldd.dp-epsilon = 0")
+    if request.share_raw_data:
+        payload = _raw_as_virtual(session.data.train, session.task.seed).to_bytes()
+    else:
+        payload = distilled(context, request)
+    virtual = VirtualData.from_bytes(payload)
+    log(INFO, "Distilled %d samples by %s", len(virtual.labels), virtual.method)
+    account = PrivacyAccount.of(session, session.task.train)
+    metrics = MetricRecord(
+        {
+            NUM_EXAMPLES: len(virtual.labels),
+            "num-values": virtual.images.numel(),
+            **(virtual.card.numbers() if virtual.card else {}),
+            **(account.numbers() if request.dp_epsilon else {}),
+        }
+    )
+    parcel = send(session, message.content.config_records[ROUTE], payload)
+    return Message(RecordDict({PARCEL: parcel, METRICS: metrics}), reply_to=message)
+
+
+def receive(message: Message, context: Context) -> Message:
+    """Open and keep what members sent to this cluster head (step 4)."""
+    session = Session.of(context)
+    parcels = {
+        int(name.removeprefix(f"{PARCEL}.")): record
+        for name, record in message.content.config_records.items()
+        if name.startswith(f"{PARCEL}.")
+    }
+    kept = [rank for rank, record in parcels.items() if keep_parcel(session, rank, record)]
+    metrics = MetricRecord(
+        {
+            NUM_EXAMPLES: len(pooled_samples(session)),
+            KEPT_PARCELS: kept,
+            REJECTED: len(parcels) - len(kept),
+        }
+    )
+    return Message(RecordDict({METRICS: metrics}), reply_to=message)
+
+
+def train_pool(message: Message, context: Context) -> Message:
+    """Train the received model on D_h: the head's own data and what its members sent."""
+    session = Session.of(context)
+    local = LocalRound.of(session, message.content)
+    balanced = bool(message.content.config_records[CONFIG].get(BALANCED, False))
+    reply = local.train(pooled_samples(session), balanced=balanced)
+    reply[ARRAYS] = local.trained_model()
+    reply.metric_records[METRICS][NUM_PARCELS] = num_parcels(session)
+    return Message(reply, reply_to=message)
+
+
+def keep_parcel(session: Session, rank: int, parcel: ConfigRecord) -> bool:
+    """Open a member's parcel, check the virtual data in it and keep them in the node's store.
+
+    Parameters
+    ----------
+    session : Session
+        The head's.
+    rank : int
+        Rank of the member in its cluster. It orders the pool, which must not depend on Flower's
+        random node ids.
+    parcel : ConfigRecord
+        As the server handed it on; what :meth:`distill.virtual_data.VirtualData.to_bytes` gave is
+        in it, or in the node's mailbox.
+
+    Returns
+    -------
+    bool
+        False where the parcel was refused, or what is in it is malformed or does not fit the task;
+        it is then set aside with a line in the log.
+    """
+    spec = session.data.spec
+    try:
+        payload = open_parcel(session, parcel, VIRTUAL_DATA)
+        VirtualData.from_bytes(payload).validate(spec.shape, spec.num_classes)
+    except (LinkError, VirtualDataError) as error:
+        log(WARNING, "Parcel from node %s set aside: %s", parcel.get("sender"), error)
+        return False
+    session.store.write(f"{PREFIX}{rank:06d}", payload)
+    return True
+
+
+def pooled_samples(session: Session) -> Samples:
+    """D_h: the head's own training samples and all virtual data in its store, on its device."""
+    own = session.data.train
+    paths = _parcels(session)
+    if not paths:
+        return own
+    received = _read_parcels(tuple((path, path.stat().st_mtime_ns) for path in paths))
+    received = received.to(session.device)
+    own_labels = own.labels
+    if received.labels.ndim == 2:
+        own_labels = one_hot(own_labels, session.data.spec.num_classes).float()
+    return Samples(
+        inputs=torch.cat([own.inputs, received.inputs]),
+        labels=torch.cat([own_labels, received.labels]),
+    )
+
+
+def num_parcels(session: Session) -> int:
+    """Members whose virtual data are in this node's store."""
+    return len(_parcels(session))
+
+
+def _parcels(session: Session) -> list[Path]:
+    return [session.store.folder / n for n in session.store.names() if n.startswith(PREFIX)]
+
+
+@lru_cache(maxsize=4)
+def _read_parcels(files: tuple[tuple[Path, int], ...]) -> Samples:
+    """Decode parcels, once as long as the files do not change (path, modification time in ns)."""
+    parcels = [VirtualData.from_bytes(path.read_bytes()) for path, _ in files]
+    labels = [parcel.labels for parcel in parcels]
+    soft = [parcel.soft_labels for parcel in parcels if parcel.soft_labels is not None]
+    if soft:  # where some members learned theirs, those of the others become distributions too
+        labels = [
+            one_hot(parcel.labels, soft[0].shape[1]).float()
+            if parcel.soft_labels is None
+            else parcel.soft_labels
+            for parcel in parcels
+        ]
+    return Samples(torch.cat([parcel.images for parcel in parcels]), torch.cat(labels))
+
+
+def _raw_as_virtual(samples: Samples, seed: int) -> VirtualData:
+    """The "w/o DD" ablation: raw samples in place of virtual ones."""
+    return VirtualData(
+        images=samples.inputs.cpu(),
+        labels=samples.labels.cpu(),
+        method="raw",
+        steps=0,
+        seed=seed,
+        init="real",
+    )

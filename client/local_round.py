@@ -1,0 +1,131 @@
+"""A round of local training, as the server's message asks for it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from torch import nn
+
+from client.dp_sgd import PrivateTraining
+from client.session import Session
+from client.terms import loss_terms
+from client.training import train_round
+from protocol.arrays import Arrays, as_arrays, as_tensors
+from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, SERVER_ROUND
+from task.datasets import Samples
+from task.models import create_model
+from task.settings import TrainSettings
+
+
+@dataclass(frozen=True)
+class LocalRound:
+    """What a train message asks of a node.
+
+    Parameters
+    ----------
+    session : Session
+        The node's, with the store of the round.
+    content : RecordDict
+        Of the message.
+    settings : TrainSettings
+        The run's, overridden by the message's config.
+    model : nn.Module
+        The received model, on the node's device.
+    """
+
+    session: Session
+    content: RecordDict
+    settings: TrainSettings
+    model: nn.Module
+
+    @classmethod
+    def of(
+        cls, session: Session, content: RecordDict, arrays: Arrays | None = None
+    ) -> "LocalRound":
+        """Read a train message.
+
+        Parameters
+        ----------
+        session : Session
+            The node's.
+        content : RecordDict
+            Of the message. Its config may hold any key of ``train.*``, such as ``lr``.
+        arrays : Mapping[str, ndarray], optional (default: None)
+            The global model, where the message does not bring it.
+
+        Raises
+        ------
+        SettingsError
+            If the config is malformed.
+        """
+        config = content.config_records.get(CONFIG, ConfigRecord())
+        settings = session.task.train.model_dump(by_alias=True)
+        settings.update({key: value for key, value in config.items() if key in settings})
+        return cls(
+            session=session.in_round(server_round(config)),
+            content=content,
+            settings=TrainSettings.checked(settings, "message"),
+            model=build_model(session, received_arrays(content) if arrays is None else arrays),
+        )
+
+    @property
+    def round(self) -> int:
+        """The round."""
+        return server_round(self.content.config_records.get(CONFIG, ConfigRecord()))
+
+    def train(self, samples: Samples, *, balanced: bool = False) -> RecordDict:
+        """Train the model, in place; with differential privacy where the settings ask for it.
+
+        Parameters
+        ----------
+        samples : Samples
+            What to train on.
+        balanced : bool (default: False)
+            Whether classes are drawn evenly.
+
+        Returns
+        -------
+        RecordDict
+            The metrics, and what loss terms send.
+        """
+        terms = loss_terms(self.session, self.content, self.model, self.settings)
+        privacy = PrivateTraining.of(self.session, self.settings)
+        trained = train_round(
+            self.model,
+            samples,
+            self.settings,
+            self.session.generator("train", self.round),
+            balanced=balanced,
+            terms=terms,
+            privacy=privacy,
+        )
+        numbers: dict[str, Any] = {NUM_EXAMPLES: len(samples), **trained.numbers()}
+        if privacy:
+            numbers |= privacy.account.numbers()
+        reply = RecordDict({METRICS: MetricRecord(numbers)})
+        for term in terms:
+            reply.update(term.finish(self.model, trained.steps))
+        return reply
+
+    def trained_model(self) -> ArrayRecord:
+        """The model as it is now, for the reply."""
+        return ArrayRecord(self.model.state_dict())
+
+
+def received_arrays(content: RecordDict) -> Arrays:
+    """The model that a message brings; of several array records the one called ``arrays``."""
+    records = content.array_records
+    return as_arrays(records.get(ARRAYS) or next(iter(records.values())))
+
+
+def build_model(session: Session, arrays: Arrays) -> nn.Module:
+    """Build the run's model with these weights, on the node's device."""
+    model = create_model(session.task.model, session.data.spec)
+    model.load_state_dict(as_tensors(arrays))
+    return model.to(session.device)
+
+
+def server_round(config: ConfigRecord) -> int:
+    """The round that a message belongs to; 0 where it does not say."""
+    number = config.get(SERVER_ROUND, 0)
+    return number if isinstance(number, int) else 0

@@ -1,0 +1,390 @@
+"""A whole federation on this machine: one SuperLink and N nodes, all of them real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from fleet.federation_record import FederationFile, FederationRecord
+from fleet.submission import RunOutcome, submit
+from node.processes import kill_group, start_bound, stop
+from node.settings import NodeConfigValue
+
+if TYPE_CHECKING:
+    from fleet.superlink import Control
+
+CONNECTION = "flwr-distill-local"
+"""Name, in the federation's own Flower configuration, of the connection to its SuperLink."""
+
+_QUIET_FLOWER = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+
+
+class LocalNode:
+    """One node of a local federation.
+
+    Attributes
+    ----------
+    index : int
+        The node's number, which is its partition too.
+    state_dir : Path
+        The directory that is the node's own.
+    log : Path
+        What the node's processes print.
+    """
+
+    def __init__(self, index: int, state_dir: Path, start: Callable[[], subprocess.Popen[bytes]]):
+        self.index = index
+        self.state_dir = state_dir
+        self.log = state_dir / "node.log"
+        self._start = start
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the node's process, which starts the others."""
+        self._process = self._start()
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The node's main process."""
+        if self._process is None:
+            raise RuntimeError(f"node {self.index} was not started: call start() first")
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        """Process id of the node's main process."""
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the node's main process runs."""
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        """Kill the node's main process with SIGKILL; what it started ends with it."""
+        kill_group(self.process)
+
+    def restart(self) -> None:
+        """Start the node again with the same settings, after ending it if it still runs."""
+        stop([self.process])
+        self.start()
+
+
+class LocalFederation:
+    """A SuperLink and nodes on loopback, without TLS, for trying things and for tests.
+
+    The federation has a Flower configuration of its own, under its state directory, so that the
+    user's stays as it is. Everything it starts ends with `stop`, or when this process dies.
+
+    Parameters
+    ----------
+    num_nodes : int
+        Number of nodes, at least 1. Node i has ``partition-id=i`` and ``num-partitions=num_nodes``.
+    state_dir : Path
+        Directory of this federation: logs, Flower's configuration, the nodes' own directories.
+    node_config : Mapping[str, str | int | float | bool] | None (default: None)
+        More keys of the node config that apps see, the same for every node.
+    node_settings : Mapping[str, Any] | None (default: None)
+        More settings of the nodes, as in a file for ``flwr-distill node --config``. Nodes compute
+        with one thread unless ``threads`` says otherwise.
+    direct_links : bool (default: False)
+        Give every node an address on loopback where the others can send to it directly.
+    database : Path | None (default: None)
+        File in which the SuperLink keeps its state and the messages that pass through it. `None`:
+        in memory.
+    cwd : Path | None (default: None)
+        Working directory of the SuperLink, hence of ServerApps. `None`: that of this process.
+
+    Attributes
+    ----------
+    nodes : list[LocalNode]
+        The nodes, in the order of their partitions.
+    env : dict[str, str]
+        Environment in which ``flwr`` commands reach this federation.
+    connection : str
+        The connection to name in ``flwr run APP CONNECTION``.
+    superlink_log : Path
+        What the SuperLink and the ServerApps print.
+
+    Raises
+    ------
+    ValueError
+        If `num_nodes` is below 1.
+    """
+
+    connection = CONNECTION
+
+    def __init__(
+        self,
+        num_nodes: int,
+        state_dir: Path,
+        *,
+        node_config: Mapping[str, NodeConfigValue] | None = None,
+        node_settings: Mapping[str, Any] | None = None,
+        direct_links: bool = False,
+        database: Path | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        if num_nodes < 1:
+            raise ValueError(f"num_nodes must be at least 1, got {num_nodes}")
+        self.state_dir = state_dir.resolve()
+        self.superlink_log = self.state_dir / "superlink.log"
+        self.env = self._environment(self.state_dir / "flower")
+        self.fleet_address = ""
+        self.control_address = ""
+        self._cwd = cwd
+        self._database = database
+        self._file = FederationFile(self.state_dir)
+        self._node_settings = {"node-config": dict(node_config or {}), **(node_settings or {})}
+        self._superlink: subprocess.Popen[bytes] | None = None
+        addresses: list[str | None] = [None] * num_nodes
+        if direct_links:
+            addresses = [f"127.0.0.1:{port}" for port in free_ports(num_nodes)]
+        self.nodes = [self._make_node(index, addresses) for index in range(num_nodes)]
+
+    def __enter__(self) -> LocalFederation:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self, *, timeout: float = 120.0) -> None:
+        """Start all processes and return when every node is online; once is enough.
+
+        Parameters
+        ----------
+        timeout : float (default: 120.0)
+            Seconds to wait.
+
+        Raises
+        ------
+        FederationRunsError
+            If another federation runs in the same state directory.
+        RuntimeError
+            If a process ends early or the nodes are not online in time; everything is stopped then.
+        """
+        if self._superlink is not None:
+            return
+        deadline = time.monotonic() + timeout
+        self._file.hold()
+        try:
+            self._start_superlink(deadline)
+            for node in self.nodes:
+                node.start()
+            self._file.write(
+                FederationRecord(
+                    pid=os.getpid(),
+                    control_address=self.control_address,
+                    flower_home=self.env["FLWR_HOME"],
+                    node_dirs=[str(node.state_dir) for node in self.nodes],
+                )
+            )
+            self.wait_for_nodes(timeout=max(1.0, deadline - time.monotonic()))
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End all processes: nodes first, so that they leave the federation, then the SuperLink."""
+        stop([node.process for node in self.nodes if node._process is not None])
+        if self._superlink is not None:
+            stop([self._superlink])
+            self._superlink = None
+        self._file.release()
+
+    @property
+    def superlink_pid(self) -> int:
+        """Process id of the SuperLink."""
+        if self._superlink is None:
+            raise RuntimeError("the federation was not started: call start() first")
+        return self._superlink.pid
+
+    def restart_dead_nodes(self) -> list[int]:
+        """Start again every node whose main process has ended, and return their numbers."""
+        dead = [node for node in self.nodes if not node.alive]
+        for node in dead:
+            node.start()
+        return [node.index for node in dead]
+
+    def online_nodes(self) -> int:
+        """Count the nodes that the SuperLink holds for online."""
+        with self._control() as control:
+            return control.online_nodes()
+
+    def wait_for_nodes(self, count: int | None = None, *, timeout: float = 120.0) -> None:
+        """Wait until so many nodes are online.
+
+        Parameters
+        ----------
+        count : int | None (default: None)
+            Number of nodes. `None`: all.
+        timeout : float (default: 120.0)
+            Seconds to wait.
+
+        Raises
+        ------
+        RuntimeError
+            If they are not online in time.
+        """
+        wanted = len(self.nodes) if count is None else count
+        deadline = time.monotonic() + timeout
+        while (online := self.online_nodes()) < wanted:
+            if time.monotonic() > deadline or not any(node.alive for node in self.nodes):
+                raise RuntimeError(
+                    f"{online} of {wanted} nodes came online within {timeout:.0f} s: "
+                    f"see the logs {self.state_dir}/node-*/node.log"
+                )
+            time.sleep(0.2)
+
+    def run(
+        self,
+        app_dir: Path,
+        run_config: str | Mapping[str, Any] = "",
+        *,
+        on_line: Callable[[str], None] | None = None,
+        timeout: float = 600.0,
+    ) -> RunOutcome:
+        """Submit an app as ``flwr run`` does, follow its log and return how it ended.
+
+        Parameters
+        ----------
+        app_dir : Path
+            Directory of the Flower app.
+        run_config : str | Mapping[str, Any] (default: "")
+            Overrides of the app's run config: a mapping, or text as for ``flwr run --run-config``
+            (``'key=value key="text"'``, or the path of a TOML file).
+        on_line : Callable[[str], None] | None (default: None)
+            Called with every line of the log as it comes.
+        timeout : float (default: 600.0)
+            Seconds; a run that takes longer is stopped.
+
+        Returns
+        -------
+        RunOutcome
+            Id, final status and log.
+
+        Raises
+        ------
+        RunError
+            If the run could not be submitted (the message holds Flower's reason), or took too long.
+        """
+        if not isinstance(run_config, str):
+            overrides = self.state_dir / "run-config.toml"
+            overrides.write_text(_toml(run_config), encoding="utf-8")
+            run_config = str(overrides)
+        return submit(
+            app_dir,
+            self.connection,
+            run_config,
+            env=self.env,
+            control=self._control,
+            on_line=on_line,
+            timeout=timeout,
+        )
+
+    def node_command(self, settings: Path) -> list[str]:
+        """Return the command that starts a node.
+
+        Parameters
+        ----------
+        settings : Path
+            YAML file with the node's settings, as for ``flwr-distill node --config``.
+        """
+        return ["flwr-distill", "node", "--config", str(settings)]
+
+    def _make_node(self, index: int, peer_addresses: list[str | None]) -> LocalNode:
+        state_dir = self.state_dir / f"node-{index}"
+
+        def start() -> subprocess.Popen[bytes]:
+            state_dir.mkdir(parents=True, exist_ok=True)
+            settings = {
+                "superlink": self.fleet_address,
+                "insecure": True,
+                "partition-id": index,
+                "num-partitions": len(peer_addresses),
+                "state-dir": str(state_dir),
+                "threads": 1,
+                "peer-address": peer_addresses[index],
+                **self._node_settings,
+            }
+            file = state_dir / "node.yaml"
+            file.write_text(yaml.safe_dump(settings), encoding="utf-8")
+            return start_bound(self.node_command(file), log=state_dir / "node.log", env=self.env)
+
+        return LocalNode(index, state_dir, start)
+
+    def _environment(self, flower_home: Path) -> dict[str, str]:
+        commands = str(Path(sys.executable).parent)
+        path = os.pathsep.join([commands, os.environ.get("PATH", os.defpath)])
+        return {**os.environ, **_QUIET_FLOWER, "PATH": path, "FLWR_HOME": str(flower_home)}
+
+    def _control(self) -> Control:
+        from fleet.superlink import Control  # imports Flower: a node's command does without
+
+        return Control(self.control_address)
+
+    def _start_superlink(self, deadline: float) -> None:
+        fleet, control, serverappio = (f"127.0.0.1:{port}" for port in free_ports(3))
+        self.fleet_address, self.control_address = fleet, control
+        home = Path(self.env["FLWR_HOME"])
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n'
+            f'[superlink.{CONNECTION}]\naddress = "{control}"\ninsecure = true\n',
+            encoding="utf-8",
+        )
+        self._superlink = start_bound(
+            [
+                "flower-superlink",
+                "--insecure",
+                "--disable-runtime-dependency-installation",
+                *("--fleet-api-address", fleet),
+                *("--control-api-address", control),
+                *("--serverappio-api-address", serverappio),
+                *(("--database", str(self._database)) if self._database else ()),
+            ],
+            log=self.superlink_log,
+            env=self.env,
+            cwd=self._cwd,
+        )
+        with self._control() as link:
+            while not link.answers(timeout=1.0):
+                if self._superlink.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"the SuperLink did not start: see {self.superlink_log}")
+                time.sleep(0.1)
+
+
+def free_ports(count: int) -> list[int]:
+    """Find ports on loopback that are free now, all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _toml(values: Mapping[str, Any]) -> str:
+    """Write flat settings as TOML, whose strings, numbers and booleans JSON's are."""
+    return "".join(
+        f"{json.dumps(key)} = {json.dumps(value, ensure_ascii=False)}\n"
+        for key, value in values.items()
+    )

@@ -1,0 +1,139 @@
+"""A node's certificate: it vouches for the node's keys, to peers that trust the same authority."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.x509.verification import (
+    Criticality,
+    ExtensionPolicy,
+    Policy,
+    PolicyBuilder,
+    Store,
+    VerificationError,
+)
+
+from links.errors import LinkError
+from links.records import Peered
+
+_FORMAT = "flwr-distill/key/1"
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """PEM files' contents: what this node proves itself with, and whom it believes.
+
+    Parameters
+    ----------
+    authority : bytes
+        Certificates of the federation's authority.
+    certificate : bytes
+        The node's, for client and server authentication.
+    key : bytes
+        The certificate's private key, on an elliptic curve.
+    """
+
+    authority: bytes
+    certificate: bytes
+    key: bytes
+
+    @classmethod
+    def of(cls, node_config: Mapping[str, object]) -> Credentials | None:
+        """Credentials of the node with this node config; None if it has none.
+
+        Raises
+        ------
+        LinkError
+            If a file cannot be read.
+        """
+        if "peer-certificate" not in node_config:
+            return None
+        try:
+            return cls(
+                *(
+                    Path(str(node_config[f"peer-{name}"])).read_bytes()
+                    for name in ("authority", "certificate", "key")
+                )
+            )
+        except (KeyError, OSError) as error:
+            raise LinkError(f"the node's peer credentials cannot be read: {error}") from error
+
+    def sign(self, public_key: bytes, run_id: int, node_id: int) -> bytes:
+        """Vouch for this node's public key in a run.
+
+        Raises
+        ------
+        LinkError
+            If the private key is not one of an elliptic curve.
+        """
+        try:
+            key = serialization.load_pem_private_key(self.key, password=None)
+        except (ValueError, TypeError) as error:
+            raise LinkError(f"peer-key is not a private key in PEM: {error}") from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise LinkError(
+                "peer-key must be an elliptic-curve key (openssl ecparam -name prime256v1 -genkey)"
+            )
+        return key.sign(_statement(public_key, run_id, str(node_id)), ec.ECDSA(SHA256()))
+
+    def check_peer(self, waybill: Peered, run_id: int, node_id: str) -> None:
+        """Check that a node of the federation vouches for the other end's public key.
+
+        Parameters
+        ----------
+        waybill : Peered
+            With the key, its certificate and its signature.
+        run_id : int
+            Flower's run id.
+        node_id : str
+            The other end.
+
+        Raises
+        ------
+        LinkError
+            If it does not; the key may then be someone else's.
+        """
+        try:
+            certificate = x509.load_pem_x509_certificate(waybill.peer_certificate)
+            authorities = x509.load_pem_x509_certificates(self.authority)
+            policy = PolicyBuilder().store(Store(authorities)).max_chain_depth(0)
+            policy.extension_policies(
+                ca_policy=ExtensionPolicy.permit_all().require_present(
+                    x509.BasicConstraints, Criticality.AGNOSTIC, None
+                ),
+                ee_policy=ExtensionPolicy.permit_all().require_present(
+                    x509.ExtendedKeyUsage, Criticality.AGNOSTIC, _require_client_use
+                ),
+            ).build_client_verifier().verify(certificate, [])
+            key = certificate.public_key()
+            if not isinstance(key, ec.EllipticCurvePublicKey):
+                raise ValueError("its certificate's key is not on an elliptic curve")
+            statement = _statement(waybill.peer_key, run_id, node_id)
+            key.verify(waybill.peer_signature, statement, ec.ECDSA(SHA256()))
+        except (ValueError, VerificationError, InvalidSignature) as error:
+            why = str(error) or "wrong signature"
+            raise LinkError(
+                f"node {node_id}'s key is not vouched for by a certificate of the federation "
+                f"(start it with --peer-certificate and --peer-key): {why}"
+            ) from None
+
+
+def _statement(public_key: bytes, run_id: int, node_id: str) -> bytes:
+    return json.dumps([_FORMAT, str(run_id), node_id, public_key.hex()]).encode()
+
+
+def _require_client_use(
+    policy: Policy, certificate: x509.Certificate, usage: x509.ExtendedKeyUsage
+) -> None:
+    """Refuse certificates that are a server's only: the SuperLink has one of those."""
+    if ExtendedKeyUsageOID.CLIENT_AUTH not in usage:
+        raise ValueError("its certificate is not for client authentication")

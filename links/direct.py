@@ -1,0 +1,81 @@
+"""The sender's side of a direct link: stream a sealed parcel into another node's mailbox."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import grpc
+
+from links.credentials import Credentials
+from links.errors import LinkError
+from links.links_pb2 import Header, Part
+from links.links_pb2_grpc import MailboxStub
+from links.loopback import is_loopback
+from links.records import Route, Waybill
+
+_TRANSFER_TIMEOUT = 600.0
+_CHUNK = 2**20
+_OPTIONS = [
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # which is also how long a connection may take
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+]
+
+
+def deliver(sealed: bytes, route: Route, run_id: int, credentials: Credentials | None) -> None:
+    """Put a sealed parcel into the mailbox of the route's receiver.
+
+    Parameters
+    ----------
+    sealed : bytes
+        The payload, sealed for the receiver.
+    route : Route
+        With the receiver's address, and the server's permit for this parcel.
+    run_id : int
+        Flower's run id.
+    credentials : Credentials or None
+        The node's, for mutual TLS; without, the mailbox must be on this machine.
+
+    Raises
+    ------
+    LinkError
+        If the mailbox is not reached, is not of the federation, or refuses.
+    """
+    header = Header(
+        **route.model_dump(include=set(Waybill.model_fields)),
+        run_id=run_id,
+        permit=route.permit,
+        size=len(sealed),
+        sha256=hashlib.sha256(sealed).hexdigest(),
+    )
+    with _open_channel(route.address, credentials) as channel:
+        try:
+            MailboxStub(channel).Deliver(_parts(header, sealed), timeout=_TRANSFER_TIMEOUT)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                raise LinkError(f"{route.address} refused it: {error.details()}") from None
+            raise LinkError(
+                f"no transfer to {route.address}: {error.details()} (is it up and reachable from "
+                "here, and do both sides' certificates come from one authority?)"
+            ) from None
+
+
+def _parts(header: Header, sealed: bytes) -> Iterator[Part]:
+    yield Part(header=header)
+    for begin in range(0, len(sealed), _CHUNK):
+        yield Part(chunk=sealed[begin : begin + _CHUNK])
+
+
+def _open_channel(address: str, credentials: Credentials | None) -> grpc.Channel:
+    if credentials is not None:
+        tls = grpc.ssl_channel_credentials(
+            credentials.authority, credentials.key, credentials.certificate
+        )
+        return grpc.secure_channel(address, tls, options=_OPTIONS)
+    if not is_loopback(address):
+        raise LinkError(
+            f"{address} is another machine, and this node has no certificate for it "
+            "(start it with --peer-certificate and --peer-key)"
+        )
+    return grpc.insecure_channel(address, options=_OPTIONS)

@@ -1,0 +1,175 @@
+"""Send to another node, and receive from one, whichever way the parcel goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from logging import WARNING
+from typing import Protocol, TypeVar
+
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from flwr.app import ConfigRecord
+from flwr.common import log
+
+from links.credentials import Credentials
+from links.direct import deliver
+from links.errors import LinkError
+from links.folder import LARGEST_PARCEL, LinkFolder
+from links.records import Delivery, Introduction, Parcel, Route
+from links.seal import seal, unseal
+from links.store import NodeStore
+from task.settings import Block, SettingsError
+
+B = TypeVar("B", bound=Block)
+
+
+class Endpoint(Protocol):
+    """A node in a run, as its links see it."""
+
+    @property
+    def store(self) -> NodeStore:
+        """The node's files for the run."""
+
+    @property
+    def run_id(self) -> int:
+        """Flower's run id."""
+
+    @property
+    def node_id(self) -> int:
+        """Flower's node id."""
+
+    @property
+    def node_config(self) -> Mapping[str, object]:
+        """What the node was told when it started."""
+
+
+def introduce(session: Endpoint) -> ConfigRecord:
+    """Tell the server what other nodes need in order to send to this one.
+
+    Parameters
+    ----------
+    session : Endpoint
+        The node's, in a run.
+
+    Returns
+    -------
+    ConfigRecord
+        A :class:`links.records.Introduction`.
+    """
+    folder = LinkFolder(session.store)
+    public = folder.private_key().public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    credentials = Credentials.of(session.node_config)
+    address = str(session.node_config.get("peer-address", ""))
+    return _record(
+        Introduction(
+            public_key=public,
+            certificate=credentials.certificate if credentials else b"",
+            signature=(
+                credentials.sign(public, session.run_id, session.node_id) if credentials else b""
+            ),
+            address=address,
+            permit_key=folder.permit_key() if address else b"",
+        )
+    )
+
+
+def send(session: Endpoint, route: ConfigRecord, payload: bytes) -> ConfigRecord:
+    """Send a payload to the route's receiver, sealed so that only that node can read it.
+
+    Parameters
+    ----------
+    session : Endpoint
+        The sender's.
+    route : ConfigRecord
+        As the server gave it: :meth:`links.routes.Links.route`.
+    payload : bytes
+        What only the receiver may read.
+
+    Returns
+    -------
+    ConfigRecord
+        A :class:`links.records.Parcel`, which must be in the reply to the server: the sealed
+        payload, or the receipt of a direct transfer.
+
+    Raises
+    ------
+    LinkError
+        If the route is malformed or not this node's, the receiver's key is not vouched for (where
+        this node has a certificate), the payload is too large, or a link that must be direct fails.
+    """
+    to = _checked(Route, route, "route")
+    if to.sender != str(session.node_id):
+        raise LinkError(f"the route is for node {to.sender}, this is node {session.node_id}")
+    credentials = Credentials.of(session.node_config)
+    if credentials is not None:
+        credentials.check_peer(to, session.run_id, to.receiver)
+    sealed = seal(payload, to, session.run_id, LinkFolder(session.store).private_key())
+    if len(sealed) > LARGEST_PARCEL:
+        raise LinkError(f"{len(sealed)} bytes are more than the {LARGEST_PARCEL} allowed")
+    if to.address and to.link != "relay":
+        try:
+            deliver(sealed, to, session.run_id, credentials)
+            return _record(Parcel(link="direct", token=to.token, num_bytes=len(sealed)))
+        except LinkError as error:
+            if to.link == "direct":
+                raise
+            log(WARNING, "No direct link to node %s, hence by relay: %s", to.receiver, error)
+    return _record(Parcel(link="relay", token=to.token, num_bytes=len(sealed), payload=sealed))
+
+
+def receive(session: Endpoint, parcel: ConfigRecord, purpose: str) -> bytes:
+    """Open a parcel that another node sent to this one, once.
+
+    Parameters
+    ----------
+    session : Endpoint
+        The receiver's.
+    parcel : ConfigRecord
+        As the server handed it on: :meth:`links.routes.Links.forward`.
+    purpose : str
+        What the parcel must have been sent for.
+
+    Returns
+    -------
+    bytes
+        The payload.
+
+    Raises
+    ------
+    LinkError
+        If the parcel is malformed, changed, too large, missing, opened before, or sealed by or for
+        another node, run or purpose.
+    """
+    delivery = _checked(Delivery, parcel, "delivery")
+    sender = delivery.sender
+    if delivery.receiver != str(session.node_id):
+        raise LinkError(f"the parcel from node {sender} is for node {delivery.receiver}")
+    if delivery.purpose != purpose:
+        raise LinkError(f"the parcel from node {sender} is {delivery.purpose}, not {purpose}")
+    if len(delivery.payload) > LARGEST_PARCEL:
+        raise LinkError(
+            f"the parcel from node {sender} has {len(delivery.payload)} bytes, more than the "
+            f"{LARGEST_PARCEL} allowed"
+        )
+    credentials = Credentials.of(session.node_config)
+    if credentials is not None:
+        credentials.check_peer(delivery, session.run_id, sender)
+    folder = LinkFolder(session.store)
+    try:
+        folder.check_unspent(delivery.token)
+        sealed = delivery.payload if delivery.link == "relay" else folder.take(delivery.token)
+        payload = unseal(sealed, delivery, session.run_id, folder.private_key())
+        folder.spend(delivery.token)
+    except LinkError as error:
+        raise LinkError(f"the parcel from node {sender}: {error}") from None
+    return payload
+
+
+def _checked(kind: type[B], record: ConfigRecord, source: str) -> B:
+    try:
+        return kind.checked(record, source)
+    except SettingsError as error:
+        raise LinkError(str(error)) from None
+
+
+def _record(block: Introduction | Parcel) -> ConfigRecord:
+    return ConfigRecord(block.model_dump(by_alias=True))

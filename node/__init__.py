@@ -1,0 +1,1 @@
+"""The long-lived node: settings, supervisor, SuperNode, warm executor and worker."""

@@ -1,0 +1,297 @@
+"""A persistent executor of ClientApp tasks: the reason why a message costs what its work costs.
+
+Flower starts a Python process for every message. This executor speaks the same ClientAppIo API
+to a SuperNode in ``--isolation process``, and keeps one warm child (`node.worker`) for all
+messages of an app. It stays thin itself, without torch, so that its heartbeats go on whatever the
+child does.
+
+A child that dies is answered for at once and replaced; so is one whose app bundle is not the one
+that a task asks for, and one that has been without work for a while, which frees what a finished
+run left in its memory and on its GPU. What can no longer be answered ends the executor: whoever
+supervises it must then restart the SuperNode too, for Flower waits for the answer forever.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import grpc
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode, SubStatus
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.appio_pb2 import (
+    ClaimTaskRequest,
+    PullAppMessagesRequest,
+    PullPendingTasksRequest,
+    PushAppMessagesRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
+from flwr.proto.clientappio_pb2_grpc import ClientAppIoStub
+from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.interceptors.appio_token_interceptor import TASK_TOKEN_HEADER
+
+from node.appio import open_channel
+from node.child import Child, ChildDiedError
+from node.pace import Pace
+
+
+class UnfitError(Exception):
+    """The machine cannot do what the node's settings ask for; the text says why."""
+
+
+class UnanswerableError(Exception):
+    """A task can be neither finished nor answered with an error."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a task failed, as Flower's error code and text."""
+
+    code: int
+    reason: str
+
+
+class Executor:
+    """Claims a SuperNode's tasks, one after the other, and has the child run them.
+
+    Parameters
+    ----------
+    stub : ClientAppIoStub
+        The SuperNode's ClientAppIo API.
+    child_arguments : list[str]
+        Arguments of `node.worker`.
+    report : Connection | None (default: None)
+        Told ``("worker", pid)`` when a child is started and ``("ready", pid)`` when it is warm.
+    release_after : float (default: 120.0)
+        Seconds without a task after which a used child is replaced by a fresh one.
+    """
+
+    def __init__(
+        self,
+        stub: ClientAppIoStub,
+        child_arguments: list[str],
+        *,
+        report: Connection | None = None,
+        release_after: float = 120.0,
+    ) -> None:
+        self._stub = stub
+        self._child_arguments = child_arguments
+        self._report = report
+        self._release_after = release_after
+        self._pace = Pace(busy=0.02, idle=0.25)
+        self._child = self._start_child()
+
+    def serve(self) -> None:
+        """Serve tasks forever.
+
+        Raises
+        ------
+        UnfitError
+            If the child says that it cannot work on this machine.
+        UnanswerableError
+            If a task was lost in a way that cannot be told to the SuperNode.
+        ChildDiedError
+            If a child died while it was starting.
+        """
+        while True:
+            self._tend_child()
+            if (claim := self._claim()) is None:
+                time.sleep(self._pace.pause)
+                continue
+            token, bundle = claim
+            self._serve_task(token, bundle)
+            self._pace.worked()
+
+    def close(self) -> None:
+        """End the child."""
+        self._child.kill()
+
+    def _start_child(self) -> Child:
+        child = Child(self._child_arguments)
+        self._tell("worker", child.pid)
+        return child
+
+    def _replace_child(self) -> None:
+        self._child.kill()
+        self._child = self._start_child()
+
+    def _tell(self, what: str, value: int) -> None:
+        if self._report is not None:
+            self._report.send((what, value))
+
+    def _tend_child(self) -> None:
+        """Look after a child that has no task: hear that it is warm, or replace it."""
+        try:
+            while self._child.has_note():
+                self._handle_note(*self._child.note())
+        except ChildDiedError:
+            if not self._child.ready:
+                raise
+            self._child = self._start_child()
+        if self._child.bundle is not None and self._pace.idle_for > self._release_after:
+            self._replace_child()
+
+    def _handle_note(self, kind: str, code: int, reason: str) -> None:
+        if kind == "unfit":
+            raise UnfitError(reason)
+        if kind == "ready":
+            self._child.ready = True
+            self._tell("ready", self._child.pid)
+
+    def _claim(self) -> tuple[str, str] | None:
+        """Claim the oldest pending task: its token, and the hash of its app bundle."""
+        try:
+            pending = self._stub.PullPendingTasks(PullPendingTasksRequest(), timeout=10).tasks
+            if not pending:
+                return None
+            request = ClaimTaskRequest(task_id=pending[0].task_id)
+            token = self._stub.ClaimTask(request, timeout=10).token
+        except grpc.RpcError as error:
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                return None
+            raise
+        return (token, pending[0].fab_hash) if token else None
+
+    def _serve_task(self, token: str, bundle: str) -> None:
+        if self._child.bundle not in (None, bundle):
+            self._replace_child()
+        self._child.bundle = bundle
+        task = _Task(self._stub, token)
+        try:
+            with task.heartbeats():
+                message, tree = task.pull_header()
+                if failure := self._run(token, tree):
+                    task.answer(message, failure)
+        except grpc.RpcError as error:
+            raise UnanswerableError(f"the SuperNode refused to serve a task: {error}") from error
+
+    def _run(self, token: str, tree: ObjectTree) -> Failure | None:
+        """Have the child run a task; return why it failed, if it did."""
+        pushing = False
+        try:
+            self._child.hand(token, tree.SerializeToString())
+            while True:
+                kind, code, reason = self._child.note()
+                if kind == "done":
+                    return None
+                if kind == "failed":
+                    return Failure(code, reason)
+                pushing = pushing or kind == "pushing"
+                self._handle_note(kind, code, reason)
+        except ChildDiedError as death:
+            if pushing:
+                raise UnanswerableError(f"{death}, with its reply half sent") from death
+            self._child = self._start_child()
+            return Failure(ErrorCode.CLIENT_APP_CRASHED, str(death))
+
+
+class _Task:
+    """What the executor itself says to the SuperNode about one task."""
+
+    def __init__(self, stub: ClientAppIoStub, token: str) -> None:
+        self._stub = stub
+        self._token = ((TASK_TOKEN_HEADER, token),)
+
+    @contextmanager
+    def heartbeats(self) -> Iterator[None]:
+        """Keep the task's claim alive."""
+
+        def beat() -> bool:
+            try:
+                self._stub.SendTaskHeartbeat(
+                    SendTaskHeartbeatRequest(), metadata=self._token, timeout=5
+                )
+            except grpc.RpcError:
+                return False
+            return True
+
+        sender = HeartbeatSender(beat)
+        sender.start()
+        try:
+            yield
+        finally:
+            sender.stop()
+
+    def pull_header(self) -> tuple[Message, ObjectTree]:
+        """Pull the task's message without its content, and the tree of the content's objects."""
+        pulled = self._stub.PullMessages(PullAppMessagesRequest(), metadata=self._token, timeout=60)
+        return message_from_proto(pulled.messages_list[0]), pulled.message_object_trees[0]
+
+    def answer(self, message: Message, failure: Failure) -> None:
+        """Push an error reply and end the task."""
+        reply = Message(Error(code=failure.code, reason=failure.reason), reply_to=message)
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        pushed = self._stub.PushMessages(
+            PushAppMessagesRequest(
+                messages_list=[message_to_proto(reply)],
+                message_object_trees=[get_object_tree(reply)],
+            ),
+            metadata=self._token,
+            timeout=60,
+        )
+        objects = get_all_nested_objects(reply)
+        for object_id in pushed.objects_to_push:
+            self._stub.PushObject(
+                PushObjectRequest(
+                    run_id=message.metadata.run_id,
+                    object_id=object_id,
+                    object_content=objects[object_id].deflate(),
+                ),
+                metadata=self._token,
+                timeout=60,
+            )
+        self._stub.PushTaskOutput(
+            PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=failure.reason),
+            metadata=self._token,
+            timeout=60,
+        )
+
+
+def main() -> None:
+    """Run an executor beside a SuperNode that was started with `--isolation process`."""
+    parser = argparse.ArgumentParser(prog="node.executor", description=main.__doc__)
+    parser.add_argument("--appio-address", required=True, help="the SuperNode's ClientAppIo API")
+    parser.add_argument("--root-certificates", type=Path, help="for TLS on the ClientAppIo API")
+    parser.add_argument("--preload", action="append", default=[], help="module to import early")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
+    parser.add_argument("--release-after", type=float, default=120.0, help="seconds")
+    parser.add_argument("--report-fd", type=int, help="used by flwr-distill node")
+    args = parser.parse_args()
+    child_arguments = ["--appio-address", args.appio_address, "--device", args.device]
+    for module in args.preload:
+        child_arguments += ["--preload", module]
+    certificates: bytes | None = None
+    if args.root_certificates is not None:
+        child_arguments += ["--root-certificates", str(args.root_certificates)]
+        certificates = args.root_certificates.read_bytes()
+    report = Connection(args.report_fd) if args.report_fd is not None else None
+    executor = Executor(
+        ClientAppIoStub(open_channel(args.appio_address, certificates)),
+        child_arguments,
+        report=report,
+        release_after=args.release_after,
+    )
+    try:
+        executor.serve()
+    except UnfitError as error:
+        if report is not None:
+            report.send(("unfit", str(error)))
+        sys.exit(str(error))
+    except (UnanswerableError, ChildDiedError) as error:
+        sys.exit(f"executor: {error}")
+    finally:
+        executor.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Start and stop processes that never outlive the process that started them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+_PR_SET_PDEATHSIG = 1
+
+
+def start_bound(
+    command: Sequence[str],
+    *,
+    log: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    pass_fds: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a command, in a session of its own, that gets SIGTERM when this process dies.
+
+    The kernel ties it to the *thread* that calls this function: call it from one that lives as long
+    as the process should. On systems other than Linux a parent killed with -9 leaves it running.
+
+    Parameters
+    ----------
+    command : Sequence[str]
+        Program and arguments.
+    log : Path | None (default: None)
+        File that standard output and error are appended to. `None`: those of this process.
+    env : Mapping[str, str] | None (default: None)
+        The environment. `None`: that of this process.
+    cwd : Path | None (default: None)
+        Working directory. `None`: that of this process.
+    pass_fds : Sequence[int] (default: ())
+        File descriptors that stay open in the new process.
+
+    Returns
+    -------
+    subprocess.Popen[bytes]
+        The process; its id is also the id of its process group.
+    """
+    launcher = [sys.executable, "-P", "-m", "node.processes", str(os.getpid())]
+    with contextlib.ExitStack() as stack:
+        output: IO[bytes] | None = None
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            output = stack.enter_context(log.open("ab"))
+        return subprocess.Popen(
+            [*launcher, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=env,
+            cwd=cwd,
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+
+
+def stop(processes: Sequence[subprocess.Popen[bytes]], *, grace: float = 8.0) -> None:
+    """Ask processes to end, all at once, and kill what is left of their groups.
+
+    Parameters
+    ----------
+    processes : Sequence[subprocess.Popen[bytes]]
+        Processes from `start_bound`; those that have ended already are fine.
+    grace : float (default: 8.0)
+        Seconds, for all of them together, between SIGTERM and SIGKILL.
+    """
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + grace
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        kill_group(process)
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process from `start_bound`, and its group, with SIGKILL, and reap it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _become(parent: int, command: Sequence[str]) -> None:
+    """Bind this process to its parent, then replace it by the command."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit("the process that asked for this one has ended")
+    os.execvp(command[0], list(command))
+
+
+if __name__ == "__main__":
+    _become(int(sys.argv[1]), sys.argv[2:])

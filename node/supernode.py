@@ -1,0 +1,76 @@
+"""Flower's SuperNode with our timing, telling its supervisor how it fares."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from multiprocessing.connection import Connection
+
+from flwr.supernode.cli import flower_supernode
+
+from node.flower_timing import patch_intake, patch_pull_backoff, patch_supernode_sleep
+from node.pace import Pace
+
+_REMEDIES = {
+    "No SuperNode found with the given public key": (
+        "the SuperLink does not know this node's key: register it with "
+        "`flwr supernode register KEY.pub CONNECTION`"
+    ),
+    "All SuperNodes must be registered via the CLI": (
+        "the SuperLink admits registered nodes only: give the node a key (auth-key) and register "
+        "it with `flwr supernode register KEY.pub CONNECTION`"
+    ),
+}
+
+
+class _Reporter(logging.Handler):
+    """Reads from Flower's log what the supervisor wants to know, for it is told nowhere else.
+
+    Reports ``("online", node_id)``, and ``("unfit", reason)`` for what no new start will mend.
+    """
+
+    def __init__(self, report: Connection) -> None:
+        super().__init__()
+        self._report = report
+        self._online = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if text.startswith("SuperNode ID: "):
+            self._online = True
+            self._report.send(("online", int(text.rpartition(" ")[2])))
+        elif record.levelno >= logging.ERROR and not self._online and (reason := _why_unfit(text)):
+            self._report.send(("unfit", reason))
+
+
+def _why_unfit(error: str) -> str:
+    """Return why a SuperNode that says this before it is online can never work, or nothing."""
+    for sign, remedy in _REMEDIES.items():
+        if sign in error:
+            return remedy
+    if error.startswith("Exit Code: "):
+        return " ".join(error.splitlines()[1:2])
+    return ""
+
+
+def main() -> None:
+    """Run a SuperNode: first argument the report's file descriptor, then Flower's arguments."""
+    report = Connection(int(sys.argv[1]))
+    logging.getLogger("flwr").addHandler(_Reporter(report))
+    patch_supernode_sleep(Pace(busy=0.05, idle=0.25))
+    patch_pull_backoff()
+    patch_intake()
+    sys.argv = ["flower-supernode", *sys.argv[2:]]
+    try:
+        flower_supernode()
+    except KeyboardInterrupt:
+        pass  # Flower interrupts itself when the SuperLink admits it no longer
+    except Exception:
+        traceback.print_exc()
+    os._exit(1)  # Flower leaves threads behind that the interpreter would wait for
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""The warm child of a node: torch, the app, its data and its CUDA context, kept between messages.
+
+Started by `node.executor`. It pulls what a task needs from the SuperNode and pushes the reply by
+itself, so that no payload passes through the executor: the two exchange short notes, made of
+built-in types only, because an app bundle may bring a package `client` of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+from contextlib import suppress
+from logging import ERROR
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import grpc
+from flwr.app import Context, Message
+from flwr.cli.install import install_from_fab
+from flwr.clientapp import ClientApp
+from flwr.clientapp.client_app import LoadClientAppError
+from flwr.clientapp.utils import get_load_client_app_fn
+from flwr.common.constant import ErrorCode, SubStatus
+from flwr.common.logger import log
+from flwr.common.serde import context_from_proto, fab_from_proto, run_from_proto
+from flwr.proto.appio_pb2 import PullTaskInputRequest
+from flwr.proto.clientappio_pb2_grpc import ClientAppIoStub
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectIdNotPreregisteredError,
+    pull_and_inflate_object_from_tree,
+)
+from flwr.supercore.interceptors import AppIoTokenClientInterceptor
+from flwr.supercore.run import Run
+from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
+
+from node.appio import open_channel
+from node.flower_timing import patch_pull_backoff
+
+Note = tuple[str, int, str]
+"""``ready``, ``unfit``, ``failed``, ``pushing`` or ``done``; an error code; a reason."""
+
+
+class Worker:
+    """Runs one app bundle's ClientApp, a message at a time.
+
+    Parameters
+    ----------
+    channel : grpc.Channel
+        To the SuperNode's ClientAppIo API.
+    notes : Connection
+        To the executor.
+    """
+
+    def __init__(self, channel: grpc.Channel, notes: Connection) -> None:
+        self._channel = channel
+        self._notes = notes
+        self._app: ClientApp | None = None
+
+    def serve(self) -> None:
+        """Serve tasks until the executor ends."""
+        while True:
+            try:
+                token, tree = self._notes.recv()
+            except EOFError:
+                return
+            self._serve_task(token, ObjectTree.FromString(tree))
+
+    def _serve_task(self, token: str, tree: ObjectTree) -> None:
+        stub = ClientAppIoStub(
+            grpc.intercept_channel(self._channel, AppIoTokenClientInterceptor(token))
+        )
+        began = time.monotonic()
+        try:
+            message, context, run, fab = _pull(stub, tree)
+            reply = self._load(run, fab)(message=message, context=context)
+            if not isinstance(reply, Message):
+                raise TypeError(f"the ClientApp returned {type(reply)}, not a Message")
+            if (took := time.monotonic() - began) > (ttl := message.metadata.ttl):
+                # Nobody waits for it, yet the SuperLink would keep it until the run ends.
+                raise TimeoutError(f"the reply took {took:.0f} s and is late after {ttl:.0f} s")
+        except Exception as error:
+            log(ERROR, "ClientApp raised an exception", exc_info=error)
+            self._notes.send(_failure(error))
+            return
+        self._notes.send(("pushing", 0, ""))
+        # The SuperNode does not wait for objects that the SuperLink has already, of another
+        # message: it may have sent the reply, and let go of it, before they come.
+        with suppress(ObjectIdNotPreregisteredError):
+            push_message(stub, reply, context)
+        push_task_output(stub, context=context, sub_status=SubStatus.COMPLETED, details="")
+        self._notes.send(("done", 0, ""))
+
+    def _load(self, run: Run, fab: Fab) -> ClientApp:
+        """Load the app once: for another bundle the executor starts another worker."""
+        if self._app is None:
+            install_from_fab(fab.content, skip_prompt=True)
+            load = get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
+            self._app = load(run.fab_id, run.fab_version, fab.hash_str)
+        return self._app
+
+
+def _pull(stub: ClientAppIoStub, tree: ObjectTree) -> tuple[Message, Context, Run, Fab]:
+    """Pull a task's message, context, run and app bundle."""
+    task = stub.PullTaskInput(PullTaskInputRequest())
+    context = context_from_proto(task.context)
+    node, run_id = Node(node_id=context.node_id), context.run_id
+    message = pull_and_inflate_object_from_tree(
+        tree,
+        make_pull_object_fn_protobuf(stub.PullObject, node, run_id),
+        make_confirm_message_received_fn_protobuf(stub.ConfirmMessageReceived, node, run_id),
+        return_type=Message,
+    )
+    # An inflated message lacks the one field that replies need: its own id.
+    message.metadata.__dict__["_message_id"] = tree.object_id
+    return message, context, run_from_proto(task.run), fab_from_proto(task.fab)
+
+
+def _failure(error: Exception) -> Note:
+    """Describe an error as Flower's own ClientApp process does."""
+    if isinstance(error, LoadClientAppError):
+        reason = "An exception was raised when attempting to load `ClientApp`"
+        return "failed", ErrorCode.LOAD_CLIENT_APP_EXCEPTION, reason
+    return "failed", ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<'{error}'>"
+
+
+def _warm_up(preload: list[str], device: str) -> str:
+    """Import modules and look for the device; return why this node is unfit, or nothing."""
+    for module in preload:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            return f"preload={module}: it cannot be imported here ({error})"
+    if not device.startswith("cuda"):
+        return ""
+    import torch
+
+    number = int(device.partition(":")[2] or 0)
+    if number >= (count := torch.cuda.device_count()):
+        return f"device={device}: {count} CUDA devices are here; use device=auto or device=cpu"
+    torch.zeros(1, device=device)
+    return ""
+
+
+def _forget_own_packages() -> None:
+    """Make room for the packages of the same names that an app bundle may bring."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "client":
+            del sys.modules[name]
+
+
+def main() -> None:
+    """Run the worker as the executor starts it."""
+    parser = argparse.ArgumentParser(prog="node.worker", description=main.__doc__)
+    parser.add_argument("--appio-address", required=True)
+    parser.add_argument("--root-certificates", type=Path)
+    parser.add_argument("--preload", action="append", default=[])
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--notes-fd", type=int, required=True)
+    args = parser.parse_args()
+    notes = Connection(args.notes_fd)
+    certificates = args.root_certificates
+    channel = open_channel(args.appio_address, certificates and certificates.read_bytes())
+    patch_pull_backoff()
+    if reason := _warm_up(args.preload, args.device):
+        notes.send(("unfit", 0, reason))
+        return
+    notes.send(("ready", 0, ""))
+    _forget_own_packages()
+    Worker(channel, notes).serve()
+
+
+if __name__ == "__main__":
+    main()

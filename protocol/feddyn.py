@@ -1,0 +1,35 @@
+"""FedDyn: its settings, which are its request to nodes too, and its declaration."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from protocol.method import Method, all_protected
+from task.settings import Block
+
+DYNAMIC = "dynamic-regularisation"
+"""Name of the record that asks for FedDyn's regulariser."""
+
+
+class FedDynSettings(Block):
+    """Settings of FedDyn (``feddyn.*``).
+
+    Parameters
+    ----------
+    alpha : float (default: 0.01)
+        Weight of the regulariser; the paper takes 0.1, 0.01 or 0.001.
+    """
+
+    alpha: Annotated[float, Field(gt=0)] = 0.01
+
+
+METHODS = (
+    Method(
+        name="feddyn",
+        strategy="strategies.feddyn:FedDyn",
+        summary="Nodes' objectives are regularised so that their optima agree.",
+        settings=FedDynSettings,
+        terms={DYNAMIC: "client.feddyn:Dynamic"},
+        unprotected=all_protected,
+    ),
+)

@@ -1,0 +1,44 @@
+"""FedFA: its settings and declaration."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from protocol.method import Method
+from task.settings import Block, TrainSettings
+
+
+class FedFASettings(Block):
+    """Settings of FedFA (``fedfa.*``).
+
+    Parameters
+    ----------
+    beta : float (default: 0.5)
+        Weight of participation against accuracy.
+    gamma : float (default: 0.9)
+        Momentum of nodes and server.
+    server_lr : float (default: 0.1)
+        Step along the server's momentum; with 0 there is none.
+    """
+
+    beta: Annotated[float, Field(ge=0, le=1)] = 0.5
+    gamma: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    server_lr: Annotated[float, Field(ge=0)] = 0.1
+
+
+def _unprotected(settings: FedFASettings, train: TrainSettings) -> str:
+    return (
+        "nodes send their accuracy on their data, without differential privacy (take another "
+        "strategy)"
+    )
+
+
+METHODS = (
+    Method(
+        name="fedfa",
+        strategy="strategies.fedfa:FedFA",
+        summary="Weights by training accuracy and participation; momentum on both sides.",
+        settings=FedFASettings,
+        unprotected=_unprotected,
+    ),
+)

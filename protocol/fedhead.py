@@ -1,0 +1,201 @@
+"""FedHEAD and FedHEAD+: messages between server, leaders and members, settings, declarations."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field, model_validator
+
+from links.records import Parcel
+from protocol.ensemble import EnsembleDistillation
+from protocol.messages import ARRAYS, CONFIG, PARCEL
+from protocol.method import Method, Phase
+from protocol.schema import Count, PrivacyMetrics, Reply, TrainMetrics, like_the_model
+from task.settings import Block, TrainSettings
+
+TRAIN_SECTOR = "train.sector"
+"""Have a node train and send its model to the leader of its sector (step 1)."""
+
+HAND_OUT = "train.hand_out"
+"""Have a sector's leader hand the global model to its members (step 5)."""
+
+HAND_IN = "train.hand_in"
+"""Have a member send again what it trained, to the node that took over its sector."""
+
+AGGREGATE_SECTOR = "train.aggregate_sector"
+"""Have a sector's leader average what its members trained (step 2)."""
+
+DISTILL_SECTOR = "train.distill_sector"
+"""Have a sector's leader distil its members' ensemble into the global model (step 4)."""
+
+LEADS = "leads"
+"""Config key of a train message: whether the node leads its sector, and keeps what it trains."""
+
+LINK_ERROR = "link-error"
+"""Config key of a reply: why a parcel could not be sent, where its lack is no failure."""
+
+SECTOR_MODEL = "sector-model"
+"""Purpose of a parcel: a model that a member trained, for its leader (step 1)."""
+
+GLOBAL_MODEL = "global-model"
+"""Purpose of a parcel: the global model, from a leader to its members (step 5)."""
+
+
+class FedHEADSettings(EnsembleDistillation):
+    """Settings of FedHEAD, FedHEAD+ and FedDF (``fedhead.*``).
+
+    Parameters
+    ----------
+    sectors : int (default: 2)
+        M, where nodes do not declare their sector.
+    fixed_leader : bool (default: False)
+        Whether the node with most data leads its sector in every round.
+    server_epochs : int (default: 20)
+        n_g, most epochs of the distillation on the server (FedHEAD+, FedDF).
+    reference : str (default: "noise")
+        Reference set of that distillation: ``noise``, ``fashion-mnist``, ``tiny-imagenet``, or a
+        folder or npz that is on the server.
+    reference_size : int (default: 1000)
+        Samples of it.
+    """
+
+    sectors: Annotated[int, Field(ge=1)] = 2
+    fixed_leader: bool = False
+    server_epochs: Annotated[int, Field(ge=1)] = 20
+    reference: Annotated[str, Field(min_length=1)] = "noise"
+    reference_size: Annotated[int, Field(ge=2)] = 1000
+
+    @property
+    def ensemble_distillation(self) -> EnsembleDistillation:
+        """The request to leaders."""
+        fields = set(EnsembleDistillation.model_fields)
+        return EnsembleDistillation(**self.model_dump(include=fields))
+
+
+class LinkReport(Block):
+    """Why a parcel could not be sent.
+
+    Parameters
+    ----------
+    link_error : str
+        The reason.
+    """
+
+    link_error: Annotated[str, Field(max_length=2000)]
+
+
+class AggregateMetrics(Block):
+    """What a leader made of its sector's models.
+
+    Parameters
+    ----------
+    num_examples : int
+        Samples that the models of the mean were trained on.
+    rejected : int
+        Models that it set aside.
+    """
+
+    num_examples: Annotated[int, Field(ge=1, lt=2**63)]
+    rejected: Count
+
+
+class RejectedModels(Block):
+    """Why a leader set models aside: ``rejected.<rank>``, a text each."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
+
+    @model_validator(mode="after")
+    def _are_reasons(self) -> "RejectedModels":
+        for key, reason in (self.model_extra or {}).items():
+            stem, _, rank = key.partition(".")
+            if stem != "rejected" or not rank.isdecimal() or not isinstance(reason, str):
+                raise ValueError(f"{key} is no reason to reject a model")
+        return self
+
+
+class DistillSectorMetrics(PrivacyMetrics):
+    """How a leader's distillation went.
+
+    Parameters
+    ----------
+    distill_loss : float
+        Loss on the held-out part, in nats.
+    distill_epochs : int
+        Epochs trained.
+    """
+
+    distill_loss: float
+    distill_epochs: Count
+
+
+PHASES = (
+    Phase(
+        TRAIN_SECTOR,
+        "nodes train for their sector",
+        (
+            Reply(
+                metrics=TrainMetrics,
+                configs={PARCEL: Parcel, CONFIG: LinkReport},
+                optional={PARCEL, CONFIG},
+            ),
+        ),
+        "client.fedhead:train_sector",
+        quorum=True,
+        compared=True,
+    ),
+    Phase(
+        HAND_OUT,
+        "leaders hand the model to their members",
+        (Reply(configs={f"{PARCEL}.*": Parcel}),),
+        "client.fedhead:hand_out",
+    ),
+    Phase(
+        HAND_IN,
+        "members send again to a new leader",
+        (Reply(configs={PARCEL: Parcel, CONFIG: LinkReport}, optional={PARCEL, CONFIG}),),
+        "client.fedhead:hand_in",
+    ),
+    Phase(
+        AGGREGATE_SECTOR,
+        "leaders average their sector",
+        (
+            Reply(
+                metrics=AggregateMetrics,
+                arrays={ARRAYS: like_the_model},
+                configs={CONFIG: RejectedModels},
+            ),
+        ),
+        "client.fedhead:aggregate_sector",
+    ),
+    Phase(
+        DISTILL_SECTOR,
+        "leaders distil their sector's ensemble",
+        (Reply(metrics=DistillSectorMetrics, arrays={ARRAYS: like_the_model}),),
+        "client.fedhead:distill_sector",
+    ),
+)
+
+
+def _unprotected(settings: FedHEADSettings, train: TrainSettings) -> str:
+    return "leaders distil on their data, without differential privacy (take another strategy)"
+
+
+METHODS = (
+    Method(
+        name="fedhead",
+        strategy="strategies.fedhead.strategy:FedHEAD",
+        summary="Sector leaders aggregate and distil their members' ensemble into the model.",
+        settings=FedHEADSettings,
+        phases=PHASES,
+        unprotected=_unprotected,
+        formulas="strategies.fedhead.traffic:formulas",
+    ),
+    Method(
+        name="fedhead-plus",
+        strategy="strategies.fedhead_plus:FedHEADPlus",
+        summary="FedHEAD, and one more distillation at the server.",
+        settings=FedHEADSettings,
+        table="fedhead",
+        phases=PHASES,
+        unprotected=_unprotected,
+        formulas="strategies.fedhead.traffic:formulas",
+    ),
+)

@@ -1,0 +1,150 @@
+"""FedLGD: what its server and nodes say to each other, its settings and its declaration."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from protocol.method import Method, Phase
+from protocol.schema import TRAIN, Reply, part_of_the_model
+from task.settings import Block, TrainSettings
+
+TRAIN_VIRTUAL = "train.virtual"
+"""Have a node train on virtual data in place of its own."""
+
+VIRTUAL = "virtual"
+"""Name of the record that says how a node makes virtual data."""
+
+GLOBAL_DATA = "global-data"
+"""Name of the record of the server's virtual data."""
+
+LACKS_GLOBAL_DATA = "lacks-global-data"
+"""Metric of a node that was told the digest of global data which it does not have."""
+
+GRADIENT = "gradient"
+"""Name of the reply's second array record: the loss's gradient on the virtual data."""
+
+
+class VirtualTraining(Block):
+    """Training on virtual data in place of a node's own, in one round.
+
+    Parameters
+    ----------
+    per_class : int
+        Virtual images of each class that the node holds.
+    first_steps : int
+        Steps of distribution matching with random networks, where the node has no virtual data yet.
+    refine_steps : int (default: 0)
+        Steps of distribution matching with the received model, before training.
+    contrast : float (default: 0.0)
+        lambda, weight of the supervised contrastive term.
+    gradient : bool (default: False)
+        Whether to send the gradient of the received model's loss on the virtual data.
+    """
+
+    per_class: Annotated[int, Field(ge=1)]
+    first_steps: Annotated[int, Field(ge=1)]
+    refine_steps: Annotated[int, Field(ge=0)] = 0
+    contrast: Annotated[float, Field(ge=0)] = 0.0
+    gradient: bool = False
+
+
+class GlobalData(Block):
+    """The server's virtual data: which, and where a node lacks them, the data too.
+
+    Parameters
+    ----------
+    digest : str
+        SHA-256 of the payload.
+    payload : bytes (default: b"")
+        As :meth:`distill.virtual_data.VirtualData.to_bytes` gives them.
+    """
+
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    payload: bytes = b""
+
+
+class FedLGDSettings(Block):
+    """Settings of FedLGD (``fedlgd.*``).
+
+    Parameters
+    ----------
+    per_class : int (default: 10)
+        Virtual images of each class that a node holds.
+    first_steps : int (default: 400)
+        Steps in which a node makes its virtual data, with random networks.
+    refine_steps : int (default: 20)
+        Steps in which it refines them in a selected round (the paper: 100, of SGD; here Adam's).
+    every : int (default: 5)
+        Rounds from one selected round to the next; the first round is selected.
+    selections : int (default: 10)
+        Selected rounds in all; with 0 this is FedAvg on virtual data.
+    contrast : float (default: 1.0)
+        lambda, weight of the contrastive term (the paper: 10 on DIGITS, 1 on CIFAR10C).
+    global_per_class : int (default: 10)
+        Virtual images of each class at the server.
+    global_steps : int (default: 40)
+        Steps in which the server refines them (the paper: 500, of SGD; here Adam's).
+    match : str (default: "gradient")
+        What the server matches: the ``gradient`` of the loss on the nodes' virtual data at the
+        round's model (the paper's), or the ``update``, what the round's training changed (the
+        published code's), for which nodes send nothing more than their models.
+    """
+
+    per_class: Annotated[int, Field(ge=1)] = 10
+    first_steps: Annotated[int, Field(ge=1)] = 400
+    refine_steps: Annotated[int, Field(ge=0)] = 20
+    every: Annotated[int, Field(ge=1)] = 5
+    selections: Annotated[int, Field(ge=0)] = 10
+    contrast: Annotated[float, Field(ge=0)] = 1.0
+    global_per_class: Annotated[int, Field(ge=1)] = 10
+    global_steps: Annotated[int, Field(ge=1)] = 40
+    match: Literal["gradient", "update"] = "gradient"
+
+
+class LacksGlobalData(Block):
+    """Metrics of a node that lost the server's virtual data.
+
+    Parameters
+    ----------
+    lacks_global_data : int
+        1.
+    """
+
+    lacks_global_data: Literal[1]
+
+
+def _unprotected(settings: FedLGDSettings, train: TrainSettings) -> str:
+    return (
+        "nodes send gradients of virtual data that show their own, without differential privacy "
+        "(take another strategy)"
+    )
+
+
+METHODS = (
+    Method(
+        name="fedlgd",
+        strategy="strategies.fedlgd:FedLGD",
+        summary="Nodes train on virtual data of their own and of the server, both refined.",
+        settings=FedLGDSettings,
+        phases=(
+            Phase(
+                TRAIN_VIRTUAL,
+                "nodes train on virtual data",
+                (
+                    Reply(
+                        metrics=TRAIN.metrics,
+                        arrays={**TRAIN.arrays, GRADIENT: part_of_the_model},
+                        optional={GRADIENT},
+                    ),
+                    Reply(metrics=LacksGlobalData),
+                ),
+                "client.fedlgd:train_virtual",
+                quorum=True,
+                compared=True,
+            ),
+        ),
+        terms={VIRTUAL: "client.fedlgd:Contrastive"},
+        unprotected=_unprotected,
+        panels=("strategies.common.panels:virtual_data",),
+    ),
+)

@@ -1,0 +1,322 @@
+"""HFLDD: what its server and nodes say to each other, its settings and its declaration."""
+
+from typing import Annotated, Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+from pydantic import Field, ValidationInfo, field_validator
+
+from distill import DistillError, distiller
+from distill.starts import REAL, STARTS
+from links.records import Parcel
+from protocol.arrays import Arrays, finite_arrays
+from protocol.messages import ARRAYS, PARCEL
+from protocol.method import Method, Phase
+from protocol.schema import TRAIN, Count, PrivacyMetrics, Reply, Share, TrainMetrics
+from task.settings import Block, TrainSettings
+
+LABEL_KNOWLEDGE = "query.label_knowledge"
+"""Ask a node for its soft labels on the global auxiliary set (step 1)."""
+
+DISTILL = "train.distill"
+"""Have a cluster member distil its data for its head (step 4)."""
+
+RECEIVE = "train.receive"
+"""Hand a cluster head the parcels of its members (step 4)."""
+
+TRAIN_POOL = "train.pool"
+"""Have a cluster head train on D_h: its own data and what its members sent."""
+
+SOFT_LABELS = "soft-labels"
+"""Array of a node's soft labels."""
+
+KEPT_PARCELS = "kept-parcels"
+"""Metric of a head's reply: ranks of the members whose parcels it opened and keeps."""
+
+NUM_PARCELS = "num-parcels"
+"""Metric of a head's reply: members whose virtual data it trains on."""
+
+BALANCED = "balanced"
+"""Config key of a head's train message: whether classes are drawn evenly from D_h."""
+
+
+class LabelKnowledge(Block):
+    """Soft labels on a global auxiliary set (HFLDD, step 1).
+
+    Parameters
+    ----------
+    initial_steps : int (default: 10)
+        E_1, SGD steps of the initial model before soft labels are taken.
+    initial_lr : float (default: 0.01)
+        Learning rate of these steps.
+    initial_batch_size : int (default: 64)
+        Minibatch of these steps.
+    auxiliary : str (default: "noise")
+        Global auxiliary set D_g, which every node builds for itself: ``noise``, ``fashion-mnist``,
+        ``tiny-imagenet``, or a folder or npz that is on every node.
+    auxiliary_size : int (default: 1000)
+        |D_g|.
+    """
+
+    initial_steps: Annotated[int, Field(ge=1)] = 10
+    initial_lr: Annotated[float, Field(gt=0)] = 0.01
+    initial_batch_size: Annotated[int, Field(ge=1)] = 64
+    auxiliary: Annotated[str, Field(min_length=1)] = "noise"
+    auxiliary_size: Annotated[int, Field(ge=1)] = 1000
+
+
+class Distillation(Block):
+    """Virtual data in place of a node's own (HFLDD, step 4).
+
+    Parameters
+    ----------
+    distiller : str (default: "auto")
+        ``auto``, ``dm``, ``kip`` (the paper's), another registered one or ``module:function``.
+    distilled_size : int (default: 40)
+        |D~_i|, virtual samples of a node, spread evenly over the classes that it holds.
+    distill_steps : int (default: 0)
+        Steps of the distiller; 0 takes the distiller's own default.
+    start : str (default: "class-stats")
+        What virtual images start from: ``class-stats``, ``pixel-stats``, ``noise`` or ``real``.
+    allow_real_start : bool (default: False)
+        Permission for ``start = "real"``, with which real images leave the node nearly unchanged.
+    share_raw_data : bool (default: False)
+        The paper's "w/o DD" ablation: raw data in place of virtual data. Gives up privacy.
+    dp_epsilon : float (default: 0.0)
+        Epsilon that the virtual data cost each sample, by distribution matching with differentially
+        private class means, at ``train.dp-delta``; 0 distils without differential privacy.
+    """
+
+    distiller: Annotated[str, Field(min_length=1)] = "auto"
+    distilled_size: Annotated[int, Field(ge=1)] = 40
+    distill_steps: Annotated[int, Field(ge=0)] = 0
+    start: Annotated[str, Field(min_length=1)] = "class-stats"
+    allow_real_start: Annotated[bool, Field(validate_default=True)] = False
+    share_raw_data: bool = False
+    dp_epsilon: Annotated[float, Field(ge=0)] = 0.0
+
+    @field_validator("distiller")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        if ":" not in name:  # a function of a package may be on nodes only
+            try:
+                distiller(name)
+            except DistillError as error:
+                raise ValueError(str(error)) from None
+        return name
+
+    @field_validator("start")
+    @classmethod
+    def _is_a_start(cls, name: str) -> str:
+        if name not in (*STARTS, REAL):
+            raise ValueError(f"must be one of {', '.join((*STARTS, REAL))}")
+        return name
+
+    @field_validator("allow_real_start")
+    @classmethod
+    def _permits_start(cls, allowed: bool, info: ValidationInfo) -> bool:
+        if info.data.get("start") == REAL and not allowed:
+            raise ValueError(
+                'must be true for start = "real", with which real images leave the node nearly '
+                "unchanged (allow it, or take start = class-stats)"
+            )
+        return allowed
+
+    @field_validator("dp_epsilon")
+    @classmethod
+    def _is_private_all_through(cls, epsilon: float, info: ValidationInfo) -> float:
+        others = info.data
+        if epsilon and others.get("distiller") not in ("auto", "dm"):
+            raise ValueError(
+                f"distiller = {others.get('distiller')!r} has no differential privacy (take dm)"
+            )
+        if epsilon and others.get("start") != "noise":
+            raise ValueError(
+                f"start = {others.get('start')!r} tells of the real images (take noise)"
+            )
+        if epsilon and others.get("share_raw_data"):
+            raise ValueError("share-raw-data sends the real images (set it to false)")
+        return epsilon
+
+
+class HFLDDSettings(LabelKnowledge, Distillation):
+    """Settings of HFLDD (``hfldd.*``): its two requests to nodes, and what the server decides.
+
+    Parameters
+    ----------
+    groups : int (default: 0)
+        K, the homogeneous groups; 0 takes the K with the best silhouette.
+    balanced : bool (default: True)
+        Whether heads draw classes evenly from D_h.
+    """
+
+    groups: Annotated[int, Field(ge=0)] = 0
+    balanced: bool = True
+
+    @property
+    def label_knowledge(self) -> LabelKnowledge:
+        """The request for soft labels."""
+        return LabelKnowledge(**self.model_dump(include=set(LabelKnowledge.model_fields)))
+
+    @property
+    def distillation(self) -> Distillation:
+        """The request for virtual data."""
+        return Distillation(**self.model_dump(include=set(Distillation.model_fields)))
+
+
+class LabelKnowledgeMetrics(Block):
+    """Metrics beside soft labels.
+
+    Parameters
+    ----------
+    num_examples : int
+        Samples of the node.
+    """
+
+    num_examples: Count
+
+
+class DistillMetrics(PrivacyMetrics):
+    """Metrics beside a parcel of virtual data: its size, and its privacy card.
+
+    Parameters
+    ----------
+    num_examples : int
+        Virtual samples.
+    num_values : int
+        Their pixels.
+    highest_cosine, median_cosine, least_distance, median_distance : float, optional
+        How near virtual images come to those they were made from.
+    nearer_to_own, by_chance : float, optional
+        Share of them nearer to their own than to any held back, and what it would be by chance.
+    virtual_epsilon : float, optional
+        Epsilon that they were made with.
+    """
+
+    num_examples: Count
+    num_values: Count
+    highest_cosine: float | None = None
+    median_cosine: float | None = None
+    least_distance: float | None = None
+    median_distance: float | None = None
+    nearer_to_own: Share | None = None
+    by_chance: Share | None = None
+    virtual_epsilon: Annotated[float, Field(ge=0)] | None = None
+
+
+class ReceiveMetrics(Block):
+    """What a head made of its members' parcels.
+
+    Parameters
+    ----------
+    num_examples : int
+        |D_h|.
+    kept_parcels : list[int]
+        Ranks of the members whose parcels it keeps.
+    rejected : int
+        Parcels that it set aside.
+    """
+
+    num_examples: Count
+    kept_parcels: list[Count]
+    rejected: Count
+
+
+class PoolMetrics(TrainMetrics):
+    """Metrics of a head's training.
+
+    Parameters
+    ----------
+    num_parcels : int
+        Members whose virtual data it trained on.
+    """
+
+    num_parcels: Count
+
+
+def soft_labels_of(record: ArrayRecord) -> NDArray[Any]:
+    """Soft labels in a record, (|D_g|, classes): a distribution in each row, to 1e-3.
+
+    Raises
+    ------
+    ValueError
+        If they are not.
+    """
+    if list(record) != [SOFT_LABELS]:
+        raise ValueError(f"its arrays are not {SOFT_LABELS}")
+    labels: NDArray[Any] = finite_arrays(record)[SOFT_LABELS]
+    if (
+        labels.ndim != 2
+        or labels.dtype.kind != "f"
+        or (labels < 0).any()
+        or not np.allclose(labels.sum(axis=1), 1.0, atol=1e-3)
+    ):
+        raise ValueError(f"its {SOFT_LABELS} are not distributions over D_g")
+    return labels
+
+
+def _check_soft_labels(record: ArrayRecord, model: Arrays) -> None:
+    soft_labels_of(record)
+
+
+def _unprotected(settings: HFLDDSettings, train: TrainSettings) -> str:
+    if not settings.dp_epsilon:
+        return (
+            "hfldd.dp-epsilon = 0: members' virtual data would have no differential privacy (set "
+            'hfldd.dp-epsilon to 10.0, and hfldd.start to "noise")'
+        )
+    if settings.balanced:
+        return (
+            "hfldd.balanced = true: samples of rare classes would come more often than "
+            "differential privacy counts (set hfldd.balanced to false)"
+        )
+    return ""
+
+
+def _disclosed(settings: HFLDDSettings) -> str:
+    if settings.share_raw_data:
+        return "hfldd.share-raw-data was on: members sent their RAW DATA to cluster heads."
+    return ""
+
+
+METHODS = (
+    Method(
+        name="hfldd",
+        strategy="strategies.hfldd.strategy:HFLDD",
+        summary="Members distil their data for cluster heads; only heads train with the server.",
+        settings=HFLDDSettings,
+        phases=(
+            Phase(
+                LABEL_KNOWLEDGE,
+                "soft labels on the auxiliary set",
+                (Reply(metrics=LabelKnowledgeMetrics, arrays={ARRAYS: _check_soft_labels}),),
+                "client.hfldd:label_knowledge",
+            ),
+            Phase(
+                DISTILL,
+                "members distil their data",
+                (Reply(metrics=DistillMetrics, configs={PARCEL: Parcel}),),
+                "client.hfldd:distill",
+            ),
+            Phase(
+                RECEIVE,
+                "heads get their members' virtual data",
+                (Reply(metrics=ReceiveMetrics),),
+                "client.hfldd:receive",
+            ),
+            Phase(
+                TRAIN_POOL,
+                "heads train",
+                (TRAIN.plus(metrics=PoolMetrics),),
+                "client.hfldd:train_pool",
+                quorum=True,
+                compared=True,
+            ),
+        ),
+        unprotected=_unprotected,
+        formulas="strategies.hfldd.traffic:formulas",
+        panels=("strategies.common.panels:virtual_data",),
+        disclosed=_disclosed,
+    ),
+)

@@ -1,0 +1,38 @@
+"""MOON: its settings, which are its request to nodes too, and its declaration."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from protocol.method import Method, all_protected
+from task.settings import Block
+
+MODEL_CONTRAST = "model-contrast"
+"""Name of the record that asks for MOON's contrastive loss."""
+
+
+class MOONSettings(Block):
+    """Settings of MOON (``moon.*``).
+
+    Parameters
+    ----------
+    mu : float (default: 1.0)
+        Weight of the contrastive loss.
+    temperature : float (default: 0.5)
+        tau.
+    """
+
+    mu: Annotated[float, Field(ge=0)] = 1.0
+    temperature: Annotated[float, Field(gt=0)] = 0.5
+
+
+METHODS = (
+    Method(
+        name="moon",
+        strategy="strategies.moon:MOON",
+        summary="Nodes keep their features near the global model's.",
+        settings=MOONSettings,
+        terms={MODEL_CONTRAST: "client.moon:ModelContrastive"},
+        unprotected=all_protected,
+    ),
+)

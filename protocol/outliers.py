@@ -1,0 +1,63 @@
+"""Values that stand out: norms of updates and claims that are absurdly large."""
+
+import math
+from collections.abc import Mapping
+from typing import TypeVar
+
+import numpy as np
+
+from protocol.arrays import Arrays
+
+FEWEST = 4
+"""Fewest values among which one can be absurd."""
+SMALLEST_SCALE = 1.0
+"""Spread of logarithms, a factor e, below which values count as equal."""
+
+K = TypeVar("K")
+
+
+def update_norm(arrays: Arrays, start: Arrays | None) -> float:
+    """L2 norm of what training changed, over all arrays of floating-point numbers.
+
+    Parameters
+    ----------
+    arrays : Mapping[str, ndarray]
+        A model, checked (:func:`protocol.arrays.model_arrays`); each array is read once.
+    start : Mapping[str, ndarray], optional
+        The model that it began as; if None, zeros.
+    """
+    squares = 0.0
+    for name, array in arrays.items():
+        if array.dtype.kind == "f":
+            change = array.astype(np.float64)
+            if start is not None:
+                np.subtract(change, start[name], out=change)
+            squares += float(np.vdot(change, change))
+    return math.sqrt(squares)
+
+
+def absurdly_large(values: Mapping[K, float], threshold: float) -> list[K]:
+    """Find values that are absurdly large among the others: outliers of their logarithms.
+
+    A value's score is the distance of its logarithm above their median, in units of
+    ``1.4826 MAD`` (the standard deviation, were they normal), or of 1 where that is smaller.
+
+    Parameters
+    ----------
+    values : Mapping[K, float]
+        None negative. Zeros are left out, and fewer than 4 values are not judged.
+    threshold : float
+        Score above which a value is absurd; with 0 none is.
+
+    Returns
+    -------
+    list[K]
+        Keys of the absurd values.
+    """
+    keys = [key for key, value in values.items() if value > 0]
+    if threshold == 0 or len(keys) < FEWEST:
+        return []
+    logs = np.log([values[key] for key in keys])
+    above = logs - np.median(logs)
+    scale = max(1.4826 * float(np.median(np.abs(above))), SMALLEST_SCALE)
+    return [key for key, score in zip(keys, above / scale, strict=True) if score > threshold]

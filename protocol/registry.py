@@ -1,0 +1,102 @@
+"""Methods by name: ours, and those of installed packages.
+
+Ours are the modules of this package that have a ``METHODS``; an installed package names its own by
+an entry point in the group ``flwr_distill.methods``. Both are the same kind of declaration.
+"""
+
+import importlib
+import pkgutil
+from dataclasses import replace
+from functools import cache
+from importlib.metadata import EntryPoint
+from logging import WARNING
+
+from flwr.common import log
+
+import protocol
+from protocol.meeting import PHASES as MEETING
+from protocol.method import EVALUATE_PHASE, TRAIN_PHASE, Method, Phase
+from task.plugin import PluginError, installed_plugins, load_plugin
+from task.settings import SettingsError
+
+
+@cache
+def built_in_methods() -> dict[str, Method]:
+    """Methods of this project, by name."""
+    modules = (
+        importlib.import_module(f"protocol.{module.name}")
+        for module in pkgutil.iter_modules(protocol.__path__)
+    )
+    return {method.name: method for module in modules for method in getattr(module, "METHODS", ())}
+
+
+def all_methods() -> dict[str, Method]:
+    """All methods by name; a plug-in that cannot be used is left out with a warning."""
+    methods = dict(built_in_methods())
+    for point in installed_plugins():
+        try:
+            methods[point.name] = _installed_method(point)
+        except SettingsError as error:
+            log(WARNING, "%s", error)
+    return methods
+
+
+def find_method(name: str) -> Method | None:
+    """Find a method by name; None if there is none.
+
+    Raises
+    ------
+    SettingsError
+        If it is a plug-in that cannot be used.
+    """
+    for point in installed_plugins():
+        if point.name == name:
+            return _installed_method(point)
+    return built_in_methods().get(name)
+
+
+def method_of(strategy: type) -> Method | None:
+    """Find the method of a strategy class, or of the nearest of its base classes."""
+    by_class = {method.strategy: method for method in all_methods().values()}
+    names = (f"{base.__module__}:{base.__qualname__}" for base in strategy.__mro__)
+    return next((by_class[name] for name in names if name in by_class), None)
+
+
+def handlers() -> dict[str, str]:
+    """Handlers on nodes, as ``module:function``, by message type."""
+    phases = [*MEETING, *(phase for method in all_methods().values() for phase in method.phases)]
+    return {phase.message_type: phase.handler for phase in phases if phase.handler}
+
+
+def phase_titles() -> dict[str, str]:
+    """What happens in a phase, by message type."""
+    phases = [p for method in all_methods().values() for p in method.phases]
+    phases += [*MEETING, TRAIN_PHASE, EVALUATE_PHASE]
+    return {phase.message_type: phase.title for phase in phases}
+
+
+def phases_of(method: Method | None) -> dict[str, Phase]:
+    """Phases of a run by message type: those of all runs, and the method's."""
+    own = method.phases if method else ()
+    return {p.message_type: p for p in (*MEETING, TRAIN_PHASE, EVALUATE_PHASE, *own)}
+
+
+def _installed_method(point: EntryPoint) -> Method:
+    package = f"{point.dist.name}=={point.dist.version}" if point.dist else "an installed package"
+    where = f"method {point.name!r} of {package}"
+    if point.name in built_in_methods():
+        raise SettingsError(f"{where}: the name is taken by a method of flwr-distill (rename it)")
+    try:
+        plugin = load_plugin(point)
+    except PluginError as error:
+        raise SettingsError(f"{where}: {error}") from error
+    if isinstance(plugin, type):  # a strategy that needs nothing else
+        plugin = Method(point.name, f"{plugin.__module__}:{plugin.__qualname__}")
+    if not isinstance(plugin, Method):
+        raise SettingsError(
+            f"{where}: {point.value} is a {type(plugin).__name__}, need a protocol.method.Method "
+            "or a strategy class"
+        )
+    if plugin.name != point.name:
+        raise SettingsError(f"{where}: it declares itself as {plugin.name!r} (name both alike)")
+    return replace(plugin, package=package)

@@ -1,0 +1,42 @@
+"""Reading nodes' replies: errors set aside with a line in the log, numbers checked."""
+
+import math
+from collections.abc import Iterable
+from logging import WARNING
+
+from flwr.app import Message, MetricRecord
+from flwr.common import log
+
+from protocol.messages import METRICS
+
+SET_ASIDE = 100
+"""Code, above Flower's own, of the error that takes the place of a reply that was set aside; the
+log has it already."""
+
+
+def usable(replies: Iterable[Message]) -> list[Message]:
+    """Replies that carry content; error replies are logged with node and reason."""
+    with_content = []
+    for reply in replies:
+        if reply.has_error() and reply.error.code == SET_ASIDE:
+            continue
+        if reply.has_error():
+            node, phase = reply.metadata.src_node_id, reply.metadata.message_type
+            log(WARNING, "Node %d failed in %s: %s", node, phase, reply.error.reason)
+        else:
+            with_content.append(reply)
+    return with_content
+
+
+def number(reply: Message, key: str) -> float:
+    """Finite number under ``key`` in the reply's metrics.
+
+    Raises
+    ------
+    ValueError
+        If there is none; the text names the node and the key.
+    """
+    value = reply.content.metric_records.get(METRICS, MetricRecord()).get(key)
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"node {reply.metadata.src_node_id}: metric {key} is {value!r}")
+    return value

@@ -1,0 +1,177 @@
+"""What a node may reply: which records, with which keys, types and ranges."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from pydantic import Field
+
+from protocol.arrays import Arrays, finite_arrays, model_arrays
+from protocol.messages import METRICS
+from task.settings import Block, SettingsError
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+ArrayCheck = Callable[[ArrayRecord, Arrays], object]
+"""Raises ValueError if a record of arrays does not fit the model that was sent to the node."""
+
+
+class PrivacyMetrics(Block):
+    """What a node has spent of its privacy budget; None without differential privacy.
+
+    Parameters
+    ----------
+    dp_epsilon : float, optional
+        Epsilon spent so far.
+    dp_delta : float, optional
+        The delta at which it is counted.
+    """
+
+    dp_epsilon: Annotated[float, Field(ge=0)] | None = None
+    dp_delta: Share | None = None
+
+
+class TrainMetrics(PrivacyMetrics):
+    """Metrics of local training.
+
+    Parameters
+    ----------
+    num_examples : int
+        Samples trained on.
+    num_steps : int, optional
+        Optimisation steps.
+    train_loss, train_accuracy : float, optional
+        Means over the steps; not told with differential privacy.
+    """
+
+    num_examples: Annotated[int, Field(ge=1, lt=2**63)]
+    num_steps: Count | None = None
+    train_loss: float | None = None
+    train_accuracy: Share | None = None
+
+
+class EvaluateMetrics(Block):
+    """Metrics of an evaluation on a node.
+
+    Parameters
+    ----------
+    num_examples : int
+        Samples evaluated on.
+    eval_accuracy : float
+        Accuracy in [0, 1].
+    eval_loss : float, optional
+        Mean cross-entropy in nats.
+    """
+
+    num_examples: Annotated[int, Field(ge=1, lt=2**63)]
+    eval_accuracy: Share
+    eval_loss: float | None = None
+
+
+class NoMetrics(Block):
+    """An empty record, or none."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Records that a reply may hold; a reply with anything else is set aside.
+
+    Parameters
+    ----------
+    metrics : type[Block] (default: NoMetrics)
+        Keys, types and ranges of the record ``metrics``.
+    arrays : Mapping[str, ArrayCheck]
+        Check of each array record, by name.
+    configs : Mapping[str, type[Block]]
+        Keys, types and ranges of each config record, by name. ``parcel.*`` stands for ``parcel.1``
+        and so on.
+    optional : Collection[str]
+        Names of array and config records that may be missing.
+    """
+
+    metrics: type[Block] = NoMetrics
+    arrays: Mapping[str, ArrayCheck] = field(default_factory=dict)
+    configs: Mapping[str, type[Block]] = field(default_factory=dict)
+    optional: Collection[str] = ()
+
+    def plus(
+        self,
+        *,
+        metrics: type[Block] | None = None,
+        arrays: Mapping[str, ArrayCheck] | None = None,
+    ) -> "Reply":
+        """The same reply with other metrics, or with more arrays."""
+        return replace(
+            self, metrics=metrics or self.metrics, arrays={**self.arrays, **(arrays or {})}
+        )
+
+    def check(self, content: RecordDict, model: Arrays) -> None:
+        """Refuse content that does not fit.
+
+        Parameters
+        ----------
+        content : RecordDict
+            Of a reply.
+        model : Mapping[str, ndarray]
+            The model that was sent to the node; empty if none was.
+
+        Raises
+        ------
+        ValueError
+            If a record is missing, unknown or malformed; the text names it.
+        """
+        names = {_stem(name) for name in content if name != METRICS}
+        known = {*self.arrays, *self.configs}
+        if odd := names - known:
+            raise ValueError(f"it brings a record {min(odd)!r} that this phase has no use for")
+        if lacking := known - names - set(self.optional) - {k for k in known if k.endswith(".*")}:
+            raise ValueError(f"it brings no record {min(lacking)!r}")
+        metrics = content.get(METRICS, MetricRecord())
+        if not isinstance(metrics, MetricRecord):
+            raise ValueError(f"{METRICS} is a {type(metrics).__name__}")
+        _check_block(self.metrics, metrics, METRICS)
+        for name, record in content.items():
+            if name != METRICS:
+                self._check_record(name, record, model)
+
+    def _check_record(self, name: str, record: object, model: Arrays) -> None:
+        stem = _stem(name)
+        if isinstance(record, ArrayRecord) and stem in self.arrays:
+            self.arrays[stem](record, model)
+        elif isinstance(record, ConfigRecord) and stem in self.configs:
+            _check_block(self.configs[stem], record, name)
+        else:
+            raise ValueError(f"{name} is a {type(record).__name__}")
+
+
+def like_the_model(record: ArrayRecord, model: Arrays) -> None:
+    """Check that a record holds the arrays of the model, all finite."""
+    model_arrays(record, model)
+
+
+def part_of_the_model(record: ArrayRecord, model: Arrays) -> None:
+    """Check that every array has name and shape of one of the model's, and is finite."""
+    for name, array in finite_arrays(record).items():
+        if name not in model or array.shape != model[name].shape:
+            raise ValueError(f"its {name} is not of this run's model")
+
+
+def _check_block(block: type[Block], record: Mapping[str, object], name: str) -> None:
+    try:
+        block.checked(record, name)
+    except SettingsError as error:
+        raise ValueError(str(error)) from None
+
+
+def _stem(name: str) -> str:
+    """Name of a record, with ``.*`` in place of a number at its end."""
+    stem, dot, rank = name.rpartition(".")
+    return f"{stem}.*" if dot and rank.isdecimal() else name
+
+
+TRAIN = Reply(metrics=TrainMetrics, arrays={"arrays": like_the_model})
+"""Reply to Flower's plain ``train``."""
+EVALUATE = Reply(metrics=EvaluateMetrics)
+"""Reply to Flower's plain ``evaluate``."""

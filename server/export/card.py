@@ -1,0 +1,121 @@
+"""A model card: what a model was trained on, how, how good it is, and what is known of privacy."""
+
+from server.export.model import data_spec_of
+from server.page.comparison import best
+from server.page.method import disclosed
+from server.page.privacy import spent
+from server.page.run_files import RunFiles
+from server.page.words import percent
+
+VALUES = {"image": "pixels in [0, 1]", "text": "token ids", "table": "values"}
+
+
+def model_card(run: RunFiles, file: str) -> str:
+    """Return the card of a run's model, in Markdown.
+
+    Parameters
+    ----------
+    run : RunFiles
+        A finished run.
+    file : str
+        Name of the model's file beside the card.
+    """
+    spec = data_spec_of(run)
+    nodes = run.about["nodes"].values()
+    samples = sum(node["samples"] or 0 for node in nodes)
+    shape = " x ".join(map(str, spec.shape))
+    return "\n".join(
+        [
+            f"# {run.title}",
+            "",
+            f"`{file}` is the global model after round {run.rows[-1]['round']} of run "
+            f"{run.folder.name} ({run.about['started']}), trained by federated learning.",
+            "",
+            "## Use",
+            f"- Input: float32 (n, {shape.replace(' x ', ', ')}), {VALUES[spec.kind]} less a mean "
+            f"of {_numbers(spec.mean)}, divided by {_numbers(spec.std)}, for each channel.",
+            f"- Output: logits (n, {spec.num_classes}), one for each class.",
+            f"- Architecture: `{run.settings['model']}` of flwr-distill, for this input.",
+            "",
+            "## Data",
+            f"- Data set: {run.settings['dataset']}, {spec.num_classes} classes, {shape}.",
+            f"- {len(nodes)} nodes held {samples:,} training samples.",
+            "",
+            "## Accuracy",
+            *_accuracy(run),
+            "",
+            "## Privacy",
+            *_privacy(run),
+            "",
+            "## Settings",
+            "Strategy and what differs from the defaults:",
+            "",
+            *(f"- `{k} = {v!r}`" for k, v in run.changed_settings.items()),
+            "",
+            "## Versions",
+            *(f"- {name} {version}" for name, version in run.about["versions"].items()),
+            "",
+        ]
+    )
+
+
+def _accuracy(run: RunFiles) -> list[str]:
+    last, peak = run.rows[-1], best(run.rows)
+    if not peak:
+        return ["- Not measured: the server had no test samples."]
+    lines = [
+        f"- {percent(last['accuracy'])} on the server's test samples, loss {last['loss']:.3f} "
+        f"(highest in the run: {percent(peak['accuracy'])}, after round {peak['round']})."
+    ]
+    by_class = enumerate(last.get("class_accuracy") or [])
+    known = {label: accuracy for label, accuracy in by_class if accuracy is not None}
+    if known:
+        listed = ", ".join(f"{label}: {percent(accuracy)}" for label, accuracy in known.items())
+        lines.append(f"- By class: {listed}.")
+    return lines
+
+
+def _privacy(run: RunFiles) -> list[str]:
+    """What is known, and what is not."""
+    train, epsilons = run.settings["train"], spent(run)
+    if train.get("dp-noise") and epsilons:
+        by_node = ", ".join(f"{node}: {epsilon:.3g}" for node, epsilon in epsilons.items())
+        lines = [
+            f"- Trained with differential privacy of each sample: epsilon is at most "
+            f"{max(epsilons.values()):.3g} at delta = {train['dp-delta']:g} (DP-SGD, noise "
+            f"multiplier {train['dp-noise']:g}, gradients clipped to {train['dp-clip']:g}). "
+            f"By node: {by_node}."
+        ]
+    else:
+        lines = [
+            "- Trained without differential privacy: nothing bounds what the model tells of single "
+            "samples, and membership inference was not tried on it."
+        ]
+    cards = _told(run, "highest-cosine")
+    if cards:
+        lines.append(
+            f"- {len(cards)} nodes sent virtual images to other nodes. The nearest of them to a "
+            f"real image of its node had a cosine of {max(cards):.3f} (1 is a copy); the report of "
+            "the run has each node's privacy card."
+        )
+    guaranteed = _told(run, "virtual-epsilon")
+    if guaranteed:
+        lines.append(
+            f"- {len(guaranteed)} nodes sent virtual images to other nodes, made under "
+            f"differential privacy with an epsilon of {max(guaranteed):g}."
+        )
+    if run.picture:
+        lines.append("- The server made virtual images of its own from what nodes sent it.")
+    if text := disclosed(run):
+        lines.append(f"- {text}")
+    return lines
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def _told(run: RunFiles, key: str) -> list[float]:
+    """A number that nodes gave, each time that one did."""
+    phases = (entry.get("nodes", {}).values() for entry in run.journal)
+    return [numbers[key] for nodes in phases for numbers in nodes if key in numbers]

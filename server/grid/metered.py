@@ -1,0 +1,242 @@
+"""A Flower Grid that polls fast, ends each phase at a deadline, and books every byte."""
+
+import math
+import random
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from logging import WARNING
+
+from flwr.app import Message, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from protocol.method import Phase
+from protocol.registry import phases_of
+from server.grid.inbox import open_inbox
+from server.grid.ledger import Ledger
+from server.grid.spool import Spool
+from server.record.journal import Journal
+from server.roster import TooFewNodesError
+
+FIRST_POLL = 0.02
+LONGEST_POLL = 0.5
+SOON = 0.05
+"""Longest poll while a reply is on its way."""
+SAME_LOOK = 0.5
+"""Seconds for which a list of connected nodes is as good as new, within a phase."""
+
+
+class QuorumError(RuntimeError):
+    """Fewer nodes sent what they trained than the run needs."""
+
+
+class MeteredGrid(Grid):
+    """Wraps the Grid that Flower gives a ServerApp.
+
+    Nodes and replies come in the order of ``order``, so that sums over replies do not depend on who
+    was faster. Python's global generator, from which Flower's strategies sample nodes, is seeded
+    anew with each round and after each phase: Flower's retries draw from it too, as often as they
+    like.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's own grid, of a deployment or of the simulation.
+    deadline : float
+        Seconds after which a phase ends without the nodes that have not replied.
+    seed : int (default: 0)
+        Seed of the run, for the sampling of nodes.
+    journal : Journal, optional (default: None)
+        Where phases are written.
+    quorum : float (default: 0.0)
+        Share of the nodes that must send something usable in time, in phases that have a quorum.
+    phases : Mapping[str, Phase], optional (default: None)
+        Phases of the run by message type; None takes those of all runs.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        deadline: float,
+        seed: int = 0,
+        journal: Journal | None = None,
+        quorum: float = 0.0,
+        phases: Mapping[str, Phase] | None = None,
+    ) -> None:
+        self.ledger = Ledger()
+        self.order: Mapping[int, int] = {}
+        """Rank of each known node id; unknown nodes come after these, by id."""
+        self._grid = grid
+        self._deadline = deadline
+        self._seed = seed
+        self._journal = journal
+        self._quorum = quorum
+        self._phases = phases_of(None) if phases is None else phases
+        self._nodes: list[int] = []
+        self._looked = -math.inf
+        self._alone_since = math.inf
+        self.begin_round(0)
+
+    def begin_round(self, server_round: int) -> None:
+        """Have draws depend on the round, and then on the phases in it."""
+        self._round = server_round
+        random.seed(f"{self._seed} {server_round}")
+
+    def set_run(self, run: Run) -> None:
+        """Set the run this grid operates in."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """Run information."""
+        return self._grid.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message (deprecated in Flower, kept for its contract)."""
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> list[int]:
+        """Ids of connected nodes, in a stable order.
+
+        Looks in quick succession see the same nodes. Flower's sampling counts them in one and draws
+        them in the next, and waits for as many as it counted, which may take for ever.
+
+        Raises
+        ------
+        TooFewNodesError
+            If no node has been connected for as long as a phase may take.
+        """
+        now = time.monotonic()
+        if not self._nodes or now > self._looked + SAME_LOOK:
+            self._nodes, self._looked = list(self._grid.get_node_ids()), now
+        self._alone_since = math.inf if self._nodes else min(self._alone_since, now)
+        if now > self._alone_since + self._deadline:
+            raise TooFewNodesError(
+                f"no node has been connected for phase-timeout = {self._deadline:.0f} s "
+                "(start nodes, or raise phase-timeout)"
+            )
+        return sorted(self._nodes, key=self._rank)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Push messages and book their bytes."""
+        messages = list(messages)
+        self.ledger.book_sent(messages)
+        return list(self._grid.push_messages(messages))
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Pull replies as Flower does; those of :meth:`send_and_receive` alone are booked."""
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Push messages and wait for their replies, at most until the deadline.
+
+        Parameters
+        ----------
+        messages : Iterable[Message]
+            All of one type: one phase.
+        timeout : float, optional (default: None)
+            Seconds to wait, where shorter than the grid's deadline.
+
+        Returns
+        -------
+        list[Message]
+            Replies, error replies among them, in the order of the nodes. Nodes that did not reply
+            in time are named in the log.
+
+        Raises
+        ------
+        QuorumError
+            If too few of the nodes that were asked to train sent something usable.
+        """
+        messages = list(messages)
+        if not messages:
+            return []
+        wait = self._deadline if timeout is None else min(timeout, self._deadline)
+        for message in messages:
+            message.metadata.ttl = min(message.metadata.ttl, wait)
+        begin = time.monotonic()
+        pending = dict(zip(self.push_messages(messages), messages, strict=True))
+        pending.pop("", None)  # a message that the SuperLink did not take
+        phase = messages[0].metadata.message_type
+        replies, spool = [], Spool()
+        to_node = {message.metadata.dst_node_id: message for message in messages}
+        for reply in self._arriving(pending, begin + wait):
+            self.ledger.book_received(phase, [reply])
+            reply = self._accepted(to_node[reply.metadata.src_node_id], reply)
+            if reply.has_content():
+                spool.keep(reply.content)
+            replies.append(reply)
+        if self._journal:
+            self._journal.book_phase(phase, time.monotonic() - begin, len(messages), replies)
+        random.seed(f"{self._seed} {self._round} {phase}")
+        self._nodes = []
+        late = {message.metadata.dst_node_id for message in messages}
+        late -= {reply.metadata.src_node_id for reply in replies}
+        if late:
+            log(
+                WARNING,
+                "%s goes on without %d of %d nodes, which did not reply within %.0f s: %s",
+                phase,
+                len(late),
+                len(messages),
+                wait,
+                sorted(late),
+            )
+        replies.sort(key=lambda reply: self._rank(reply.metadata.src_node_id))
+        replies = self._screened(messages, replies)
+        if phase in self._phases and self._phases[phase].quorum:
+            usable = sum(reply.has_content() for reply in replies)
+            self._check_quorum(phase, usable, len(messages), wait)
+        return replies
+
+    def _accepted(self, message: Message, reply: Message) -> Message:
+        """A reply as it is taken in; a subclass turns some into error replies."""
+        return reply
+
+    def _screened(self, messages: list[Message], replies: list[Message]) -> list[Message]:
+        """Replies as the strategy gets them; a subclass turns some into error replies."""
+        return replies
+
+    def _check_quorum(self, phase: str, usable: int, asked: int, wait: float) -> None:
+        """Raise QuorumError if too few replies are usable."""
+        needed = math.ceil(round(self._quorum * asked, 6))
+        if usable < needed:
+            where = f"round {self._journal.round}, {phase}" if self._journal else phase
+            raise QuorumError(
+                f"{where}: {usable} of {asked} nodes sent something usable within {wait:.0f} s, "
+                f"and quorum = {self._quorum} needs {needed} (the log says what the others did; "
+                "bring them back, raise phase-timeout, or lower quorum)"
+            )
+
+    def _rank(self, node: int) -> tuple[int, int]:
+        return self.order.get(node, len(self.order)), node
+
+    def _arriving(self, asked: Mapping[str, Message], end: float) -> Iterator[Message]:
+        """Replies as they arrive, until each message is answered or the time is over.
+
+        Parameters
+        ----------
+        asked : Mapping[str, Message]
+            The messages, by id.
+        end : float
+            When the time is over, in the seconds of ``time.monotonic()``.
+        """
+        inbox, poll = open_inbox(self._grid, asked), FIRST_POLL
+        while inbox.waiting and time.monotonic() < end:
+            poll = min(poll * 1.5, SOON if inbox.coming else LONGEST_POLL)
+            for reply in inbox.fetch(end):
+                poll = FIRST_POLL
+                yield reply
+            if inbox.waiting:
+                time.sleep(poll)
+        inbox.close()

@@ -1,0 +1,50 @@
+"""What the strategy's method adds to the report of a run."""
+
+from typing import Any
+
+from protocol.method import Method
+from protocol.registry import find_method
+from server.page.run_files import RunFiles
+from strategies.common.registry import find_strategy
+from strategies.common.sections import Section
+from task.plugin import PluginError, import_object
+from task.settings import SettingsError
+
+
+def panels(run: RunFiles) -> list[Section]:
+    """Return the method's own sections, what its settings disclose first."""
+    method = method_of_run(run)
+    if method is None:
+        return []
+    text = disclosed(run)
+    sections = [Section("What left the nodes", [text])] if text else []
+    for path in method.panels:
+        try:
+            panel: Any = import_object(path)
+        except PluginError as error:
+            sections.append(Section(path, [f"This section cannot be shown: {error}."]))
+            continue
+        if (section := panel(run)) is not None:
+            sections.append(section)
+    return sections
+
+
+def disclosed(run: RunFiles) -> str:
+    """Return what left nodes besides models and virtual data, by the run's settings."""
+    method = method_of_run(run)
+    if method is None or method.settings is None or method.disclosed is None:
+        return ""
+    table = run.settings.get(method.table_name, {})
+    try:
+        return method.disclosed(method.settings.checked(table, "settings.json"))
+    except SettingsError:
+        return ""  # of another version: what is meant by its settings is not known
+
+
+def method_of_run(run: RunFiles) -> Method | None:
+    """Return the method of a run's strategy; None if it is not installed here."""
+    name = run.settings["strategy"]
+    try:
+        return find_method(name) or (find_strategy(name)[1] if ":" in name else None)
+    except SettingsError:
+        return None

@@ -1,0 +1,128 @@
+"""Settings of a run: every run-config key, with its type, bounds and default."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field, create_model
+
+from links.records import LinkMode
+from protocol.method import Method
+from protocol.registry import all_methods
+from strategies.common.registry import read_arguments
+from task.settings import Block, RunConfigValue, TaskSettings, nested
+
+
+class RunSettings(TaskSettings):
+    """All settings of a run.
+
+    Parameters
+    ----------
+    strategy : str (default: "hfldd")
+        Name of a method, ours or of an installed package, or ``module:Class``.
+    strategy_args : str (default: "")
+        JSON object of settings of the method, ``{"mu": 5.0}``, and of further constructor arguments
+        of the strategy. A plug-in's settings are given here: Flower takes no key of ``-c`` that
+        the app does not declare.
+    aggregator : str (default: "")
+        Strategy that combines what nodes trained in place of the weighted mean, such as ``krum``,
+        ``fedtrimmedavg`` or ``fedmedian``; for HFLDD, FedLGD and MOON.
+    aggregator_args : str (default: "")
+        JSON object of its constructor arguments, ``{"num_malicious_nodes": 2}``.
+    num_rounds : int (default: 10)
+        T.
+    min_nodes : int (default: 2)
+        Nodes to wait for before the run begins.
+    fraction_train : float (default: 1.0)
+        Share of the nodes that train each round, for strategies that sample.
+    fraction_evaluate : float (default: 0.0)
+        Share of the nodes that evaluate each round on what they hold out (``train.holdout``).
+    phase_timeout : float (default: 600.0)
+        Seconds after which a phase goes on without the nodes that have not replied.
+    quorum : float (default: 0.0)
+        Share of the nodes asked to train locally that must send something usable in time; with
+        fewer the run ends with an error. Phases in which single nodes work for others (distilling,
+        averaging a sector, evaluating) have none.
+    links : str (default: "auto")
+        How nodes send to each other: ``relay`` (through the server, sealed), ``direct`` (from node
+        to node) or ``auto`` (directly where that works).
+    runs_dir : str (default: "runs")
+        Folder for results, relative to the ServerApp's working directory.
+    resume : str (default: "")
+        Id of a run in that folder, or ``latest``: go on from its last checkpoint.
+    keep_checkpoints : int (default: 2)
+        Checkpoints that stay: of the last rounds, and besides of the best one.
+    """
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    strategy: Annotated[str, Field(min_length=1)] = "hfldd"
+    strategy_args: str = ""
+    aggregator: str = ""
+    aggregator_args: str = ""
+    num_rounds: Annotated[int, Field(ge=1)] = 10
+    min_nodes: Annotated[int, Field(ge=1)] = 2
+    fraction_train: Annotated[float, Field(gt=0, le=1)] = 1.0
+    fraction_evaluate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    phase_timeout: Annotated[float, Field(gt=0)] = 600.0
+    quorum: Annotated[float, Field(ge=0, le=1)] = 0.0
+    links: LinkMode = "auto"
+    runs_dir: Annotated[str, Field(min_length=1)] = "runs"
+    resume: str = ""
+    keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+
+    @classmethod
+    def from_run_config(cls, run_config: Mapping[str, RunConfigValue]) -> "RunSettings":
+        """Read and check a Flower run config, with the tables of all methods.
+
+        Raises
+        ------
+        SettingsError
+            Names every key that is unknown, of the wrong type or out of range.
+        """
+        return composed_settings().checked(nested(run_config), "run config")
+
+    def of_method(self, method: Method | None) -> Block | None:
+        """Settings of a method: its table, and those of its keys that ``strategy-args`` brings.
+
+        Raises
+        ------
+        SettingsError
+            If one of the latter is of the wrong type or out of range.
+        """
+        if method is None or method.settings is None:
+            return None
+        table: Block = getattr(self, _attribute(method), None) or method.settings()
+        given = read_arguments(self.strategy_args, "strategy-args")
+        keys = {_hyphenated(key): value for key, value in given.items()}
+        own = table.model_dump(by_alias=True)
+        own.update({key: value for key, value in keys.items() if key in own})
+        return method.settings.checked(own, "strategy-args")
+
+    def constructor_arguments(self, method: Method | None) -> dict[str, Any]:
+        """What of ``strategy-args`` is no setting of the method: constructor arguments."""
+        own = set(method.settings.model_fields) if method and method.settings else set()
+        given = read_arguments(self.strategy_args, "strategy-args")
+        return {key: value for key, value in given.items() if key.replace("-", "_") not in own}
+
+
+def composed_settings() -> type[RunSettings]:
+    """Settings of a run with a table for each method that is installed."""
+    tables: dict[str, Any] = {
+        _attribute(method): (method.settings, method.settings())
+        for method in all_methods().values()
+        if method.settings
+    }
+    return create_model("RunSettings", __base__=RunSettings, **tables)
+
+
+def default_settings() -> dict[str, Any]:
+    """All settings at their defaults, in nested tables."""
+    return composed_settings()().model_dump(by_alias=True)
+
+
+def _attribute(method: Method) -> str:
+    return method.table_name.replace("-", "_")
+
+
+def _hyphenated(key: str) -> str:
+    return key.replace("_", "-")

@@ -1,0 +1,170 @@
+"""CADIS: clusters of clients by what training changes, and an equal say for every cluster."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from logging import INFO
+from typing import Any, Literal, Self
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.common import log
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from protocol.arrays import Arrays, as_arrays
+from protocol.averages import weighted_mean
+from protocol.cadis import CADISSettings
+from strategies.cadis.similarity import (
+    KnownPairs,
+    aggregation_weights,
+    clusters,
+    estimated_links,
+    instance_similarity,
+    similarity_of_a_cluster,
+    threshold,
+)
+from strategies.common.checked import CheckedFedAvg, Update
+from strategies.common.run import Run
+from strategies.common.topology import FlatClusters
+from task.settings import SettingsError
+
+
+class CADIS(CheckedFedAvg):
+    """Clustered aggregation and knowledge-distilled regularisation, for data skewed by cluster.
+
+    Clients are alike if training changes the weights of their last dense layer alike. Those more
+    alike than a rising threshold, directly or through others, are a cluster, and client i weighs
+    ``u_i ~ 1/|cluster of i| n_i/n``. Nodes keep the relations between the samples of a minibatch
+    near those of the global model (:class:`client.cadis.Relational`).
+
+    Parameters
+    ----------
+    aggregation : str (default: "clusters")
+        Weights by ``clusters``, or by ``samples`` alone, as FedAvg has them.
+    kd_lambda : float (default: 1.0)
+        lambda, weight of the nodes' regulariser; 0 for none.
+    layer : str (default: "")
+        Name of the dense layer that is compared and whose input are the features. If empty, the
+        last: on the server that of the last array of two dimensions called ``*.weight``.
+    seed : int (default: 0)
+        Seed of the draws of transitive learning.
+    **kwargs
+        As Flower's FedAvg takes them.
+
+    Notes
+    -----
+    Source: "CADIS: Handling Cluster-skewed Non-IID Data in Federated Learning with Clustered
+    Aggregation and Knowledge DIStilled Regularization" (Nguyen et al. 2023).
+
+    Clusters are those of all clients ever seen; ``|cluster of i|`` counts its clients in the round
+    alone, so that every cluster in the round has an equal say, however many of its clients came.
+    Similarities of pairs that never met are estimated for clients of the round, through clients of
+    the round that met both.
+
+    Pairs are judged by the highest that their similarity S (eq. 12) has been; this is ours. Once
+    a model fits a cluster, what its clients change is noise, and S falls. Judged by S, as
+    published, the cluster then falls apart, and each of its clients has the say of a cluster.
+    """
+
+    def __init__(
+        self,
+        *,
+        aggregation: Literal["clusters", "samples"] = "clusters",
+        kd_lambda: float = 1.0,
+        layer: str = "",
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.aggregation = aggregation
+        self.kd_lambda = kd_lambda
+        self.layer = layer
+        self.seed = seed
+        self.places: dict[int, int] = {}
+        """Index of each node ever seen."""
+        self.known = KnownPairs()
+        self.topology: FlatClusters | None = None
+        """Clusters as found."""
+        self._round: int
+        self._dense: str
+
+    @classmethod
+    def from_run(cls, settings: CADISSettings, run: Run, **arguments: Any) -> Self:
+        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
+        own = {**settings.model_dump(), "layer": run.train.feature_layer, "seed": run.seed}
+        return cls(**{**run.sampling, **own, **arguments})
+
+    def summary(self) -> None:
+        """Log summary configuration of the strategy."""
+        log(INFO, "\t├──> CADIS settings:")
+        log(INFO, "\t│\t├── Weights by: %s", self.aggregation)
+        log(INFO, "\t│\t└── Regulariser: %s", self.kd_lambda)
+        super().summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Have the sampled nodes train with the regulariser."""
+        self._round = server_round
+        if self.aggregation == "clusters":
+            self._dense = _dense_weight(as_arrays(arrays), self.layer)
+        config = ConfigRecord({**config, "kd-lambda": self.kd_lambda, "feature-layer": self.layer})
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def combine(self, updates: list[Update]) -> Arrays:
+        """Learn who is alike, and average with an equal say for every cluster."""
+        if self.aggregation == "samples":
+            return super().combine(updates)
+        for update in updates:
+            self.places.setdefault(update.node, len(self.places))
+        updates = sorted(updates, key=lambda update: self.places[update.node])
+        clients = np.array([self.places[update.node] for update in updates])
+        start = self.start_of_round[self._dense].astype(np.float64)
+        trained = [update.arrays[self._dense].astype(np.float64) for update in updates]
+        changes = np.stack([(weights - start).ravel() for weights in trained])
+        self.known = self.known.after(clients, instance_similarity(changes))
+        needed = similarity_of_a_cluster(self.known.peaks, threshold(self._round))
+        rows, draws = self.known.rows(clients, len(self.places)), [self.seed, self._round]
+        estimated = estimated_links(rows, clients, needed, np.random.default_rng(draws))
+        cluster_of = clusters(len(self.places), self.known.links(needed), estimated)
+        self._report(cluster_of)
+        num_examples = np.array([update.num_examples for update in updates])
+        weights = aggregation_weights(cluster_of[clients], num_examples)
+        return weighted_mean(zip(weights, (update.arrays for update in updates), strict=True))
+
+    def _report(self, cluster_of: NDArray[np.int64]) -> None:
+        nodes = list(self.places)  # no array of them: ids of 64 bits would become floats
+        groups = tuple(
+            tuple(nodes[i] for i in np.flatnonzero(cluster_of == c))
+            for c in range(int(cluster_of.max()) + 1)
+        )
+        self.topology = FlatClusters(groups)
+        log(INFO, "CADIS: %d nodes in clusters of %s", len(nodes), [len(group) for group in groups])
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the strategy needs to go on after a restart, besides the global model."""
+        return {**super().state_dict(), "places": dict(self.places), "known": asdict(self.known)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave; see `CheckedFedAvg`."""
+        super().load_state_dict(state)
+        self.places = dict(state["places"])
+        self.known = KnownPairs(**state["known"])
+
+
+def _dense_weight(arrays: Arrays, layer: str) -> str:
+    """Name of the weights of a model's dense layer ``layer``, or of its last.
+
+    Raises
+    ------
+    SettingsError
+        If there are none.
+    """
+    dense = [n for n, array in arrays.items() if n.endswith(".weight") and array.ndim == 2]
+    wanted = [name for name in dense if not layer or name == f"{layer}.weight"]
+    if not wanted:
+        raise SettingsError(
+            f"train.feature-layer = {layer!r}: CADIS compares a dense layer's weights, and the "
+            f"model has {', '.join(dense) or 'none'} (name the layer, without .weight)"
+        )
+    return wanted[-1]

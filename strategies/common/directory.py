@@ -1,0 +1,110 @@
+"""The nodes that were met, and what they said of themselves: each is asked once."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from logging import WARNING
+
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+
+from links.records import Introduction
+from protocol.meeting import DESCRIBE, DescribeConfig, DescribeMetrics, Requirement
+from protocol.messages import CONFIG, INTRODUCTION, METRICS
+from protocol.replies import usable
+from task.settings import SettingsError
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a node said of itself.
+
+    Parameters
+    ----------
+    num_examples : int
+        Training samples.
+    partition : int, optional
+        Its partition, where it has one.
+    sector : int, optional
+        The sector that its owner gave it.
+    dataset : str
+        The data set that it holds in place of the run's; empty if none.
+    introduction : Introduction, optional
+        What others need in order to send to it.
+    """
+
+    num_examples: int
+    partition: int | None
+    sector: int | None
+    dataset: str
+    introduction: Introduction | None
+
+
+class Directory:
+    """Descriptions of nodes by id; a node is asked when it is first looked up.
+
+    Parameters
+    ----------
+    requirement : Requirement, optional (default: None)
+        The plug-in that nodes need for the run; those that lack it answer with an error.
+    """
+
+    def __init__(self, requirement: Requirement | None = None) -> None:
+        self._requirement = requirement
+        self._descriptions: dict[int, Description] = {}
+
+    def look_up(
+        self, grid: Grid, nodes: Iterable[int], timeout: float | None = None
+    ) -> dict[int, Description]:
+        """Descriptions of nodes; those that are not known yet are asked.
+
+        Parameters
+        ----------
+        grid : Grid
+            Any Flower grid.
+        nodes : Iterable[int]
+            Node ids.
+        timeout : float, optional (default: None)
+            Seconds to wait for their answers.
+
+        Returns
+        -------
+        dict[int, Description]
+            In the order of ``nodes``, without those that gave no usable answer; the log names
+            them.
+        """
+        nodes = list(nodes)
+        content = RecordDict()
+        if self._requirement:
+            content[CONFIG] = ConfigRecord(self._requirement.model_dump(by_alias=True))
+        new = [node for node in nodes if node not in self._descriptions]
+        messages = [Message(content, node, DESCRIBE) for node in new]
+        for reply in usable(grid.send_and_receive(messages, timeout=timeout)):
+            node = reply.metadata.src_node_id
+            try:
+                self._descriptions[node] = _read(reply)
+            except SettingsError as error:
+                log(WARNING, "Node %d describes itself badly: %s", node, error)
+        return {node: self._descriptions[node] for node in nodes if node in self._descriptions}
+
+    def forget(self, node: int) -> None:
+        """Ask a node anew when it is next looked up: what it said may be out of date."""
+        self._descriptions.pop(node, None)
+
+
+def _read(reply: Message) -> Description:
+    content = reply.content
+    metrics = DescribeMetrics.checked(content.metric_records.get(METRICS, MetricRecord()), METRICS)
+    introduction, dataset = None, ""
+    if INTRODUCTION in content.config_records:
+        record = content.config_records[INTRODUCTION]
+        introduction = Introduction.checked(record, INTRODUCTION)
+    if CONFIG in content.config_records:
+        dataset = DescribeConfig.checked(content.config_records[CONFIG], CONFIG).dataset
+    return Description(
+        num_examples=metrics.num_examples,
+        partition=metrics.partition_id,
+        sector=metrics.sector,
+        dataset=dataset,
+        introduction=introduction,
+    )

@@ -1,0 +1,87 @@
+"""A panel of the report on virtual data: the server's as a picture, the nodes' by privacy cards."""
+
+import base64
+
+from markupsafe import Markup
+
+from strategies.common.sections import Figure, RunFiles, Section, Table
+
+MOST_OPEN = 12
+"""More cards than these wait to be opened."""
+COLUMNS = {
+    "highest-cosine": "#highest cosine",
+    "median-cosine": "#median cosine",
+    "least-distance": "#least distance",
+    "median-distance": "#median distance",
+    "nearer-to-own": "#nearer to own",
+    "by-chance": "#by chance",
+}
+EXPLAINED = (
+    "A card tells how near a node's virtual images come to the real ones they were made from: a "
+    "cosine of 1 or a distance of 0 is a copy. Nearer to own is the share of them that lie nearer "
+    "to an image they were made from than to any held back; by chance is that share if they showed "
+    "nothing of single images. Cards measure likeness and prove nothing. What nodes send each "
+    "other is sealed for the receiver; the server has none of it."
+)
+
+
+def virtual_data(run: RunFiles) -> Section | None:
+    """Return the server's virtual images and the nodes' privacy cards; None without either."""
+    cards = {
+        run.name(node): numbers
+        for entry in run.journal
+        for node, numbers in entry.get("nodes", {}).items()
+        if "highest-cosine" in numbers
+    }
+    guaranteed = {
+        run.name(node): numbers["virtual-epsilon"]
+        for entry in run.journal
+        for node, numbers in entry.get("nodes", {}).items()
+        if "virtual-epsilon" in numbers
+    }
+    if not (cards or run.picture or guaranteed):
+        return None
+    return Section(
+        "Virtual data",
+        [
+            *([_nearest(cards), EXPLAINED] if cards else []),
+            *([_guarantee(guaranteed)] if guaranteed else []),
+        ],
+        [_table(cards)] if cards else [],
+        [_sheet(run.picture)] if run.picture else [],
+    )
+
+
+def _nearest(cards: dict[str, dict[str, float]]) -> str:
+    node = max(cards, key=lambda node: cards[node]["highest-cosine"])
+    return (
+        f"{len(cards)} nodes sent virtual images; the nearest of all to a real one is of node "
+        f"{node}, with a cosine of {cards[node]['highest-cosine']:.3f}."
+    )
+
+
+def _guarantee(epsilons: dict[str, float]) -> str:
+    return (
+        f"{len(epsilons)} nodes sent virtual images made under differential privacy, with an "
+        f"epsilon of at most {max(epsilons.values()):g}. How near they come to real images was not "
+        "measured, for it would tell of those."
+    )
+
+
+def _table(cards: dict[str, dict[str, float]]) -> Table:
+    rows = [
+        [node, *(f"{card[key]:.3f}" if key in card else "-" for key in COLUMNS)]
+        for node, card in cards.items()
+    ]
+    folded = f"Privacy cards of {len(cards)} nodes" if len(cards) > MOST_OPEN else ""
+    return Table(["node", *COLUMNS.values()], rows, folded=folded)
+
+
+def _sheet(picture: bytes) -> Figure:
+    source = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+    return Figure(
+        "Virtual images",
+        "The server's own virtual images at the end of the run, a row for each class.",
+        Markup('<img class="sheet" alt="virtual images by class" src="{}">').format(source),
+        wide=True,
+    )

@@ -1,0 +1,121 @@
+"""Strategies by name, made for a run: of a declared method, or any Flower strategy."""
+
+import json
+from typing import Any
+
+from flwr.serverapp.strategy import FedAvg, Strategy
+
+from protocol.method import Method
+from protocol.registry import all_methods, find_method, method_of
+from strategies.common.checked import RobustFedAvg
+from strategies.common.run import Run
+from task.plugin import PluginError, import_object
+from task.settings import Block, SettingsError
+
+
+def find_strategy(name: str, setting: str = "strategy") -> tuple[type[Strategy], Method | None]:
+    """Find a strategy class, and the method that it belongs to.
+
+    Parameters
+    ----------
+    name : str
+        Name of a method, or ``module:Class``.
+    setting : str (default: "strategy")
+        Setting name, used in errors.
+
+    Returns
+    -------
+    type[Strategy], Method or None
+        The class; the method that declares it or the nearest of its base classes.
+
+    Raises
+    ------
+    SettingsError
+        If there is no such strategy, or it is not a Flower ``Strategy``.
+    """
+    method = find_method(name)
+    path = method.strategy if method else name
+    if ":" not in path:
+        known = ", ".join(sorted(all_methods()))
+        raise SettingsError(f"{setting} = {name!r}: not one of {known}, nor module:Class")
+    try:
+        strategy = import_object(path)
+    except PluginError as error:
+        raise SettingsError(f"{setting} = {name!r}, on the server: {error}") from error
+    if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
+        raise SettingsError(
+            f"{setting} = {name!r}: {path} is not a flwr.serverapp.strategy.Strategy"
+        )
+    return strategy, method or method_of(strategy)
+
+
+def read_arguments(text: str, setting: str) -> dict[str, Any]:
+    """Read the JSON object of a setting such as ``strategy-args``; {} if it is empty.
+
+    Raises
+    ------
+    SettingsError
+        If it is none.
+    """
+    try:
+        arguments = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise SettingsError(f"{setting} = {text!r}: not JSON ({error})") from error
+    if not isinstance(arguments, dict):
+        raise SettingsError(f'{setting} = {text!r}: must be a JSON object, {{"key": 1}}')
+    return arguments
+
+
+def create_strategy(
+    strategy: type[Strategy], settings: Block | None, run: Run, arguments: dict[str, Any]
+) -> Strategy:
+    """Make a strategy for a run.
+
+    Parameters
+    ----------
+    strategy : type[Strategy]
+        Its class. One with ``from_run`` is made by it. Any other gets its settings by name, and a
+        FedAvg the run's sampling.
+    settings : Block, optional
+        Of its method, where that has any.
+    run : Run
+        The run.
+    arguments : dict[str, Any]
+        Further constructor arguments, which win.
+
+    Raises
+    ------
+    SettingsError
+        If it does not take the arguments, or the aggregator.
+    """
+    if run.aggregator and not issubclass(strategy, RobustFedAvg):
+        raise SettingsError(
+            f'{strategy.__name__} combines models by a rule of its own (set aggregator to "", or '
+            "strategy to the aggregator itself)"
+        )
+    try:
+        if hasattr(strategy, "from_run"):
+            made: Strategy = strategy.from_run(settings, run, **arguments)
+            return made
+        own = run.sampling if issubclass(strategy, FedAvg) else {}
+        return strategy(**{**own, **(settings.model_dump() if settings else {}), **arguments})
+    except TypeError as error:
+        raise SettingsError(f"strategy-args = {arguments}: {error}") from error
+
+
+def create_aggregator(name: str, arguments: str) -> Strategy | None:
+    """Make the strategy that combines models in place of the weighted mean; None without a name.
+
+    Raises
+    ------
+    SettingsError
+        If there is no such strategy, or it does not take the arguments.
+    """
+    if not name:
+        return None
+    strategy, _ = find_strategy(name, "aggregator")
+    given = read_arguments(arguments, "aggregator-args")
+    try:
+        return strategy(**given)
+    except TypeError as error:
+        raise SettingsError(f"aggregator = {name!r}, aggregator-args = {given}: {error}") from error

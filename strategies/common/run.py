@@ -1,0 +1,72 @@
+"""What our ServerApp gives the strategy of a run, besides its own settings."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.serverapp.strategy import Strategy
+from torch import nn
+
+from links.records import LinkMode
+from strategies.common.directory import Directory
+from task.datasets import DataSpec, auxiliary_images
+from task.settings import TrainSettings
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, as a strategy's ``from_run`` sees it.
+
+    Parameters
+    ----------
+    seed : int
+        Of every random draw.
+    model : nn.Module
+        The architecture; its weights are not to be touched.
+    spec : DataSpec
+        Shape and classes of the samples.
+    train : TrainSettings
+        Local training.
+    data_root : str
+        Folder of data sets on the server; empty for the default.
+    links : str
+        How nodes send to each other: ``relay``, ``direct`` or ``auto``.
+    phase_timeout : float
+        Seconds to wait for replies in each phase.
+    fraction_train, fraction_evaluate : float
+        Shares of the nodes that train and that evaluate in a round.
+    directory : Directory
+        The nodes that were met.
+    aggregator : Strategy, optional (default: None)
+        What combines models in place of the weighted mean.
+    """
+
+    seed: int
+    model: nn.Module
+    spec: DataSpec
+    train: TrainSettings
+    data_root: str
+    links: LinkMode
+    phase_timeout: float
+    fraction_train: float
+    fraction_evaluate: float
+    directory: Directory
+    aggregator: Strategy | None = None
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Constructor arguments of Flower's FedAvg.
+
+        The ServerApp has met ``min-nodes`` before; a node that is lost later must not hang a round.
+        """
+        return {
+            "fraction_train": self.fraction_train,
+            "fraction_evaluate": self.fraction_evaluate,
+            "min_available_nodes": 1,
+            "min_train_nodes": 1,
+            "min_evaluate_nodes": 1,
+        }
+
+    def auxiliary(self, name: str, size: int) -> Callable[[], Any]:
+        """Loader of a set of samples without labels, (size, ...); see `auxiliary_images`."""
+        return lambda: auxiliary_images(name, self.spec, size, self.seed, self.data_root or None)

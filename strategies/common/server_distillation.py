@@ -1,0 +1,90 @@
+"""Distillation of an ensemble on the server, on samples without labels (FedHEAD+, FedDF)."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from logging import INFO
+
+import numpy as np
+import torch
+from flwr.common import log
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from distill.ensemble import distil_ensemble, teacher_probabilities
+from protocol.arrays import Arrays, as_tensors
+from protocol.ensemble import EnsembleDistillation
+
+
+class ServerDistillation:
+    """Distils weighted models into one that starts at their mean.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The run's architecture; its own weights are not touched.
+    reference : callable
+        Gives the reference set, samples without labels (n, ...); called once, when first needed.
+    request : EnsembleDistillation
+        How to distil.
+    seed : int (default: 0)
+        Seed of the held-out part and of the minibatches, with the round.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        reference: Callable[[], Tensor],
+        request: EnsembleDistillation,
+        seed: int = 0,
+    ) -> None:
+        self._model = model
+        self._reference = reference
+        self._request = request
+        self._seed = seed
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._inputs: Tensor | None = None
+
+    def __call__(
+        self, members: Iterable[tuple[float, Arrays]], start: Arrays, server_round: int
+    ) -> dict[str, NDArray[np.generic]]:
+        """Distil.
+
+        Parameters
+        ----------
+        members : iterable of (float, Mapping[str, ndarray])
+            Weight and arrays of each model; the teacher is ``sum_m p_m f(x; z_m)``.
+        start : Mapping[str, ndarray]
+            What the student starts at.
+        server_round : int
+            The round.
+        """
+        if self._inputs is None:
+            self._inputs = self._reference().to(self._device)
+        request = self._request
+        teacher = teacher_probabilities(
+            self._models(members), self._inputs, average=request.average
+        )
+        student = self._with(start)
+        words = np.random.SeedSequence([self._seed, server_round]).generate_state(1, np.uint64)
+        distilled = distil_ensemble(
+            student,
+            self._inputs,
+            teacher,
+            epochs=request.distill_epochs,
+            patience=request.patience,
+            lr=request.distill_lr,
+            weight_decay=request.distill_weight_decay,
+            batch_size=request.distill_batch_size,
+            generator=torch.Generator().manual_seed(int(words[0]) >> 1),
+        )
+        log(INFO, "Distilled on %d reference samples: %s", len(self._inputs), distilled)
+        return {name: value.cpu().numpy() for name, value in student.state_dict().items()}
+
+    def _models(self, members: Iterable[tuple[float, Arrays]]) -> Iterator[tuple[float, nn.Module]]:
+        for weight, arrays in members:
+            yield weight, self._with(arrays)
+
+    def _with(self, arrays: Arrays) -> nn.Module:
+        model = copy.deepcopy(self._model).to(self._device)
+        model.load_state_dict(as_tensors(arrays))
+        return model

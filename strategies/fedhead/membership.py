@@ -1,0 +1,162 @@
+"""The nodes of FedHEAD's sectors: who is there, where each belongs, and who leads."""
+
+from collections.abc import Collection, Iterable, Mapping
+from logging import WARNING
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy.strategy_utils import sample_nodes
+
+from links.records import LinkMode
+from links.routes import Links
+from protocol.messages import NUM_EXAMPLES
+from protocol.replies import number
+from strategies.common.directory import Description, Directory
+from strategies.common.topology import Cluster
+from strategies.fedhead.sectors import assign_sectors, draw_leader
+
+
+class Membership:
+    """Nodes in sectors, as they come and go.
+
+    A node is known again by its partition, else by its id: its identity.
+
+    Parameters
+    ----------
+    num_sectors : int
+        M, where nodes do not declare their sector.
+    fixed_leader : bool
+        Whether the node with most data leads, or node k with probability ``p_km / p_m``.
+    seed : int
+        Seed of the sectors and of the leaders.
+    directory : Directory
+        The nodes that were met.
+
+    Attributes
+    ----------
+    failed : set[int]
+        Identities of those that failed as leaders, this round or at the end of it the last.
+    """
+
+    def __init__(
+        self, num_sectors: int, fixed_leader: bool, seed: int, directory: Directory
+    ) -> None:
+        self.num_sectors = num_sectors
+        self.fixed_leader = fixed_leader
+        self.seed = seed
+        self.failed: set[int] = set()
+        self._directory = directory
+        self._nodes: dict[int, Description] = {}
+        """Those that can take part, by id."""
+        self._sector_of: dict[int, int] = {}
+        """By identity."""
+
+    def meet(self, grid: Grid, min_nodes: int, timeout: float) -> list[int]:
+        """Look up who is connected, and give each new node a sector.
+
+        Parameters
+        ----------
+        grid : Grid
+            Any Flower grid.
+        min_nodes : int
+            Nodes to wait for before sectors are formed.
+        timeout : float
+            Seconds to wait for replies.
+
+        Returns
+        -------
+        list[int]
+            Ids of the nodes connected that can take part, in the order of their identities.
+
+        Raises
+        ------
+        RuntimeError
+            If there are none.
+        """
+        wanted = 1 if self._nodes else min_nodes
+        sample_nodes(grid, wanted, wanted)
+        nodes = list(grid.get_node_ids())
+        declared: dict[int, int | None] = {}
+        for node, found in self._directory.look_up(grid, nodes, timeout).items():
+            if node in self._nodes:
+                continue
+            if found.introduction is None or not found.num_examples:
+                log(WARNING, "Node %d cannot take part: it has no samples, or no links", node)
+                continue
+            self._nodes[node] = found
+            declared[self.identity(node)] = found.sector
+        self._sector_of = assign_sectors(
+            {identity: declared[identity] for identity in sorted(declared)},
+            self.num_sectors,
+            np.random.default_rng(self.seed),
+            self._sector_of,
+        )
+        able = [node for node in nodes if node in self._nodes]
+        if not able:
+            raise RuntimeError(f"none of {len(nodes)} nodes can take part; the log says why")
+        return sorted(able, key=lambda node: (self.identity(node), node))
+
+    def identity(self, node: int) -> int:
+        """By what a node is known again: its partition, else its id."""
+        partition = self._nodes[node].partition
+        return node if partition is None else partition
+
+    def without_address(self, nodes: Iterable[int]) -> set[int]:
+        """Identities of those nodes that no other node can send to directly."""
+        introductions = {node: self._nodes[node].introduction for node in nodes}
+        return {self.identity(n) for n, i in introductions.items() if i is None or not i.address}
+
+    def links(self, mode: LinkMode) -> Links:
+        """Routes between the nodes that were met."""
+        introductions = {n: d.introduction for n, d in self._nodes.items() if d.introduction}
+        return Links(introductions, mode)
+
+    def draw_clusters(
+        self, nodes: list[int], server_round: int, barred: Collection[int]
+    ) -> tuple[Cluster, ...]:
+        """A leader in each sector, of no barred identity where there is another node."""
+        generator = np.random.default_rng([self.seed, server_round])
+        clusters = []
+        sector_of = {node: self._sector_of[self.identity(node)] for node in nodes}
+        for sector in sorted(set(sector_of.values())):
+            inside = [node for node in nodes if sector_of[node] == sector]
+            able = [node for node in inside if self.identity(node) not in barred] or inside
+            sizes = np.array([self._nodes[node].num_examples for node in able])
+            drawn = int(sizes.argmax()) if self.fixed_leader else draw_leader(sizes, generator)
+            members = tuple(node for node in inside if node != able[drawn])
+            clusters.append(Cluster(head=able[drawn], members=members))
+        return tuple(clusters)
+
+    def fail(self, *nodes: int) -> None:
+        """Note that nodes failed."""
+        self.failed.update(self.identity(node) for node in nodes)
+
+    def has_failed(self, node: int) -> bool:
+        """Whether a node failed since `failed` was emptied."""
+        return self.identity(node) in self.failed
+
+    def state_dict(self) -> dict[str, Any]:
+        """What lasts over rounds and ids."""
+        return {"sector-of": dict(self._sector_of), "failed": sorted(self.failed)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        self._sector_of = dict(state["sector-of"])
+        self.failed = set(state["failed"])
+
+
+def samples_of(reply: Message) -> int:
+    """Samples that a node names, at least one.
+
+    Raises
+    ------
+    ValueError
+        If it names none.
+    """
+    count = int(number(reply, NUM_EXAMPLES))
+    if count < 1:
+        raise ValueError(f"node {reply.metadata.src_node_id} has {count} samples")
+    return count

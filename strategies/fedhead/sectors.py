@@ -1,0 +1,64 @@
+"""Sectors of nodes and their leaders (FedHEAD): which node belongs where, and which leads."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def assign_sectors(
+    declared: Mapping[int, int | None],
+    num_sectors: int,
+    generator: np.random.Generator,
+    known: Mapping[int, int] | None = None,
+) -> dict[int, int]:
+    """Put each node into a sector.
+
+    A node that declares a sector is in it. The others, in random order, join the smallest sector
+    of those declared or known, or of ``num_sectors`` new ones where there are none.
+
+    Parameters
+    ----------
+    declared : Mapping[int, int or None]
+        For each node, the sector that its owner gave it, or None.
+    num_sectors : int
+        M, where sectors are drawn; there are never more than nodes.
+    generator : np.random.Generator
+        Draws the order.
+    known : Mapping[int, int], optional (default: None)
+        Sectors given before, which stay as they are.
+
+    Returns
+    -------
+    dict[int, int]
+        Sector of each node in ``declared`` or ``known``.
+    """
+    sector_of = dict(known or {})
+    sector_of.update({n: s for n, s in declared.items() if s is not None and n not in sector_of})
+    rest = [node for node in declared if node not in sector_of]
+    sectors = sorted(set(sector_of.values())) or list(range(min(num_sectors, len(rest))))
+    sizes = Counter(sector_of.values())
+    for i in generator.permutation(len(rest)):
+        smallest = min(sectors, key=lambda sector: (sizes[sector], sector))
+        sector_of[rest[i]] = smallest
+        sizes[smallest] += 1
+    return sector_of
+
+
+def draw_leader(num_examples: NDArray[np.int64], generator: np.random.Generator) -> int:
+    """Draw a sector's leader: node k with probability ``p_km / p_m``, its share of the samples.
+
+    Parameters
+    ----------
+    num_examples : ndarray
+        Samples of each node of the sector; at least one node has some.
+    generator : np.random.Generator
+        Draws the leader.
+
+    Returns
+    -------
+    int
+        Position of the leader.
+    """
+    return int(generator.choice(len(num_examples), p=num_examples / num_examples.sum()))

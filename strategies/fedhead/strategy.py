@@ -1,0 +1,445 @@
+"""FedHEAD: sectors with a leader each, which distils its members' ensemble."""
+
+from collections.abc import Iterable, Mapping
+from logging import INFO, WARNING
+from typing import Any, Self
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+
+from links.records import LinkMode
+from links.routes import Links
+from protocol.arrays import Arrays, as_arrays, as_record, model_arrays, sent_arrays
+from protocol.averages import weighted_mean
+from protocol.ensemble import EnsembleDistillation
+from protocol.fedhead import (
+    AGGREGATE_SECTOR,
+    DISTILL_SECTOR,
+    GLOBAL_MODEL,
+    HAND_IN,
+    HAND_OUT,
+    LEADS,
+    LINK_ERROR,
+    SECTOR_MODEL,
+    TRAIN_SECTOR,
+    FedHEADSettings,
+)
+from protocol.messages import (
+    ARRAYS,
+    CONFIG,
+    DELIVERY,
+    NUM_EXAMPLES,
+    PARCEL,
+    REJECTED,
+    ROUTE,
+    SERVER_ROUND,
+    TRAIN_LOSS,
+)
+from protocol.replies import number, usable
+from strategies.common.directory import Directory
+from strategies.common.leaders import successor
+from strategies.common.run import Run
+from strategies.common.state import check_tag, tag
+from strategies.common.topology import Cluster, Topology
+from strategies.fedhead.membership import Membership, samples_of
+from task.settings import SettingsError
+
+Weighted = tuple[float, Arrays]
+"""A sector's samples and model."""
+
+
+class FedHEAD(FedAvg):
+    """Federated learning in sectors, with ensemble distillation on a leader in each.
+
+    Each round a leader is drawn in each sector. (1) All nodes train and send their models to their
+    leader, (2) which averages them, ``w_m = sum_k (p_km / p_m) w_km``; (3) the server averages the
+    sectors, ``z = sum_m p_m w_m``; (4) each leader distils its members' ensemble, on its own data,
+    into a student that starts at z; (5) the server averages the students, ``w = sum_m p_m z_m``,
+    and leaders hand w to their members, where links between nodes are direct: the server then
+    exchanges models with leaders only.
+
+    A leader that fails in step 4 leaves its sector with w_m for the round. One that fails before is
+    replaced: the member with most samples takes over, the others send it again what they trained,
+    and w_m lacks the model of the one that failed. Where nobody is left, the sector is out of the
+    round. One that cannot hand out w is replaced at once. Who failed does not lead in the next
+    round.
+
+    Parameters
+    ----------
+    sectors : int (default: 2)
+        M, where nodes do not declare their sector: nodes are spread evenly at random.
+    fixed_leader : bool (default: False)
+        Whether the node with most data leads its sector in every round (the paper's table 7). If
+        False, node k leads with probability ``p_km / p_m``.
+    ensemble_distillation : EnsembleDistillation, optional (default: None)
+        How leaders distil; None takes the defaults.
+    links : str (default: "auto")
+        How members and leaders send to each other: ``relay`` (through the server, sealed),
+        ``direct`` (from node to node) or ``auto`` (directly where that works).
+    phase_timeout : float (default: 600.0)
+        Seconds to wait for replies in each phase.
+    seed : int (default: 0)
+        Seed of the sectors and of the leaders.
+    directory : Directory, optional (default: None)
+        The nodes that were met already; None asks each who it is.
+    min_available_nodes : int (default: 2)
+        Nodes to wait for before sectors are formed.
+    fraction_evaluate : float (default: 0.0)
+        Share of all nodes that evaluate the global model each round.
+    min_evaluate_nodes : int (default: 2)
+        Fewest nodes that evaluate, where any do.
+
+    Notes
+    -----
+    Letters and steps are those of the paper FedHEAD. Its text leaves open what the ensemble's mean
+    is taken of; here it is of probabilities, and students minimise ``KL(teacher || student)``.
+    """
+
+    def __init__(
+        self,
+        *,
+        sectors: int = 2,
+        fixed_leader: bool = False,
+        ensemble_distillation: EnsembleDistillation | None = None,
+        links: LinkMode = "auto",
+        phase_timeout: float = 600.0,
+        seed: int = 0,
+        directory: Directory | None = None,
+        min_available_nodes: int = 2,
+        fraction_evaluate: float = 0.0,
+        min_evaluate_nodes: int = 2,
+    ) -> None:
+        super().__init__(
+            fraction_evaluate=fraction_evaluate,
+            min_evaluate_nodes=min_evaluate_nodes,
+            min_available_nodes=min_available_nodes,
+        )
+        self.sectors = sectors
+        self.fixed_leader = fixed_leader
+        self.ensemble_distillation = ensemble_distillation or EnsembleDistillation()
+        self.links = links
+        self.phase_timeout = phase_timeout
+        self.seed = seed
+        self.topology: Topology | None = None
+        """Leaders and members of the round."""
+        self._membership = Membership(sectors, fixed_leader, seed, directory or Directory())
+        self._first = True
+        self._grid: Grid
+        self._routes: dict[int, ConfigRecord]
+        self._global: Arrays
+
+    @classmethod
+    def from_run(cls, settings: FedHEADSettings, run: Run, **arguments: Any) -> Self:
+        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
+        sampled = ("fraction_evaluate", "min_evaluate_nodes", "min_available_nodes")
+        own = {
+            "sectors": settings.sectors,
+            "fixed_leader": settings.fixed_leader,
+            "ensemble_distillation": settings.ensemble_distillation,
+            "links": run.links,
+            "phase_timeout": run.phase_timeout,
+            "seed": run.seed,
+            "directory": run.directory,
+        }
+        return cls(**{**{key: run.sampling[key] for key in sampled}, **own, **arguments})
+
+    def summary(self) -> None:
+        """Log summary configuration of the strategy."""
+        log(INFO, "\t├──> %s settings:", type(self).__name__)
+        log(INFO, "\t│\t├── Sectors: %d, where nodes do not declare theirs", self.sectors)
+        log(INFO, "\t│\t├── Leaders: %s", "largest" if self.fixed_leader else "drawn")
+        log(INFO, "\t│\t└── Distillation: %s", self.ensemble_distillation)
+        super().summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the leaders, have them hand out the model, and have all nodes train (step 1)."""
+        self._grid, self._global = grid, as_arrays(arrays)
+        membership, self._first = self._membership, server_round == 1
+        nodes = membership.meet(grid, self.min_available_nodes, self.phase_timeout)
+        links = membership.links(self.links)
+        barred, membership.failed = membership.failed, set()
+        if self.links == "direct":
+            barred |= membership.without_address(nodes)
+        clusters = membership.draw_clusters(nodes, server_round, barred)
+        handed = self._hand_out(clusters, links, arrays)
+        if membership.failed:  # other sectors draw the same leader again
+            barred |= membership.failed
+            clusters = membership.draw_clusters(nodes, server_round, barred)
+        log(INFO, "%s: leaders of the round: %s", type(self).__name__, [c.head for c in clusters])
+        self.topology = Topology(clusters, groups=())
+        self._routes = {}
+        messages = []
+        for cluster in clusters:
+            ends = [(member, cluster.head) for member in cluster.members]
+            routes = self._possible_routes(links, ends, SECTOR_MODEL)
+            self._routes |= {member: route for (member, _), route in routes.items()}
+            for node in (cluster.head, *cluster.members):
+                leads = node == cluster.head
+                if not leads and node not in self._routes:
+                    continue
+                settings = ConfigRecord({**config, SERVER_ROUND: server_round, LEADS: leads})
+                content = RecordDict({CONFIG: settings})
+                content.update(handed.get(node, {ARRAYS: arrays}))
+                if not leads:
+                    content[ROUTE] = self._routes[node]
+                messages.append(Message(content, node, TRAIN_SECTOR))
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average sectors, distil in each, and average again (steps 2 to 5)."""
+        replies = usable(replies)
+        num_examples, metrics = self._trained(replies)
+        sectors = self._aggregate_sectors(server_round, num_examples, self._deliveries(replies))
+        if not sectors:
+            log(WARNING, "Round %d: no sector has a model, the global one stays", server_round)
+            return None, None
+        mean = weighted_mean(sectors.values())
+        distilled = self._distil_sectors(server_round, list(sectors), mean)
+        combined = self.combine(
+            server_round,
+            [(weight, distilled.get(lead, arrays)) for lead, (weight, arrays) in sectors.items()],
+        )
+        return as_record(combined), metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the strategy needs to go on after a restart, besides the global model."""
+        return {**tag(self), **self._membership.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave; see `CheckedFedAvg`."""
+        check_tag(state, self)
+        self._membership.load_state_dict(state)
+
+    def combine(self, server_round: int, sectors: list[Weighted]) -> Arrays:
+        """Step 5: ``w = sum_m p_m z_m``."""
+        return weighted_mean(sectors)
+
+    def _hand_out(
+        self, clusters: tuple[Cluster, ...], links: Links, arrays: ArrayRecord
+    ) -> dict[int, dict[str, ConfigRecord]]:
+        """Step 5 of the round before, over direct links: leaders hand w to their members.
+
+        Returns
+        -------
+        dict[int, dict[str, ConfigRecord]]
+            What stands for w in the train message of each node that has it: the delivery of its
+            leader, and nothing for a leader. Other nodes get w from the server.
+        """
+        routes: dict[int, dict[int, ConfigRecord]] = {}
+        messages = []
+        for cluster in clusters:
+            ends = [(cluster.head, member) for member in cluster.members]
+            possible = self._possible_routes(links, ends, GLOBAL_MODEL)
+            routes[cluster.head] = {
+                member: ConfigRecord({**route, "link": "direct"})
+                for (_, member), route in possible.items()
+                if _is_direct(route)
+            }
+            if routes[cluster.head]:
+                by_rank = {
+                    f"{ROUTE}.{cluster.members.index(member)}": route
+                    for member, route in routes[cluster.head].items()
+                }
+                content = RecordDict({ARRAYS: arrays, **by_rank})
+                messages.append(Message(content, cluster.head, HAND_OUT))
+        replies = self._ask(messages)
+        handed: dict[int, dict[str, ConfigRecord]] = {}
+        for cluster in clusters:
+            if (reply := replies.get(cluster.head)) is None:
+                continue
+            handed[cluster.head] = {}
+            for rank, member in enumerate(cluster.members):
+                parcel = reply.content.config_records.get(f"{PARCEL}.{rank}")
+                if parcel is None or member not in routes[cluster.head]:
+                    continue
+                try:
+                    delivery = links.forward(routes[cluster.head][member], parcel)
+                except ValueError as error:
+                    log(WARNING, "Node %d handed out a bad parcel: %s", cluster.head, error)
+                    continue
+                handed[member] = {DELIVERY: delivery}
+        return handed
+
+    def _possible_routes(
+        self, links: Links, ends: Iterable[tuple[int, int]], purpose: str
+    ) -> dict[tuple[int, int], ConfigRecord]:
+        """Routes by sender and receiver; where there can be none, the log says why.
+
+        Raises
+        ------
+        SettingsError
+            If that is so in the first round, where the setting can still be put right.
+        """
+        routes = {}
+        for sender, receiver in ends:
+            try:
+                routes[sender, receiver] = links.route(sender, receiver, purpose)
+            except SettingsError as error:
+                if self._first:
+                    raise
+                log(WARNING, "Node %d cannot send to node %d: %s", sender, receiver, error)
+        return routes
+
+    def _trained(self, replies: list[Message]) -> tuple[dict[int, int], MetricRecord]:
+        """Samples of each node that trained, and the mean loss."""
+        num_examples: dict[int, int] = {}
+        loss = 0.0
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            try:
+                count, mean_loss = samples_of(reply), number(reply, TRAIN_LOSS)
+            except ValueError as error:
+                log(WARNING, "Model of node %d set aside: %s", node, error)
+                continue
+            num_examples[node] = count
+            loss += count * mean_loss
+        total = sum(num_examples.values())
+        return num_examples, MetricRecord({TRAIN_LOSS: loss / max(total, 1)})
+
+    def _deliveries(self, replies: Iterable[Message]) -> dict[int, ConfigRecord]:
+        """What members sent their leaders, as their leaders get it."""
+        links = self._membership.links(self.links)
+        deliveries: dict[int, ConfigRecord] = {}
+        for reply in replies:
+            if (node := reply.metadata.src_node_id) not in self._routes:
+                continue
+            if (parcel := reply.content.config_records.get(PARCEL)) is None:
+                report = reply.content.config_records.get(CONFIG, ConfigRecord())
+                log(WARNING, "Node %d sent its leader nothing: %s", node, report.get(LINK_ERROR))
+                continue
+            try:
+                deliveries[node] = links.forward(self._routes[node], parcel)
+            except ValueError as error:
+                log(WARNING, "Parcel of node %d set aside: %s", node, error)
+        return deliveries
+
+    def _aggregate_sectors(
+        self,
+        server_round: int,
+        num_examples: Mapping[int, int],
+        deliveries: Mapping[int, ConfigRecord],
+    ) -> dict[int, Weighted]:
+        """Step 2. Samples and w_m of each sector, by leader; a leader that fails is replaced."""
+        clusters = list(self.topology.clusters) if self.topology else []
+        means: dict[int, Weighted] = {}
+        waiting = list(range(len(clusters)))
+        while waiting:
+            led = [clusters[i] for i in waiting if clusters[i].head in num_examples]
+            means |= self._average(server_round, led, num_examples, deliveries)
+            lost = [i for i in waiting if clusters[i].head not in means]
+            waiting = []
+            for i in lost:
+                self._membership.fail(clusters[i].head)
+                if (led_anew := self._taken_over(clusters[i], num_examples)) is not None:
+                    clusters[i] = led_anew
+                    waiting.append(i)
+            deliveries = self._collect_again([clusters[i] for i in waiting], num_examples)
+        self.topology = Topology(tuple(clusters), groups=())
+        return {c.head: means[c.head] for c in clusters if c.head in means}
+
+    def _average(
+        self,
+        server_round: int,
+        clusters: list[Cluster],
+        num_examples: Mapping[int, int],
+        deliveries: Mapping[int, ConfigRecord],
+    ) -> dict[int, Weighted]:
+        """Have leaders average what they and their members trained."""
+        messages = []
+        for cluster in clusters:
+            ranked = {rank: n for rank, n in enumerate(cluster.members, 1) if n in deliveries}
+            counts = {f"{NUM_EXAMPLES}.{rank}": num_examples[n] for rank, n in ranked.items()}
+            counts[f"{NUM_EXAMPLES}.0"] = num_examples[cluster.head]
+            content = RecordDict({CONFIG: ConfigRecord({**counts, SERVER_ROUND: server_round})})
+            content.update({f"{DELIVERY}.{rank}": deliveries[n] for rank, n in ranked.items()})
+            messages.append(Message(content, cluster.head, AGGREGATE_SECTOR))
+        means: dict[int, Weighted] = {}
+        replies = self._ask(messages)
+        for cluster in clusters:
+            if (reply := replies.get(cluster.head)) is None:
+                continue
+            _log_rejected(cluster, reply)
+            try:
+                means[cluster.head] = (samples_of(reply), self._model_of(reply))
+            except ValueError as error:
+                log(WARNING, "Mean of leader %d set aside: %s", cluster.head, error)
+        return means
+
+    def _taken_over(self, cluster: Cluster, num_examples: Mapping[int, int]) -> Cluster | None:
+        """Give a sector to the member with most samples; None where nobody is able."""
+        able = [node for node in cluster.members if self._is_able(node, num_examples)]
+        head = successor(
+            cluster.head, able, lambda nodes: max(nodes, key=lambda node: num_examples[node])
+        )
+        if head is None:
+            return None
+        nodes = (cluster.head, *cluster.members)
+        return Cluster(head, tuple(node for node in nodes if node != head))
+
+    def _collect_again(
+        self, clusters: list[Cluster], num_examples: Mapping[int, int]
+    ) -> dict[int, ConfigRecord]:
+        """Have the members of sectors that were taken over send again what they trained."""
+        links = self._membership.links(self.links)
+        messages = []
+        for cluster in clusters:
+            able = [node for node in cluster.members if self._is_able(node, num_examples)]
+            ends = [(node, cluster.head) for node in able]
+            for (node, _), route in self._possible_routes(links, ends, SECTOR_MODEL).items():
+                self._routes[node] = route
+                messages.append(Message(RecordDict({ROUTE: route}), node, HAND_IN))
+        return self._deliveries(self._ask(messages).values())
+
+    def _is_able(self, node: int, num_examples: Mapping[int, int]) -> bool:
+        """Whether a node trained in this round and has not failed since."""
+        return node in num_examples and not self._membership.has_failed(node)
+
+    def _distil_sectors(
+        self, server_round: int, leaders: list[int], mean: Arrays
+    ) -> dict[int, Arrays]:
+        """Step 4. z_m of each sector whose leader could distil."""
+        request = self.ensemble_distillation.model_dump(by_alias=True)
+        content = RecordDict(
+            {
+                ARRAYS: as_record(mean),
+                CONFIG: ConfigRecord({**request, SERVER_ROUND: server_round}),
+            }
+        )
+        replies = self._ask([Message(content, leader, DISTILL_SECTOR) for leader in leaders])
+        distilled = {}
+        for leader in leaders:
+            try:
+                distilled[leader] = self._model_of(replies[leader])
+            except (KeyError, ValueError) as error:
+                log(WARNING, "Sector of node %d keeps its plain average: %s", leader, error)
+                self._membership.fail(leader)
+        return distilled
+
+    def _ask(self, messages: list[Message]) -> dict[int, Message]:
+        """Replies by node, in the order of ``messages``; the other nodes count as failed."""
+        replies = usable(self._grid.send_and_receive(messages, timeout=self.phase_timeout))
+        by_node = {reply.metadata.src_node_id: reply for reply in replies}
+        asked = [message.metadata.dst_node_id for message in messages]
+        self._membership.fail(*(node for node in asked if node not in by_node))
+        return {node: by_node[node] for node in asked if node in by_node}
+
+    def _model_of(self, reply: Message) -> Arrays:
+        return model_arrays(sent_arrays(reply), self._global)
+
+
+def _is_direct(route: ConfigRecord) -> bool:
+    return bool(route["address"]) and route["link"] != "relay"
+
+
+def _log_rejected(cluster: Cluster, reply: Message) -> None:
+    """Name the members whose models the leader set aside."""
+    reasons = reply.content.config_records.get(CONFIG, ConfigRecord())
+    for rank, node in enumerate(cluster.members, 1):
+        if reason := reasons.get(f"{REJECTED}.{rank}"):
+            log(WARNING, "Model of node %d set aside by leader %d: %s", node, cluster.head, reason)

@@ -1,0 +1,178 @@
+"""HFLDD's clusters: how they are formed, and what becomes of them as nodes come and go."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from logging import INFO, WARNING
+from typing import Any
+
+import numpy as np
+from flwr.common import log
+from numpy.typing import NDArray
+
+from strategies.common.leaders import successor
+from strategies.common.topology import Cluster, Topology
+from strategies.hfldd.clustering import (
+    cluster_to_join,
+    heterogeneous_clusters,
+    homogeneous_groups,
+    kl_matrix,
+    nearest_group,
+)
+
+
+@dataclass
+class LiveCluster:
+    """A cluster as nodes come and go.
+
+    Parameters
+    ----------
+    nodes : list[int]
+        Node ids, in the order in which they joined; a node's place is its rank, which orders the
+        virtual data of a head. A node that is away keeps its place.
+    head : int
+        The node that trains.
+    held : dict[int, list[int]]
+        Of each node that is or was the head, the nodes whose virtual data it holds.
+    """
+
+    nodes: list[int]
+    head: int
+    held: dict[int, list[int]] = field(default_factory=dict)
+
+    @property
+    def held_by_head(self) -> list[int]:
+        """The nodes whose virtual data the head holds."""
+        return list(self.held.get(self.head, ()))
+
+
+class Clusters:
+    """All clusters, and the homogeneous groups that they were drawn from; empty until formed.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of K-means, of the clusters and of the choice of heads.
+
+    Attributes
+    ----------
+    failed : set[int]
+        Heads that were asked to train and have not done so.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.failed: set[int] = set()
+        self._failures: Counter[int] = Counter()
+        self._clusters: list[LiveCluster] = []
+        self._groups: list[list[int]] = []
+        self._group_means: NDArray[np.floating] = np.empty((0, 0, 0))
+
+    def __iter__(self) -> Iterator[LiveCluster]:
+        return iter(self._clusters)
+
+    def __len__(self) -> int:
+        return len(self._clusters)
+
+    def by_head(self) -> dict[int, LiveCluster]:
+        """Each cluster by its head."""
+        return {cluster.head: cluster for cluster in self}
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """|D_g| and classes: the shape of every node's soft labels."""
+        return self._group_means.shape[1:]
+
+    @property
+    def topology(self) -> Topology:
+        """The clusters as they are."""
+        clusters = (
+            Cluster(one.head, tuple(node for node in one.nodes if node != one.head)) for one in self
+        )
+        return Topology(tuple(clusters), tuple(tuple(group) for group in self._groups))
+
+    def form(self, soft_labels: Mapping[int, NDArray[Any]], groups: int | None) -> None:
+        """Steps 2 and 3. Homogeneous groups, heterogeneous clusters, and a head for each.
+
+        Parameters
+        ----------
+        soft_labels : Mapping[int, NDArray]
+            Of each node, (|D_g|, classes).
+        groups : int, optional
+            K, the homogeneous groups. Lowered where there are fewer distinct nodes; if None, the K
+            with the best silhouette.
+        """
+        nodes = list(soft_labels)  # no array of them: ids of 64 bits would become floats
+        stacked = np.stack(list(soft_labels.values()))
+        group_of = homogeneous_groups(kl_matrix(stacked), groups, self.seed)
+        num_groups = int(group_of.max()) + 1
+        if groups is not None and num_groups < groups:
+            log(WARNING, "groups = %d lowered to %d distinct nodes", groups, num_groups)
+        generator = np.random.default_rng(self.seed)
+        for cluster in heterogeneous_clusters(group_of, generator):
+            head = nodes[int(generator.choice(cluster))]
+            self._clusters.append(LiveCluster([nodes[i] for i in cluster], head))
+        of_group = [np.flatnonzero(group_of == group) for group in range(num_groups)]
+        self._groups = [[nodes[i] for i in members] for members in of_group]
+        self._group_means = np.stack([stacked[members].mean(axis=0) for members in of_group])
+        sizes = [len(cluster.nodes) for cluster in self]
+        log(INFO, "HFLDD: %d groups, %d clusters of sizes %s", num_groups, len(self), sizes)
+
+    def not_placed(self, nodes: Iterable[int]) -> list[int]:
+        """Those of some nodes that are in no cluster."""
+        placed = {node for cluster in self for node in cluster.nodes}
+        return [node for node in nodes if node not in placed]
+
+    def place(self, node: int, soft_labels: NDArray[Any]) -> None:
+        """Have a node that came later join a cluster."""
+        group = self._groups[nearest_group(soft_labels, self._group_means)]
+        joined = cluster_to_join([cluster.nodes for cluster in self], group)
+        self._clusters[joined].nodes.append(node)
+        group.append(node)
+        log(INFO, "HFLDD: node %d joins cluster %d", node, joined)
+
+    def replace_heads(self, server_round: int, connected: Set[int]) -> None:
+        """Have another node of its cluster take over from a head that is gone or failed."""
+        self._failures.update(self.failed)
+        for place, cluster in enumerate(self):
+            if cluster.head in connected - self.failed:
+                continue
+            able = [node for node in cluster.nodes if node in connected and node != cluster.head]
+            generator = np.random.default_rng([self.seed, server_round, place])
+            head = successor(cluster.head, able, partial(self._with_fewest_failures, generator))
+            if head is not None:
+                cluster.head = head
+
+    def _with_fewest_failures(self, generator: np.random.Generator, able: Sequence[int]) -> int:
+        fewest = min(self._failures[node] for node in able)
+        candidates = [node for node in able if self._failures[node] == fewest]
+        return candidates[generator.integers(len(candidates))]
+
+    def lacking(self, connected: Set[int]) -> dict[int, LiveCluster]:
+        """Connected nodes whose virtual data their connected head does not hold, in clusters."""
+        return {
+            node: cluster
+            for cluster in self
+            for node in cluster.nodes
+            if {node, cluster.head} <= connected
+            and node not in (cluster.head, *cluster.held_by_head)
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """What lasts over a restart."""
+        return {
+            "clusters": [asdict(cluster) for cluster in self],
+            "groups": self._groups,
+            "group-means": self._group_means,
+            "failed": sorted(self.failed),
+            "failures": dict(self._failures),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        self._clusters = [LiveCluster(**cluster) for cluster in state["clusters"]]
+        self._groups = state["groups"]
+        self._group_means = state["group-means"]
+        self.failed = set(state["failed"])
+        self._failures = Counter(state["failures"])

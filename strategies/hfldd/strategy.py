@@ -1,0 +1,372 @@
+"""HFLDD: heterogeneous clusters by soft labels, distilled data to heads, FedAvg among heads."""
+
+from collections.abc import Iterable, Mapping
+from logging import INFO, WARNING
+from typing import Any, Self
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy.strategy_utils import sample_nodes
+from numpy.typing import NDArray
+
+from links.records import VIRTUAL_DATA, LinkMode
+from links.routes import Links
+from protocol.arrays import Arrays, as_arrays, sent_arrays
+from protocol.hfldd import (
+    BALANCED,
+    DISTILL,
+    KEPT_PARCELS,
+    LABEL_KNOWLEDGE,
+    NUM_PARCELS,
+    RECEIVE,
+    TRAIN_POOL,
+    Distillation,
+    HFLDDSettings,
+    LabelKnowledge,
+    soft_labels_of,
+)
+from protocol.messages import CONFIG, METRICS, PARCEL, ROUTE, SERVER_ROUND
+from protocol.replies import number, usable
+from strategies.common.checked import RobustFedAvg, Update
+from strategies.common.directory import Directory
+from strategies.common.retries import Retries
+from strategies.common.run import Run
+from strategies.common.topology import Topology
+from strategies.hfldd.clusters import Clusters
+from strategies.hfldd.traffic import hfldd_bits
+from task.settings import Block, SettingsError
+
+
+class HFLDD(RobustFedAvg):
+    """Hierarchical federated learning with data distillation.
+
+    Before the first round, every node sends soft labels on a global auxiliary set; nodes of like
+    labels form homogeneous groups (K-means on the KL matrix), and clusters take one node of each
+    group, so that a cluster sees every class (algorithm 1). One random node of each cluster is its
+    head; the members distil their data and send it there. Then only the heads train, each on its
+    own data and what it received, and the server averages them by ``|D_h|``.
+
+    A head that is gone, or has failed, is replaced by another node of its cluster, to which the
+    others send their virtual data again. A member that had not sent its own does so once it is
+    back. A node that comes later joins the cluster that has the fewest nodes of the homogeneous
+    group whose soft labels are most like its own.
+
+    Parameters
+    ----------
+    groups : int, optional (default: None)
+        K, the homogeneous groups. Lowered where there are fewer distinct nodes; if None, the K with
+        the best silhouette.
+    label_knowledge : LabelKnowledge, optional (default: None)
+        How nodes take soft labels (E_1, D_g); None takes the defaults.
+    distillation : Distillation, optional (default: None)
+        How members distil, and how much they send; None takes the defaults.
+    balanced : bool (default: True)
+        Whether heads draw classes evenly from D_h, whose own class otherwise dominates.
+    links : str (default: "auto")
+        How members send to heads: ``relay`` (through the server, sealed), ``direct`` (from node to
+        node) or ``auto`` (directly where that works).
+    phase_timeout : float (default: 600.0)
+        Seconds to wait for replies in each phase before the first round.
+    seed : int (default: 0)
+        Seed of K-means, of the clusters and of the choice of heads.
+    directory : Directory, optional (default: None)
+        The nodes that were met already; None asks each who it is.
+    **kwargs
+        As Flower's FedAvg takes them. Of nodes that train there is no sampling: heads do.
+
+    Notes
+    -----
+    Source: "Hierarchical Federated Learning with Data Distillation"; letters are the paper's.
+    """
+
+    def __init__(
+        self,
+        *,
+        groups: int | None = None,
+        label_knowledge: LabelKnowledge | None = None,
+        distillation: Distillation | None = None,
+        balanced: bool = True,
+        links: LinkMode = "auto",
+        phase_timeout: float = 600.0,
+        seed: int = 0,
+        directory: Directory | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.groups = groups
+        self.label_knowledge = label_knowledge or LabelKnowledge()
+        self.distillation = distillation or Distillation()
+        self.balanced = balanced
+        self.links = links
+        self.phase_timeout = phase_timeout
+        self.distilled_values = 0
+        """Values of the virtual data that were sent to heads."""
+        self._directory = directory or Directory()
+        self._clusters = Clusters(seed)
+        self._retries = Retries()
+        if self.distillation.share_raw_data:
+            log(WARNING, "share_raw_data is on: members send their RAW DATA to cluster heads")
+        if self.distillation.start == "real":
+            log(WARNING, 'start = "real": members send much the same as REAL IMAGES')
+
+    @classmethod
+    def from_run(cls, settings: HFLDDSettings, run: Run, **arguments: Any) -> Self:
+        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
+        own = {
+            "groups": settings.groups or None,
+            "label_knowledge": settings.label_knowledge,
+            "distillation": settings.distillation,
+            "balanced": settings.balanced,
+            "links": run.links,
+            "phase_timeout": run.phase_timeout,
+            "seed": run.seed,
+            "directory": run.directory,
+            "aggregator": run.aggregator,
+        }
+        return cls(**{**run.sampling, **own, **arguments})
+
+    def check_nodes(self, num_nodes: int) -> None:
+        """Refuse settings that the nodes at hand cannot meet.
+
+        Raises
+        ------
+        SettingsError
+            If there are fewer nodes than groups.
+        """
+        if self.groups and self.groups > num_nodes:
+            raise SettingsError(
+                f"hfldd.groups = {self.groups}, but there are {num_nodes} nodes "
+                f"(set it to at most {num_nodes}, or 0 to have it chosen)"
+            )
+
+    def summary(self) -> None:
+        """Log summary configuration of the strategy."""
+        log(INFO, "\t├──> HFLDD settings:")
+        log(INFO, "\t│\t├── Groups: %s", self.groups or "by silhouette")
+        log(INFO, "\t│\t├── Label knowledge: %s", self.label_knowledge)
+        log(INFO, "\t│\t└── Distillation: %s", self.distillation)
+        super().summary()
+
+    @property
+    def topology(self) -> Topology | None:
+        """The clusters as they are; None before they are formed."""
+        return self._clusters.topology if self._clusters else None
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Form the clusters before the first round, mend them later; then have the heads train."""
+        self.start_of_round = as_arrays(arrays)
+        forming = not self._clusters
+        if forming:
+            self._form_clusters(grid)
+        else:
+            self._place_new_nodes(server_round, grid)
+            self._clusters.replace_heads(server_round, set(grid.get_node_ids()))
+        self._complete(server_round, grid, forming=forming)
+        connected = set(grid.get_node_ids())
+        heads = [cluster.head for cluster in self._clusters if cluster.head in connected]
+        if len(heads) < len(self._clusters):
+            log(WARNING, "%d clusters take no part", len(self._clusters) - len(heads))
+        self._clusters.failed = set(heads)
+        config = ConfigRecord({**config, SERVER_ROUND: server_round, BALANCED: self.balanced})
+        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        return self._construct_messages(record, heads, TRAIN_POOL)
+
+    def combine(self, updates: list[Update]) -> Arrays:
+        """Average the heads' models; note which heads failed, or have lost virtual data."""
+        self._clusters.failed -= {update.node for update in updates}
+        clusters = self._clusters.by_head()
+        for update in updates:
+            cluster = clusters[update.node]
+            num_parcels = update.reply.content.metric_records[METRICS].get(NUM_PARCELS)
+            if isinstance(num_parcels, int) and num_parcels < len(cluster.held_by_head):
+                log(WARNING, "Head %d has lost virtual data, they are sent again", update.node)
+                cluster.held[update.node] = []
+        return super().combine(updates)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the strategy needs to go on after a restart, besides the global model."""
+        return {
+            **super().state_dict(),
+            **self._clusters.state_dict(),
+            "distilled-values": self.distilled_values,
+            "retries": self._retries.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave; see `CheckedFedAvg`."""
+        super().load_state_dict(state)
+        self._clusters.load_state_dict(state)
+        self.distilled_values = state["distilled-values"]
+        self._retries = Retries(state["retries"])
+
+    def expected_bits(self, num_weights: int, num_rounds: int) -> int:
+        """Traffic that the paper's eq. 18 gives for the clusters as formed; 0 before that.
+
+        Parameters
+        ----------
+        num_weights : int
+            |w|, the values of the model.
+        num_rounds : int
+            T.
+        """
+        if not self._clusters:
+            return 0
+        return hfldd_bits(
+            num_clients=sum(len(cluster.nodes) for cluster in self._clusters),
+            num_auxiliary=self.label_knowledge.auxiliary_size,
+            num_classes=self._clusters.label_shape[-1],
+            distilled_values=self.distilled_values,
+            num_heads=len(self._clusters),
+            num_weights=num_weights,
+            num_rounds=num_rounds,
+        )
+
+    def _form_clusters(self, grid: Grid) -> None:
+        """Label knowledge, groups and clusters (steps 1 to 3)."""
+        _, nodes = sample_nodes(grid, self.min_available_nodes, self.min_available_nodes)
+        soft_labels = self._collect_soft_labels(nodes, grid)
+        if not soft_labels:
+            raise RuntimeError(
+                f"none of {len(nodes)} nodes sent usable soft labels; the nodes' logs say why"
+            )
+        links = self._meet(grid, soft_labels)
+        able = {node: labels for node, labels in soft_labels.items() if node in links}
+        if not able:
+            raise RuntimeError(
+                f"none of {len(soft_labels)} nodes introduced itself; the nodes' logs say why"
+            )
+        self._clusters.form(able, self.groups)
+
+    def _meet(self, grid: Grid, nodes: Iterable[int]) -> Links:
+        """Links between those of some nodes that can send and be sent to."""
+        found = self._directory.look_up(grid, nodes, self.phase_timeout)
+        introductions = {n: d.introduction for n, d in found.items() if d.introduction}
+        return Links(introductions, self.links)
+
+    def _collect_soft_labels(self, nodes: list[int], grid: Grid) -> dict[int, NDArray[Any]]:
+        """Step 1. Soft labels (|D_g|, classes) of every node that gives usable ones."""
+        log(INFO, "HFLDD: asking %d nodes for label knowledge", len(nodes))
+        soft_labels: dict[int, NDArray[Any]] = {}
+        for reply in self._ask(self.label_knowledge, nodes, LABEL_KNOWLEDGE, grid):
+            try:
+                soft_labels[reply.metadata.src_node_id] = soft_labels_of(sent_arrays(reply))
+            except ValueError as error:
+                log(
+                    WARNING,
+                    "Soft labels of node %d set aside: %s",
+                    reply.metadata.src_node_id,
+                    error,
+                )
+        shapes = [labels.shape for labels in soft_labels.values()]
+        usual = max(shapes, key=shapes.count, default=())
+        wanted = self._clusters.label_shape if self._clusters else usual
+        for node, labels in list(soft_labels.items()):
+            if labels.shape != wanted:
+                log(
+                    WARNING,
+                    "Soft labels of node %d set aside: %s, not %s",
+                    node,
+                    labels.shape,
+                    wanted,
+                )
+                del soft_labels[node]
+        return soft_labels
+
+    def _place_new_nodes(self, server_round: int, grid: Grid) -> None:
+        """Have nodes that came later join a cluster."""
+        waiting = self._clusters.not_placed(grid.get_node_ids())
+        new = [node for node in waiting if self._retries.due(node, server_round)]
+        if not new:
+            return
+        soft_labels = self._collect_soft_labels(new, grid)
+        for node in new:
+            if node in soft_labels:
+                self._clusters.place(node, soft_labels[node])
+            else:
+                self._retries.failed(node, server_round)
+
+    def _complete(self, server_round: int, grid: Grid, *, forming: bool) -> None:
+        """Step 4. Have members distil their data for heads that do not hold them yet."""
+        lacking = {
+            node: cluster
+            for node, cluster in self._clusters.lacking(set(grid.get_node_ids())).items()
+            if self._retries.due(node, server_round)
+        }
+        if not lacking:
+            return
+        heads = dict.fromkeys(cluster.head for cluster in lacking.values())
+        links = self._meet(grid, [*lacking, *heads])
+        routes = {}
+        for node, cluster in lacking.items():
+            if node not in links or cluster.head not in links:
+                continue
+            try:
+                routes[node] = links.route(node, cluster.head, VIRTUAL_DATA)
+            except SettingsError as error:
+                if forming:  # as the run begins, a setting can still be put right
+                    raise
+                log(WARNING, "Node %d cannot send to head %d: %s", node, cluster.head, error)
+        deliveries = self._collect_deliveries(routes, links, grid)
+        self._hand_over(deliveries, grid)
+        for node, cluster in lacking.items():
+            if node not in cluster.held_by_head:
+                self._retries.failed(node, server_round)
+                self._directory.forget(node)
+                self._directory.forget(cluster.head)
+
+    def _collect_deliveries(
+        self, routes: Mapping[int, ConfigRecord], links: Links, grid: Grid
+    ) -> dict[int, ConfigRecord]:
+        """Members' side of step 4. What each that distilled its data sends to its head."""
+        log(INFO, "HFLDD: %d members distil their data", len(routes))
+        request = ConfigRecord(self.distillation.model_dump(by_alias=True))
+        messages = [
+            Message(RecordDict({CONFIG: request, ROUTE: route}), member, DISTILL)
+            for member, route in routes.items()
+        ]
+        deliveries = {}
+        for reply in usable(grid.send_and_receive(messages, timeout=self.phase_timeout)):
+            member = reply.metadata.src_node_id
+            try:
+                parcel, values = reply.content.config_records[PARCEL], number(reply, "num-values")
+                deliveries[member] = links.forward(routes[member], parcel)
+            except (KeyError, ValueError) as error:
+                log(WARNING, "Node %d sent no parcel: %s", member, error)
+                continue
+            self.distilled_values += int(values)
+        return deliveries
+
+    def _hand_over(self, deliveries: Mapping[int, ConfigRecord], grid: Grid) -> None:
+        """Heads' side of step 4. Hand each head what its members sent."""
+        messages = []
+        for cluster in self._clusters:
+            sent = {
+                f"{PARCEL}.{rank}": deliveries[member]
+                for rank, member in enumerate(cluster.nodes)
+                if member in deliveries
+            }
+            if sent:
+                messages.append(Message(RecordDict({**sent}), cluster.head, RECEIVE))
+        clusters = self._clusters.by_head()
+        for reply in usable(grid.send_and_receive(messages, timeout=self.phase_timeout)):
+            head = reply.metadata.src_node_id
+            metrics = reply.content.metric_records.get(METRICS, MetricRecord())
+            log(INFO, "HFLDD: head %d holds %s", head, dict(metrics))
+            kept = metrics.get(KEPT_PARCELS)
+            ranks = set(kept) if isinstance(kept, list) else set()
+            clusters[head].held.setdefault(head, []).extend(
+                node
+                for rank, node in enumerate(clusters[head].nodes)
+                if rank in ranks and node in deliveries
+            )
+
+    def _ask(
+        self, request: Block, nodes: list[int], message_type: str, grid: Grid
+    ) -> list[Message]:
+        """Send a request to all nodes; return the replies that carry content."""
+        record = RecordDict({CONFIG: ConfigRecord(request.model_dump(by_alias=True))})
+        messages = self._construct_messages(record, nodes, message_type)
+        return usable(grid.send_and_receive(messages, timeout=self.phase_timeout))

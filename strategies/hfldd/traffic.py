@@ -1,0 +1,86 @@
+"""What HFLDD, and FedSeq on as many clusters, should cost by the paper's formulas, in bits."""
+
+from typing import Any
+
+from strategies.common.traffic import BITS_PER_FLOAT, BITS_PER_PIXEL, fedavg_bits
+
+
+def formulas(strategy: Any, num_nodes: int, num_weights: int, num_rounds: int) -> dict[str, int]:
+    """Bits of a run by formula; none before the clusters are formed.
+
+    Parameters
+    ----------
+    strategy : HFLDD
+        At the end of the run.
+    num_nodes : int
+        N, the nodes that the run met.
+    num_weights : int
+        |w|, the values of the model.
+    num_rounds : int
+        T.
+    """
+    if not strategy.topology:
+        return {}
+    clusters = len(strategy.topology.clusters)
+    return {
+        "hfldd (eq. 18)": strategy.expected_bits(num_weights, num_rounds),
+        "fedseq (eq. 19)": fedseq_bits(
+            clusters, num_weights, num_rounds, clients_each=num_nodes // clusters
+        ),
+    }
+
+
+def hfldd_bits(
+    *,
+    num_clients: int,
+    num_auxiliary: int,
+    num_classes: int,
+    distilled_values: int,
+    num_heads: int,
+    num_weights: int,
+    num_rounds: int,
+) -> int:
+    """Traffic of HFLDD: soft labels, distilled data and the heads' training (HFLDD, eq. 18).
+
+    ``N |D_g| N_c B_1 + sum over members of |D~_i| B_2 + H |w| (2T - 1) B_1``
+
+    Parameters
+    ----------
+    num_clients : int
+        N, the clients that send soft labels.
+    num_auxiliary : int
+        |D_g|, samples of the global auxiliary set.
+    num_classes : int
+        N_c.
+    distilled_values : int
+        Pixels of all distilled samples that members send to their heads.
+    num_heads : int
+        H, the cluster heads.
+    num_weights : int
+        |w|, the values of the model.
+    num_rounds : int
+        T.
+    """
+    return (
+        num_clients * num_auxiliary * num_classes * BITS_PER_FLOAT
+        + distilled_values * BITS_PER_PIXEL
+        + fedavg_bits(num_heads, num_weights, num_rounds)
+    )
+
+
+def fedseq_bits(num_superclients: int, num_weights: int, num_rounds: int, clients_each: int) -> int:
+    """Traffic of FedSeq: ``O |w| B_1 ((2T - 1) + T J)`` (HFLDD, eq. 19).
+
+    Parameters
+    ----------
+    num_superclients : int
+        O, the superclients.
+    num_weights : int
+        |w|, the values of the model.
+    num_rounds : int
+        T.
+    clients_each : int
+        J, the clients that a superclient passes the model through each round.
+    """
+    rounds = (2 * num_rounds - 1) + num_rounds * clients_each
+    return num_superclients * num_weights * BITS_PER_FLOAT * rounds

@@ -1,0 +1,118 @@
+"""A node's side of FedLGD: what it keeps, what it refuses, which gradient it sends."""
+
+import copy
+import hashlib
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, RecordDict
+from protocol.requests import VirtualTraining
+from torch import nn
+from torch.nn import functional
+
+from client import virtual_training
+from client.fedlgd import global_samples, joined, loss_gradient, virtual_samples
+from client.session import Session
+from distill.errors import VirtualDataError
+from distill.virtual_data import VirtualData
+from task.datasets import Samples
+from task.models import create_model
+
+REQUEST = VirtualTraining(per_class=2, first_steps=3)
+
+
+@pytest.fixture
+def session(tmp_path):
+    node = {"partition-id": 0, "num-partitions": 2, "state-dir": str(tmp_path)}
+    return Session.of(Context(1, 5, node, RecordDict(), {"partition.classes": 5}))
+
+
+def virtual(images=None, labels=(0, 9)):
+    images = torch.randn(2, 1, 8, 8) if images is None else images
+    return VirtualData(images, torch.tensor(labels), method="gm", steps=1, seed=0, init="noise")
+
+
+def record(payload, digest=None, sent=True):
+    digest = digest or hashlib.sha256(payload).hexdigest()
+    return ConfigRecord({"digest": digest, "payload": payload if sent else b""})
+
+
+def test_a_node_has_so_many_images_of_each_class_that_it_holds(session):
+    made = virtual_samples(session, nn.Identity(), REQUEST, 1)
+    held = torch.unique(session.data.train.labels)
+    assert made.labels.tolist() == held.repeat_interleave(2).tolist()
+    assert len(held) < session.data.spec.num_classes
+    assert made.inputs.shape[1:] == session.data.spec.shape
+
+
+def test_virtual_data_are_made_once_and_equal_after_a_restart(session):
+    made = virtual_samples(session, nn.Identity(), REQUEST, 1)
+    again = virtual_samples(session, nn.Identity(), REQUEST, 2)
+    assert torch.equal(made.inputs, again.inputs)
+
+
+def test_refining_brings_class_means_closer_in_the_models_features(session):
+    model = create_model("auto", session.data.spec, seed=0)
+    train = session.data.train
+
+    @torch.no_grad()
+    def distance(samples):
+        own, real = model[:-1](samples.inputs), model[:-1](train.inputs)
+        return sum(
+            float((own[samples.labels == c].mean(0) - real[train.labels == c].mean(0)).norm())
+            for c in torch.unique(train.labels)
+        )
+
+    before = virtual_samples(session, model, REQUEST, 1)
+    request = REQUEST.model_copy(update={"refine_steps": 60})
+    assert distance(virtual_samples(session, model, request, 1)) < 0.6 * distance(before)
+
+
+def test_global_data_are_kept_and_found_again_by_their_digest(session):
+    payload = virtual().to_bytes()
+    assert global_samples(session, record(payload, sent=False)) is None
+    first = global_samples(session, record(payload))
+    again = global_samples(session, record(payload, sent=False))
+    assert torch.equal(first.inputs, again.inputs)
+    assert global_samples(session, record(virtual().to_bytes(), sent=False)) is None
+
+
+@pytest.mark.parametrize(
+    ("payload", "complaint"),
+    [
+        (b"no data", "not virtual data"),
+        (virtual(labels=(0, 10)).to_bytes(), "label 10 is outside"),
+        (virtual(images=torch.randn(2, 1, 9, 9)).to_bytes(), r"shape \(1, 9, 9\)"),
+    ],
+)
+def test_global_data_that_do_not_fit_are_refused_and_not_kept(session, payload, complaint):
+    with pytest.raises(VirtualDataError, match=complaint):
+        global_samples(session, record(payload))
+    assert global_samples(session, record(payload, sent=False)) is None
+
+
+def test_global_data_of_another_digest_are_refused(session):
+    with pytest.raises(VirtualDataError, match="not those of their digest"):
+        global_samples(session, record(virtual().to_bytes(), digest="0" * 64))
+
+
+def test_the_gradient_is_that_of_the_mean_loss_in_however_many_pieces(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(6), nn.Linear(6, 5), nn.Linear(5, 3))
+    samples = Samples(torch.randn(7, 1, 2, 3), torch.tensor([0, 1, 2, 0, 1, 2, 0]))
+    plain = copy.deepcopy(model).eval()
+    functional.cross_entropy(plain(samples.inputs), samples.labels).backward()
+    monkeypatch.setattr(virtual_training, "BATCH_SIZE", 3)
+    gradient = loss_gradient(model, samples)
+    assert sorted(gradient) == ["2.weight", "3.weight"]
+    for name, found in gradient.items():
+        torch.testing.assert_close(found, plain.get_parameter(name).grad)
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_both_sets_are_joined_and_one_alone_is_left_as_it_is():
+    own = Samples(torch.zeros(2, 1), torch.tensor([0, 1]))
+    other = Samples(torch.ones(1, 1), torch.tensor([5]))
+    assert joined(own, None) is own
+    assert joined(own, other).labels.tolist() == [0, 1, 5]
+    assert joined(own, other).inputs.flatten().tolist() == [0, 0, 1]

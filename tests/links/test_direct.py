@@ -1,0 +1,234 @@
+"""A mailbox over real gRPC takes what the server permits, from the federation, whole and once."""
+
+import hashlib
+import os
+import socket
+import time
+
+import grpc
+import pytest
+
+from links import LinkError, direct, introduce
+from links.credentials import Credentials
+from links.folder import LinkFolder, remove_expired
+from links.links_pb2 import Header, Part
+from links.links_pb2_grpc import MailboxStub
+from links.mailbox import Mailbox, start_server
+from links.records import Route
+
+from .conftest import RECEIVER, RUN, SENDER, STRANGER
+
+SEALED = os.urandom(3000)
+
+
+@pytest.fixture
+def receiver(listening):
+    return listening(RECEIVER)
+
+
+def route_to(links, **changes):
+    route = Route.checked(links.route(SENDER, RECEIVER, "models"), "route")
+    return route.model_copy(update=changes)
+
+
+def call(address, parts, timeout=5):
+    with grpc.insecure_channel(address) as channel:
+        return MailboxStub(channel).Deliver(iter(parts), timeout=timeout)
+
+
+def header_of(route, **changes):
+    fields = route.model_dump(include={"sender", "receiver", "purpose", "token", "permit"})
+    fields |= {"run_id": RUN, "size": len(SEALED), "sha256": hashlib.sha256(SEALED).hexdigest()}
+    return Part(header=Header(**{**fields, **changes}))
+
+
+def wait_until(true):
+    deadline = time.monotonic() + 5
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_permitted_parcel_comes_to_lie_in_the_mailbox(receiver, links_of):
+    route = route_to(links_of(receiver))
+    direct.deliver(SEALED, route, RUN, None)
+    assert receiver.mailbox == [route.token]
+    assert LinkFolder(receiver.store).take(route.token) == SEALED
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sender": str(STRANGER)},
+        {"purpose": "virtual-data"},
+        {"token": "f" * 32},
+        {"permit": "0" * 64},
+    ],
+    ids=["sender", "purpose", "token", "permit"],
+)
+def test_what_the_server_did_not_permit_is_refused(receiver, links_of, refusals, changes):
+    route = route_to(links_of(receiver), **changes)
+    with pytest.raises(LinkError, match="the server has not permitted it"):
+        direct.deliver(SEALED, route, RUN, None)
+    assert "Mailbox: refused a parcel from node" in refusals.text
+    assert receiver.mailbox == []
+
+
+def test_a_parcel_for_another_node_or_run_is_refused(receiver, links_of, refusals):
+    route = route_to(links_of(receiver))
+    with pytest.raises(LinkError, match="no mailbox for that run and receiver"):
+        direct.deliver(SEALED, route.model_copy(update={"receiver": str(STRANGER)}), RUN, None)
+    with pytest.raises(LinkError, match="no mailbox for that run and receiver"):
+        direct.deliver(SEALED, route, RUN + 1, None)
+    assert refusals.text.count("no mailbox for that run and receiver") == 2
+
+
+def test_a_token_brings_one_parcel(receiver, links_of, refusals):
+    route = route_to(links_of(receiver))
+    direct.deliver(SEALED, route, RUN, None)
+    with pytest.raises(LinkError, match="token is spent"):
+        direct.deliver(b"another", route, RUN, None)
+    assert "token is spent" in refusals.text
+    assert LinkFolder(receiver.store).take(route.token) == SEALED
+
+
+def test_a_parcel_over_the_limit_is_refused_before_it_is_sent(listening, links_of, refusals):
+    receiver = listening(RECEIVER, largest=2999)
+    with pytest.raises(LinkError, match="3000 bytes are more than the 2999 allowed"):
+        direct.deliver(SEALED, route_to(links_of(receiver)), RUN, None)
+    assert "more than the 2999 allowed" in refusals.text
+
+
+@pytest.mark.parametrize(
+    ("chunks", "said"),
+    [
+        ([SEALED[:1000]], "not of the 3000 bytes"),
+        ([], "not of the 3000 bytes"),
+        ([SEALED, b"more"], "not of the 3000 bytes"),
+        ([SEALED[:-1] + bytes([SEALED[-1] ^ 1])], "checksum differs"),
+    ],
+    ids=["truncated", "nothing", "too much", "changed"],
+)
+def test_what_is_not_as_announced_leaves_nothing(receiver, links_of, refusals, chunks, said):
+    route = route_to(links_of(receiver))
+    with pytest.raises(grpc.RpcError, match=said):
+        call(route.address, [header_of(route), *(Part(chunk=chunk) for chunk in chunks)])
+    assert said in refusals.text
+    assert receiver.mailbox == []
+    direct.deliver(SEALED, route, RUN, None)  # the token is not spent by that
+    assert receiver.mailbox == [route.token]
+
+
+def test_a_stream_that_breaks_off_leaves_nothing(receiver, links_of):
+    route = route_to(links_of(receiver))
+
+    def breaking_off():
+        yield header_of(route)
+        yield Part(chunk=SEALED[:1000])
+        wait_until(lambda: receiver.mailbox)  # it has begun to write
+        raise ConnectionError
+
+    with pytest.raises(grpc.RpcError):
+        call(route.address, breaking_off())
+    wait_until(lambda: not receiver.mailbox)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [[], [Part()], [Part(header=Header())], [Part(chunk=SEALED)]],
+    ids=["nothing", "an empty part", "an empty header", "a chunk"],
+)
+def test_a_malformed_header_is_refused(receiver, first, refusals):
+    with pytest.raises(grpc.RpcError, match="header is malformed"):
+        call(receiver.node_config["peer-address"], first)
+    assert "header is malformed" in refusals.text
+
+
+def test_what_is_no_message_of_ours_is_refused(receiver, refusals):
+    """gRPC answers for us; the line in the log comes a moment later."""
+    with grpc.insecure_channel(receiver.node_config["peer-address"]) as channel:
+        raw = channel.stream_unary("/flwr_distill.Mailbox/Deliver")
+        with pytest.raises(grpc.RpcError, match="deserializing"):
+            raw(iter([b"\xff" * 100]), timeout=5)
+    wait_until(lambda: "header is malformed" in refusals.text)
+
+
+@pytest.mark.parametrize("changes", [{"token": "../../x"}, {"receiver": "../.."}, {"sender": "é"}])
+def test_a_header_cannot_name_files_elsewhere(receiver, links_of, refusals, changes):
+    route = route_to(links_of(receiver))
+    with pytest.raises(grpc.RpcError, match="header is malformed"):
+        call(route.address, [header_of(route, **changes), Part(chunk=SEALED)])
+    assert "header is malformed" in refusals.text
+    assert receiver.mailbox == []
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("no certificate", "PEER_DID_NOT_RETURN_A_CERTIFICATE"),
+        ("no TLS", "WRONG_VERSION_NUMBER"),
+        ("other authority", "CERTIFICATE_VERIFY_FAILED"),
+    ],
+)
+def test_a_peer_without_the_federations_certificate_is_refused(
+    mailbox_process, links_of, authority, other_authority, case, said
+):
+    """By gRPC itself, whose line is in the log of the node."""
+    receiver, log_file = mailbox_process(RECEIVER, **authority.issue("receiver"))
+    route = route_to(links_of(receiver))
+    stranger = Credentials.of(other_authority.issue("stranger"))
+    ours = Credentials.of(authority.issue("sender"))
+    credentials = {
+        "no certificate": Credentials(ours.authority, None, None),
+        "no TLS": None,
+        "other authority": Credentials(ours.authority, stranger.certificate, stranger.key),
+    }[case]
+    with pytest.raises(LinkError, match="no transfer to"):
+        direct.deliver(SEALED, route, RUN, credentials)
+    wait_until(lambda: said in log_file.read_text())
+    assert "Handshake failed" in log_file.read_text()
+    assert receiver.mailbox == []
+    direct.deliver(SEALED, route, RUN, ours)
+    assert receiver.mailbox == [route.token]
+
+
+def test_a_mailbox_without_the_federations_certificate_gets_nothing(
+    listening, links_of, authority, other_authority
+):
+    receiver = listening(RECEIVER, **other_authority.issue("receiver"))
+    ours = Credentials.of(authority.issue("sender"))
+    with pytest.raises(LinkError, match="no transfer to"):
+        direct.deliver(SEALED, route_to(links_of(receiver)), RUN, ours)
+    assert receiver.mailbox == []
+
+
+def test_an_address_that_answers_nothing_is_given_up(receiver, links_of, monkeypatch):
+    monkeypatch.setattr(direct, "_OPTIONS", [("grpc.min_reconnect_backoff_ms", 300)])
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        begin = time.monotonic()
+        with pytest.raises(LinkError, match="no transfer to"):
+            direct.deliver(SEALED, route_to(links_of(receiver), address=address), RUN, None)
+        assert time.monotonic() - begin < 5
+
+
+def test_what_nobody_took_expires_and_the_rest_stays(receiver, links_of):
+    old, fresh = (route_to(links_of(receiver)) for _ in range(2))
+    folder = receiver.store.folder / "links"
+    for route in (old, fresh):
+        direct.deliver(SEALED, route, RUN, None)
+    (folder / "mailbox" / ".begun").write_bytes(b"left by a mailbox that was killed")
+    for name in (old.token, ".begun"):
+        os.utime(folder / "mailbox" / name, (time.time() - 100, time.time() - 100))
+    remove_expired(receiver.state_dir, expiry=50)
+    assert receiver.mailbox == [fresh.token]
+    assert (folder / "key").exists()
+
+
+def test_a_port_that_is_taken_is_an_error_with_the_settings_name(receiver, party):
+    introduce(receiver)
+    address = receiver.node_config["peer-address"]
+    with pytest.raises(LinkError, match=f"peer-address={address}: the mailbox cannot listen"):
+        start_server(Mailbox(party(STRANGER).state_dir), address, None)

@@ -1,0 +1,52 @@
+"""A node's files, and how a run that goes on takes them up."""
+
+import pytest
+
+from links.store import NodeStore
+
+
+@pytest.fixture
+def store(tmp_path):
+    return NodeStore.open(tmp_path, 1, 7)
+
+
+def test_what_is_written_is_read_and_the_rest_is_not_there(store):
+    store.write("a", b"1")
+    store.write("a", b"2")
+    assert (store.read("a"), store.read("b"), store.names()) == (b"2", None, ["a"])
+
+
+def test_of_a_blob_of_rounds_the_last_is_read_and_the_one_before_stays(store):
+    for server_round in (2, 9, 10):
+        store.at(server_round).write("a", str(server_round).encode())
+    assert store.read("a") == b"10"
+    assert store.names() == ["a@000009", "a@000010"]
+
+
+def test_a_run_that_goes_on_takes_up_the_state_of_its_round(store, tmp_path):
+    store.write("plain", b"p")
+    for server_round in (4, 5):
+        store.at(server_round).write("a", str(server_round).encode())
+    (store.folder / "links").mkdir()
+    (store.folder / "links" / "key").write_bytes(b"secret")
+    after = NodeStore.open(tmp_path, 2, 8)
+    assert after.take_over("1", "7", 4) == 2
+    assert (after.read("plain"), after.read("a")) == (b"p", b"4")
+    assert store.read("a") == b"5"  # as it was
+    assert after.origin == store
+    assert not (after.folder / "links").exists()
+    after.at(5).write("a", b"other")
+    assert (after.read("a"), store.read("a")) == (b"other", b"5")
+
+
+def test_a_node_without_files_of_that_run_begins_anew(store):
+    assert store.take_over("99", "7", 4) == 0
+
+
+def test_runs_that_go_on_from_one_another_have_one_origin(store, tmp_path):
+    store.write("a", b"1")
+    second, third, fourth = (NodeStore.open(tmp_path, run_id, 9) for run_id in (2, 3, 4))
+    second.take_over("1", "7", 0)
+    third.take_over("1", "7", 0)  # the second died before it left a checkpoint
+    fourth.take_over("3", "9", 0)
+    assert [each.at(5).origin for each in (store, second, third, fourth)] == [store] * 4

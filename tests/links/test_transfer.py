@@ -1,0 +1,249 @@
+"""Sending and receiving, by relay and directly: what is wrong is refused, with the reason."""
+
+import logging
+import os
+import stat
+
+import pytest
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from flwr.app import ConfigRecord
+
+from links import LinkError, receive, send
+from links import transfer as module
+from links.transfer import introduce
+from task.settings import SettingsError
+
+from .conftest import RECEIVER, RUN, SENDER, STRANGER
+
+PAYLOAD = bytes(range(256)) * 10
+
+
+@pytest.fixture(params=["relay", "direct"])
+def ends(request, party, listening, authority):
+    """A sender and a receiver with certificates, and the kind of link between them."""
+    sender = party(SENDER, **authority.issue("sender"))
+    receiver = listening(RECEIVER, **authority.issue("receiver"))
+    return sender, receiver, request.param
+
+
+def delivered(links, sender, receiver, payload=PAYLOAD, purpose="models"):
+    route = links.route(sender.node_id, receiver.node_id, purpose)
+    return links.forward(route, send(sender, route, payload))
+
+
+def test_what_is_sent_arrives_and_the_server_sees_none_of_it(ends, links_of):
+    sender, receiver, kind = ends
+    links = links_of(sender, receiver, mode=kind)
+    route = links.route(SENDER, RECEIVER, "models")
+    parcel = send(sender, route, PAYLOAD)
+    assert (parcel["link"], parcel["num-bytes"]) == (kind, len(PAYLOAD) + 28)
+    assert len(parcel["payload"]) == (len(PAYLOAD) + 28 if kind == "relay" else 0)
+    assert PAYLOAD[:32] not in parcel["payload"]
+    delivery = links.forward(route, parcel)
+    assert receive(receiver, delivery, "models") == PAYLOAD
+    assert receiver.mailbox == []
+
+
+def test_several_chunks_arrive_as_one(listening, party, links_of):
+    sender, receiver = party(SENDER), listening(RECEIVER, largest=2**23)
+    payload = os.urandom(3 * 2**20 + 5)
+    delivery = delivered(links_of(sender, receiver, mode="direct"), sender, receiver, payload)
+    assert receive(receiver, delivery, "models") == payload
+
+
+def test_a_replayed_parcel_is_refused(ends, links_of):
+    sender, receiver, kind = ends
+    delivery = delivered(links_of(sender, receiver, mode=kind), sender, receiver)
+    receive(receiver, delivery, "models")
+    with pytest.raises(LinkError, match="token is spent"):
+        receive(receiver, delivery, "models")
+
+
+def test_a_spent_token_brings_no_second_parcel(ends, links_of):
+    sender, receiver, kind = ends
+    links = links_of(sender, receiver, mode=kind)
+    route = links.route(SENDER, RECEIVER, "models")
+    receive(receiver, links.forward(route, send(sender, route, PAYLOAD)), "models")
+    with pytest.raises(LinkError, match="token is spent"):
+        receive(receiver, links.forward(route, send(sender, route, b"another")), "models")
+    assert receiver.mailbox == []
+
+
+def test_a_parcel_of_another_purpose_is_refused(ends, links_of):
+    sender, receiver, kind = ends
+    links = links_of(sender, receiver, mode=kind)
+    delivery = delivered(links, sender, receiver)
+    with pytest.raises(LinkError, match="is models, not virtual-data"):
+        receive(receiver, delivery, "virtual-data")
+    delivery["purpose"] = "virtual-data"  # by the server
+    with pytest.raises(LinkError, match="does not open"):
+        receive(receiver, delivery, "virtual-data")
+
+
+def test_a_parcel_handed_to_the_wrong_node_is_refused(ends, links_of, party, authority):
+    sender, receiver, kind = ends
+    stranger = party(STRANGER, **authority.issue("stranger"))
+    links = links_of(sender, receiver, stranger, mode=kind)
+    delivery = delivered(links, sender, receiver)
+    with pytest.raises(LinkError, match=f"is for node {RECEIVER}"):
+        receive(stranger, delivery, "models")
+    delivery["receiver"] = str(STRANGER)  # by the server
+    with pytest.raises(LinkError, match=r"does not open|not in the mailbox"):
+        receive(stranger, delivery, "models")
+
+
+def test_a_parcel_of_another_run_is_refused(party, links_of):
+    sender, receiver = party(SENDER), party(RECEIVER)
+    delivery = delivered(links_of(sender, receiver), sender, receiver)
+    later = party(RECEIVER, run_id=RUN + 1)
+    with pytest.raises(LinkError, match="does not open"):
+        receive(later, delivery, "models")
+
+
+def test_a_parcel_changed_by_one_bit_is_refused(ends, links_of):
+    sender, receiver, kind = ends
+    delivery = delivered(links_of(sender, receiver, mode=kind), sender, receiver)
+    if kind == "relay":
+        payload = bytearray(delivery["payload"])
+        payload[len(payload) // 2] ^= 1
+        delivery["payload"] = bytes(payload)
+    else:
+        (token,) = receiver.mailbox
+        path = receiver.store.folder / "links" / "mailbox" / token
+        sealed = bytearray(path.read_bytes())
+        sealed[len(sealed) // 2] ^= 1
+        path.write_bytes(sealed)
+    with pytest.raises(LinkError, match="does not open"):
+        receive(receiver, delivery, "models")
+
+
+def test_a_sender_that_the_server_made_up_is_refused(ends, links_of, party, authority):
+    sender, receiver, _ = ends
+    forger = party(STRANGER, **authority.issue("stranger"))
+    links = links_of(sender, receiver, forger, mode="relay")
+    delivery = delivered(links, forger, receiver)
+    genuine = delivered(links, sender, receiver)
+    for key in ("sender", "peer-key", "peer-certificate", "peer-signature"):
+        delivery[key] = genuine[key]
+    with pytest.raises(LinkError, match="does not open"):
+        receive(receiver, delivery, "models")
+
+
+def test_a_parcel_over_the_limit_is_neither_sent_nor_opened(party, links_of, monkeypatch):
+    sender, receiver = party(SENDER), party(RECEIVER)
+    links = links_of(sender, receiver)
+    delivery = delivered(links, sender, receiver)
+    monkeypatch.setattr(module, "LARGEST_PARCEL", len(PAYLOAD))
+    with pytest.raises(LinkError, match="more than the 2560 allowed"):
+        delivered(links, sender, receiver)
+    with pytest.raises(LinkError, match="more than the 2560 allowed"):
+        receive(receiver, delivery, "models")
+
+
+def test_a_parcel_that_never_came_is_missed(ends, links_of):
+    sender, receiver, _ = ends
+    links = links_of(sender, receiver, mode="direct")
+    delivery = delivered(links, sender, receiver)
+    (receiver.store.folder / "links" / "mailbox" / receiver.mailbox[0]).unlink()
+    with pytest.raises(LinkError, match="not in the mailbox"):
+        receive(receiver, delivery, "models")
+
+
+@pytest.mark.parametrize("change", [{"token": "../../x"}, {"peer-key": b"short"}, {"more": 1}])
+def test_a_malformed_record_is_refused_on_both_sides(party, links_of, change):
+    sender, receiver = party(SENDER), party(RECEIVER)
+    links = links_of(sender, receiver)
+    route = ConfigRecord({**links.route(SENDER, RECEIVER, "models"), **change})
+    with pytest.raises(LinkError, match=r"route: "):
+        send(sender, route, PAYLOAD)
+    delivery = ConfigRecord({**delivered(links, sender, receiver), **change})
+    with pytest.raises(LinkError, match=r"delivery: "):
+        receive(receiver, delivery, "models")
+    with pytest.raises(LinkError, match=r"delivery: "):
+        receive(receiver, ConfigRecord(), "models")
+
+
+def test_a_route_serves_its_own_sender_only(party, links_of):
+    sender, receiver, stranger = party(SENDER), party(RECEIVER), party(STRANGER)
+    route = links_of(sender, receiver).route(SENDER, RECEIVER, "models")
+    with pytest.raises(LinkError, match=f"the route is for node {SENDER}"):
+        send(stranger, route, PAYLOAD)
+
+
+def test_auto_falls_back_to_the_relay_and_says_why(party, links_of, caplog, monkeypatch):
+    sender, receiver = party(SENDER), party(RECEIVER)
+    receiver.node_config["peer-address"] = "127.0.0.1:9"  # nobody listens there
+    links = links_of(sender, receiver)
+    caplog.set_level(logging.WARNING, "flwr")
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    delivery = delivered(links, sender, receiver)
+    assert delivery["link"] == "relay"
+    assert "hence by relay: no transfer to 127.0.0.1:9" in caplog.text
+    assert receive(receiver, delivery, "models") == PAYLOAD
+    with pytest.raises(LinkError, match="no transfer"):
+        delivered(links_of(sender, receiver, mode="direct"), sender, receiver)
+
+
+def test_auto_goes_by_relay_where_the_mailbox_refuses(party, listening, links_of):
+    sender, receiver = party(SENDER), listening(RECEIVER, largest=100)
+    delivery = delivered(links_of(sender, receiver), sender, receiver)
+    assert delivery["link"] == "relay"
+    assert receive(receiver, delivery, "models") == PAYLOAD
+
+
+def test_direct_links_need_an_address(party, links_of):
+    links = links_of(party(SENDER), party(RECEIVER), mode="direct")
+    with pytest.raises(SettingsError, match=r"has no address .* --peer-address"):
+        links.route(SENDER, RECEIVER, "models")
+
+
+def test_another_machine_is_sent_to_directly_only_with_a_certificate(party, links_of):
+    sender, receiver = party(SENDER), party(RECEIVER)
+    receiver.node_config["peer-address"] = "192.0.2.1:9000"
+    with pytest.raises(LinkError, match="no certificate"):
+        delivered(links_of(sender, receiver, mode="direct"), sender, receiver)
+
+
+def test_a_key_that_the_server_swapped_is_refused(party, links_of, authority):
+    sender = party(SENDER, **authority.issue("sender"))
+    receiver = party(RECEIVER, **authority.issue("receiver"))
+    stranger = party(STRANGER, **authority.issue("stranger"))
+    links = links_of(sender, receiver, stranger)
+    theirs = links.route(SENDER, STRANGER, "models")
+    swapped = ConfigRecord({**links.route(SENDER, RECEIVER, "models")})
+    swapped["peer-key"] = theirs["peer-key"]
+    with pytest.raises(LinkError, match=r"not vouched for .* wrong signature"):
+        send(sender, swapped, PAYLOAD)
+    for key in ("peer-certificate", "peer-signature"):  # a node's, but not for this receiver
+        swapped[key] = theirs[key]
+    with pytest.raises(LinkError, match=r"not vouched for .* wrong signature"):
+        send(sender, swapped, PAYLOAD)
+
+
+@pytest.mark.parametrize("case", ["none", "other authority", "server's", "unused", "expired"])
+def test_a_key_without_a_nodes_certificate_is_refused(
+    party, links_of, authority, other_authority, case
+):
+    sender = party(SENDER, **authority.issue("sender"))
+    certificate = {
+        "none": lambda: {},
+        "other authority": lambda: other_authority.issue("receiver"),
+        "server's": lambda: authority.issue("superlink", [ExtendedKeyUsageOID.SERVER_AUTH]),
+        "unused": lambda: authority.issue("plain", []),
+        "expired": lambda: authority.issue("old", days=-1),
+    }[case]()
+    receiver = party(RECEIVER, **certificate)
+    with pytest.raises(LinkError, match="not vouched for"):
+        delivered(links_of(sender, receiver), sender, receiver)
+
+
+def test_secrets_are_this_users_only_and_last(party, listening):
+    node = listening(RECEIVER)
+    first = introduce(node)
+    for name in ("key", "permit-key"):
+        path = node.store.folder / "links" / name
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert path.read_bytes() not in (first["public-key"],)
+    assert introduce(node) == first
+    assert "permit-key" in first
+    assert introduce(party(SENDER))["permit-key"] == b""

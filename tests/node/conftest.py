@@ -1,0 +1,223 @@
+"""A tiny Flower app without torch, a federation of our nodes to run it on, and certificates."""
+
+import datetime
+import ipaddress
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from fleet.local_federation import LocalFederation
+from fleet.submission import RunOutcome
+from node.supervisor import status_file
+
+PYPROJECT = """
+[project]
+name = "tiny-app"
+version = "1.0.0"
+description = "A test's app"
+license = "Apache-2.0"
+[tool.flwr.app]
+publisher = "tests"
+[tool.flwr.app.components]
+serverapp = "tiny.server:app"
+clientapp = "tiny.client:app"
+[tool.flwr.app.config]
+phases = 2
+do = ""
+nodes = 1
+timeout = 60.0
+"""
+
+CLIENT = """
+import os, time
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+GREETING = "hello"
+app = ClientApp()
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    do = message.content["config"]["do"]
+    mine = context.node_config["partition-id"] == 0
+    if do == "raise" and mine:
+        raise ValueError("as asked")
+    if do == "exit" and mine:
+        os._exit(3)
+    if do == "nothing" and mine:
+        return None
+    if do == "sleep":
+        time.sleep(8)
+    counted = context.state.metric_records.get("count", MetricRecord({"n": 0}))["n"] + 1
+    context.state["count"] = MetricRecord({"n": counted})
+    told = ConfigRecord({"pid": os.getpid(), "greeting": GREETING, "count": counted,
+                         "threads": os.environ["OMP_NUM_THREADS"],
+                         "node-config": str(dict(context.node_config))})
+    return Message(RecordDict({"told": told}), reply_to=message)
+"""
+
+SERVER = """
+import json, time
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+
+app = ServerApp()
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config = context.run_config
+    todo = config["do"].split()
+    for phase in range(config["phases"]):
+        while len(nodes := sorted(grid.get_node_ids())) < config["nodes"]:
+            time.sleep(0.1)
+        print("BEGIN", phase, flush=True)
+        start = time.monotonic()
+        do = todo[phase] if phase < len(todo) else "work"
+        content = RecordDict({"config": ConfigRecord({"do": do})})
+        waiting = dict(zip(grid.push_messages(
+            [Message(content, dst_node_id=node, message_type="train") for node in nodes]
+        ), nodes))
+        replies = {}
+        while waiting and time.monotonic() - start < config["timeout"]:
+            for reply in grid.pull_messages(list(waiting)):
+                node = waiting.pop(reply.metadata.reply_to_message_id)
+                told = ({"error": reply.error.code, "reason": reply.error.reason}
+                        if reply.has_error() else dict(reply.content["told"]))
+                replies[node] = told | {"after": time.monotonic() - start}
+            time.sleep(0.02)
+        print("PHASE", json.dumps(replies), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the tiny app's ServerApp says of one node's reply, `after` so many seconds."""
+
+    after: float
+    told: dict[str, Any]
+
+    @property
+    def error(self) -> int:
+        return int(self.told.get("error", 0))
+
+
+def phases(outcome: RunOutcome) -> list[dict[str, Reply]]:
+    """The replies of each phase, by Flower's node id."""
+    found = [match[1] for line in outcome.lines if (match := re.match(r"PHASE (.*)", line))]
+    return [
+        {node: Reply(told.pop("after"), told) for node, told in json.loads(text).items()}
+        for text in found
+    ]
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """The tiny app on a federation."""
+
+    federation: LocalFederation
+    app_dir: Path
+
+    def run(
+        self, config: Mapping[str, Any], on_line: Callable[[str], None] | None = None
+    ) -> list[dict[str, Reply]]:
+        outcome = self.federation.run(self.app_dir, config, on_line=on_line, timeout=150)
+        assert outcome.completed, "\n".join(outcome.lines)
+        return phases(outcome)
+
+    def status(self, index: int) -> dict[str, Any]:
+        """What a node says of itself: process ids and so on."""
+        status: dict[str, Any] = json.loads(
+            status_file(self.federation.nodes[index].state_dir).read_text()
+        )
+        return status
+
+
+@pytest.fixture(scope="session")
+def tiny_app(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of the tiny app."""
+    app_dir = tmp_path_factory.mktemp("tiny-app")
+    write_tiny_app(app_dir)
+    return app_dir
+
+
+def write_tiny_app(app_dir: Path, greeting: str = "hello") -> None:
+    (app_dir / "tiny").mkdir(exist_ok=True)
+    (app_dir / "pyproject.toml").write_text(PYPROJECT)
+    (app_dir / "tiny" / "__init__.py").write_text("")
+    (app_dir / "tiny" / "client.py").write_text(CLIENT.replace('"hello"', repr(greeting)))
+    (app_dir / "tiny" / "server.py").write_text(SERVER)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory, tiny_app: Path) -> Iterator[Tiny]:
+    """Two of our nodes, without torch, for all tests of a session."""
+    federation = LocalFederation(
+        2,
+        tmp_path_factory.mktemp("federation"),
+        node_settings={"sector": 7, "preload": []},
+    )
+    with federation:
+        yield Tiny(federation, tiny_app)
+
+
+@pytest.fixture(scope="session")
+def rewrite_tiny_app() -> Callable[..., None]:
+    """Write the tiny app again, with another greeting."""
+    return write_tiny_app
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """PEM files: an authority, and the certificate and key that it vouches for on loopback."""
+
+    authority: Path
+    server: Path
+    key: Path
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Certificates for servers on this machine."""
+    folder = tmp_path_factory.mktemp("certificates")
+    files = Certificates(folder / "ca.crt", folder / "server.crt", folder / "server.key")
+    ca_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a test's authority")])
+    server_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    loopback = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+
+    def builder(subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(ca_name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(start)
+            .not_valid_after(start + datetime.timedelta(days=30))
+        )
+
+    authority = builder(ca_name, ca_key).add_extension(x509.BasicConstraints(True, None), True)
+    server = builder(server_name, server_key).add_extension(
+        x509.SubjectAlternativeName([loopback, x509.DNSName("localhost")]), False
+    )
+    for file, unsigned in ((files.authority, authority), (files.server, server)):
+        signed = unsigned.sign(ca_key, hashes.SHA256())
+        file.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    files.key.write_bytes(
+        server_key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return files

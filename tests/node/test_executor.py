@@ -1,0 +1,294 @@
+"""The executor at work for a real ClientAppIo API, in this process, with and without TLS."""
+
+import hashlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.constant import ErrorCode
+from flwr.supercore.constant import TaskType
+from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.run import Run
+from flwr.supernode.nodestate import NodeStateFactory
+from flwr.supernode.start_client_internal import _insert_message, run_clientappio_api_grpc
+
+pytestmark = pytest.mark.faults
+
+NODE_ID = 5
+
+
+class SuperNode:
+    """The executor's side of a SuperNode: its state and its API, without a SuperLink."""
+
+    def __init__(self, certificates: Any = None) -> None:
+        objects = ObjectStoreFactory()
+        states = NodeStateFactory(objects)
+        self.state: Any = states.state()
+        self.objects: Any = objects.store()
+        self.state.set_node_id(NODE_ID)
+        self._server = run_clientappio_api_grpc(
+            address="127.0.0.1:0",
+            state_factory=states,
+            objectstore_factory=objects,
+            certificates=certificates
+            and (
+                certificates.authority.read_bytes(),
+                certificates.server.read_bytes(),
+                certificates.key.read_bytes(),
+            ),
+            superexec_auth_secret=None,
+        )
+        self.address = str(self._server.bound_address)
+
+    def close(self) -> None:
+        self._server.stop(None)
+
+    def submit(self, app_dir: Path, run_id: int = 1) -> None:
+        """Make a run of an app known."""
+        content = build_fab_from_disk(app_dir)
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        run = Run.create_empty(run_id)
+        run.fab_id, run.fab_version, run.fab_hash = "tests/tiny-app", "1.0.0", fab.hash_str
+        run.series_id = run_id
+        node_config: dict[str, bool | float | int | str] = {"partition-id": 0}
+        context = Context(run_id, NODE_ID, node_config, RecordDict(), {}, run.series_id)
+        self.state.store_fab(fab)
+        self.state.store_run(run)
+        self.state.set_run_series_context(run.series_id, context)
+
+    def send(
+        self, do: str = "", *, run_id: int = 1, payload: bytes = b"", ttl: float | None = None
+    ) -> None:
+        """Put a message for the app, as if it had come from a SuperLink."""
+        config = ConfigRecord({"do": do, "payload": payload})
+        message = Message(RecordDict({"config": config}), NODE_ID, "train", ttl=ttl)
+        message.metadata.__dict__["_run_id"] = run_id
+        self.state.create_task(
+            task_type=TaskType.CLIENT_APP,
+            run_id=run_id,
+            fab_hash=self.state.get_run(run_id).fab_hash,
+        )
+        _insert_message(message, self.state, self.objects)
+
+    def reply(self, seconds: float = 60.0) -> Message:
+        """Wait for the app's reply."""
+        deadline = time.monotonic() + seconds
+        while not (replies := self.state.get_messages(is_reply=True)):
+            assert time.monotonic() < deadline, "no reply came"
+            time.sleep(0.02)
+        header: Message = replies[0]
+        if header.has_error():
+            return header
+        tree = self.objects.get_object_tree(header.metadata.message_id)
+        contents: dict[str, bytes] = {}
+        pending = [tree]
+        while pending:
+            node = pending.pop()
+            pending += node.children
+            while not (content := self.objects.get(node.object_id)):
+                assert time.monotonic() < deadline, "the reply's objects did not come"
+                time.sleep(0.02)
+            contents[node.object_id] = content
+        reply = inflate_object_from_contents(tree.object_id, contents)
+        assert isinstance(reply, Message)
+        return reply
+
+
+@contextmanager
+def running_executor(
+    node: SuperNode, home: Path, *arguments: str
+) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-P", "-m", "node.executor"),
+            *("--appio-address", node.address),
+            *arguments,
+        ],
+        env={**os.environ, "FLWR_HOME": str(home), "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def node() -> Iterator[SuperNode]:
+    supernode = SuperNode()
+    yield supernode
+    supernode.close()
+
+
+def told(reply: Message) -> dict[str, Any]:
+    assert not reply.has_error(), reply.error
+    return dict(reply.content.config_records["told"])
+
+
+def test_tasks_are_served_over_tls_and_a_large_message_passes(
+    certificates: Any, tiny_app: Path, tmp_path: Path
+) -> None:
+    node = SuperNode(certificates)
+    node.submit(tiny_app)
+    with running_executor(node, tmp_path, "--root-certificates", str(certificates.authority)):
+        node.send(payload=b"x" * 30_000_000)
+        first = told(node.reply())
+        node.send()
+        assert told(node.reply())["pid"] == first["pid"]
+    node.close()
+
+
+def test_an_idle_child_gives_its_memory_back_by_making_room_for_a_fresh_one(
+    node: SuperNode, tiny_app: Path, tmp_path: Path
+) -> None:
+    node.submit(tiny_app)
+    with running_executor(node, tmp_path, "--release-after", "1"):
+        node.send()
+        before = told(node.reply())
+        wait_until_gone(before["pid"])
+        node.send()
+        after = told(node.reply())
+    assert after["pid"] != before["pid"]
+    assert after["count"] == before["count"] + 1  # the context lives in the SuperNode
+
+
+def test_a_child_killed_while_idle_is_replaced(
+    node: SuperNode, tiny_app: Path, tmp_path: Path
+) -> None:
+    node.submit(tiny_app)
+    with running_executor(node, tmp_path):
+        node.send()
+        before = told(node.reply())["pid"]
+        time.sleep(1.0)  # until it is idle: its last note comes after the reply
+        os.kill(before, signal.SIGKILL)
+        node.send()
+        reply = node.reply()
+        if reply.has_error():  # the executor had not noticed yet
+            assert reply.error.code == ErrorCode.CLIENT_APP_CRASHED
+            node.send()
+            reply = node.reply()
+        assert told(reply)["pid"] != before
+
+
+def test_a_reply_that_nobody_waits_for_any_more_is_not_sent(
+    node: SuperNode, tiny_app: Path, tmp_path: Path
+) -> None:
+    node.submit(tiny_app)
+    with running_executor(node, tmp_path):
+        node.send("sleep", ttl=2.0)
+        reply = node.reply()
+    assert reply.has_error()
+    assert "is late after 2 s" in str(reply.error.reason)
+
+
+def test_a_reply_that_went_out_before_its_last_objects_came_is_no_failure(
+    node: SuperNode, tiny_app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the SuperLink has an object already: the SuperNode does not wait for it."""
+    node.submit(tiny_app)
+    with running_executor(node, tmp_path):
+        node.send()
+        first = told(node.reply())
+        preregister = node.objects.preregister
+        seen = []
+
+        def preregister_and_let_go(run_id: int, tree: Any) -> Any:
+            missing = preregister(run_id, tree)
+            seen.append(tree.object_id)
+            if len(seen) == 2:  # the message, then its reply
+                node.objects.delete(tree.object_id)
+            return missing
+
+        with monkeypatch.context() as patch:
+            patch.setattr(node.objects, "preregister", preregister_and_let_go)
+            node.send()
+            while not (replies := node.state.get_messages(is_reply=True)):
+                time.sleep(0.02)
+        assert seen[1:] == [replies[0].metadata.message_id]
+        node.send()
+        assert told(node.reply())["pid"] == first["pid"]
+
+
+def test_two_runs_of_different_apps_never_share_a_process(
+    node: SuperNode,
+    tiny_app: Path,
+    tmp_path: Path,
+    rewrite_tiny_app: Callable[..., None],
+) -> None:
+    other_app = tmp_path / "other"
+    other_app.mkdir()
+    rewrite_tiny_app(other_app, greeting="bonjour")
+    node.submit(tiny_app, run_id=1)
+    node.submit(other_app, run_id=2)
+    with running_executor(node, tmp_path):
+        replies = []
+        for run_id in (1, 2, 1):
+            node.send(run_id=run_id)
+            replies.append(told(node.reply()))
+    assert [reply["greeting"] for reply in replies] == ["hello", "bonjour", "hello"]
+    assert len({reply["pid"] for reply in replies}) == 3
+
+
+def test_an_app_may_bring_packages_that_are_called_as_ours(
+    node: SuperNode, tmp_path: Path, rewrite_tiny_app: Callable[..., None]
+) -> None:
+    app_dir = tmp_path / "app"
+    (app_dir / "client").mkdir(parents=True)
+    rewrite_tiny_app(app_dir)
+    (app_dir / "client" / "__init__.py").write_text('GREETING = "from the bundle"')
+    code = app_dir / "tiny" / "client.py"
+    code.write_text(code.read_text().replace("GREETING = 'hello'", "from client import GREETING"))
+    node.submit(app_dir)
+    with running_executor(node, tmp_path):
+        node.send()
+        assert told(node.reply())["greeting"] == "from the bundle"
+
+
+def test_a_task_whose_message_is_gone_ends_the_executor_for_it_cannot_be_answered(
+    node: SuperNode, tiny_app: Path, tmp_path: Path
+) -> None:
+    node.submit(tiny_app)
+    node.state.create_task(
+        task_type=TaskType.CLIENT_APP, run_id=1, fab_hash=node.state.get_run(1).fab_hash
+    )
+    with running_executor(node, tmp_path) as executor:
+        _, errors = executor.communicate(timeout=60)
+        assert executor.returncode == 1
+        assert "refused to serve a task" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--preload", "no_such_module"], r"preload=no_such_module: it cannot be imported"),
+        (["--device", "cuda:99"], r"device=cuda:99: \d+ CUDA devices are here"),
+    ],
+)
+def test_a_machine_that_cannot_do_the_work_is_told_from_one_that_can(
+    node: SuperNode, tmp_path: Path, arguments: list[str], reason: str
+) -> None:
+    with running_executor(node, tmp_path, *arguments) as executor:
+        _, errors = executor.communicate(timeout=60)
+        assert executor.returncode == 1
+        assert re.search(reason, errors)
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -1,0 +1,53 @@
+"""Prometheus can ask a node how it fares, if the node is told to answer."""
+
+import socket
+import urllib.request
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from fleet.local_federation import free_ports
+from node.metrics import NodeMetrics, serve_metrics
+from node.settings import NodeError, load_settings
+
+
+def told(status):
+    registry = CollectorRegistry()
+    registry.register(NodeMetrics(status))
+    lines = generate_latest(registry).decode().splitlines()
+    return dict(line.split() for line in lines if not line.startswith("#"))
+
+
+def test_a_node_tells_whether_it_is_online_and_warm_as_it_is_now():
+    status = {"starts": 0}
+    assert told(status) == {
+        "flwr_distill_node_online": "0.0",
+        "flwr_distill_node_ready": "0.0",
+        "flwr_distill_node_starts_total": "0.0",
+    }
+    status |= {"starts": 2, "online": 17}
+    assert told(status) == {
+        "flwr_distill_node_online": "1.0",
+        "flwr_distill_node_ready": "0.0",
+        "flwr_distill_node_starts_total": "2.0",
+    }
+
+
+def test_a_node_answers_at_the_port_it_is_told():
+    (port,) = free_ports(1)
+    serve_metrics({"starts": 1}, port)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        assert b"flwr_distill_node_starts_total 1.0" in answer.read()
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(NodeError, match=f"metrics-port={port}: .*in use"):
+            serve_metrics({"starts": 1}, port)
+
+
+@pytest.mark.parametrize("port", [0, 65536])
+def test_a_port_that_is_none_is_refused(port):
+    with pytest.raises(NodeError, match=f"metrics-port={port}"):
+        load_settings(None, {"metrics_port": port})

@@ -1,0 +1,74 @@
+"""Processes end with the one that started them, and with all that they started."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from node.processes import start_bound, stop
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from client.processes import start_bound
+child = start_bound([sys.executable, "-c", "import time; time.sleep(60)"])
+Path(sys.argv[1]).write_text(str(child.pid))
+time.sleep(60)
+"""
+
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def wait_for(condition: object, seconds: float = 10.0) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_process_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(told)])
+    wait_for(lambda: told.exists() and told.read_text())
+    child = int(told.read_text())
+    time.sleep(0.5)  # the child binds itself to its parent first
+    assert not ended(child)
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    wait_for(lambda: ended(child))
+
+
+def test_what_ignores_sigterm_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    process = start_bound([sys.executable, "-c", STUBBORN], log=log)
+    wait_for(lambda: log.read_text().strip())
+    grandchild = int(log.read_text())
+    stop([process], grace=0.5)
+    assert process.returncode == -signal.SIGKILL
+    wait_for(lambda: ended(grandchild))
+
+
+def test_processes_that_obey_end_together_and_not_one_after_the_other() -> None:
+    nap = "import time; time.sleep(60)"
+    processes = [start_bound([sys.executable, "-c", nap]) for _ in range(3)]
+    time.sleep(0.5)
+    start = time.monotonic()
+    stop(processes)
+    assert time.monotonic() - start < 5
+    assert [process.returncode for process in processes] == [-signal.SIGTERM] * 3

@@ -1,0 +1,117 @@
+"""A node's settings: where they come from, and what is said of wrong ones."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.settings import NodeError, load_settings
+
+
+def test_options_come_before_the_file_and_the_file_before_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "node.yaml"
+    file.write_text("superlink: far:9092\npartition-id: 3\nnum-partitions: 5\nthreads: 2\n")
+    settings = load_settings(file, {"partition_id": 4, "threads": None})
+    assert settings.superlink == "far:9092"
+    assert settings.partition_id == 4
+    assert settings.threads == 2
+    assert settings.device == "auto"
+
+
+def test_apps_see_the_agreed_keys_and_what_the_user_adds(tmp_path: Path) -> None:
+    settings = load_settings(
+        None,
+        {
+            "partition_id": 1,
+            "num_partitions": 2,
+            "data": tmp_path,
+            "state_dir": tmp_path / "state",
+            "sector": 4,
+            "node_config": {"site": "lab"},
+        },
+    )
+    assert settings.app_config == {
+        "partition-id": 1,
+        "num-partitions": 2,
+        "device": "auto",
+        "data": str(tmp_path),
+        "state-dir": str(tmp_path / "state"),
+        "sector": 4,
+        "site": "lab",
+    }
+
+
+def test_a_node_with_a_data_set_of_its_own_needs_no_number_of_partitions() -> None:
+    settings = load_settings(None, {"dataset": "usps", "partition_id": 3})
+    told = settings.app_config
+    assert (told["dataset"], told["partition-id"]) == ("usps", 3)
+    assert "num-partitions" not in told
+
+
+def test_apps_see_the_peer_address_and_what_proves_the_node(tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("ca.crt", "node.crt", "node.key")}
+    for file in files.values():
+        file.touch()
+    settings = load_settings(
+        None,
+        {
+            "root_certificates": files["ca.crt"],
+            "peer_address": "node7:9200",
+            "peer_certificate": files["node.crt"],
+            "peer_key": files["node.key"],
+        },
+    )
+    told = {k: v for k, v in settings.app_config.items() if k.startswith("peer-")}
+    assert told == {
+        "peer-address": "node7:9200",
+        "peer-authority": str(files["ca.crt"]),
+        "peer-certificate": str(files["node.crt"]),
+        "peer-key": str(files["node.key"]),
+    }
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9200", "localhost:9200", "[::1]:9200"])
+def test_an_address_on_loopback_needs_no_certificate(address: str) -> None:
+    assert load_settings(None, {"peer_address": address}).app_config["peer-address"] == address
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"peer_address": "node7:9200"}, "peer-address=node7:9200 is reached from other machines"),
+        ({"peer_address": "0.0.0.0:9200"}, "is reached from other machines"),
+        ({"peer_address": "node7"}, "peer-address=node7"),
+        ({"peer_key": __file__}, "peer-certificate and peer-key need each other"),
+        ({"peer_certificate": __file__, "peer_key": __file__}, "needs root-certificates"),
+        ({"node_config": {"peer-key": "x"}}, "peer-key is an option of its own"),
+        ({"partition_id": 2, "num_partitions": 2}, "partition-id=2 must be below num-partitions=2"),
+        ({"partition_id": 2}, "partition-id=2 needs num-partitions"),
+        ({"num_partitions": 2}, "num-partitions=2 needs partition-id"),
+        ({"device": "gpu"}, "device=gpu"),
+        ({"data": "/nowhere/at/all"}, "/nowhere/at/all does not exist"),
+        ({"insecure": True, "root_certificates": __file__}, "exclude each other"),
+        ({"insecure": True, "auth_key": __file__}, "auth-key needs TLS"),
+        ({"node_config": {"device": "cpu"}}, "device is an option of its own"),
+        ({"node_config": {"sector": 1}}, "sector is an option of its own"),
+        ({"node_config": {"dataset": "usps"}}, "dataset is an option of its own"),
+        ({"data": __file__, "dataset": "usps"}, "data and dataset=usps exclude each other"),
+        ({"sector": -1}, "sector=-1"),
+        ({"threads": 0}, "threads=0"),
+        ({"superlnk": "x"}, "superlnk=x: there is no such setting (there are superlink, "),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_value_in_one_line(
+    given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(NodeError) as error:
+        load_settings(None, given)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["- a\n- b\n", "a: [b\n", "just text"])
+def test_a_file_that_holds_no_settings_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "node.yaml"
+    file.write_text(content)
+    with pytest.raises(NodeError, match=r"node\.yaml"):
+        load_settings(file, {})

@@ -1,0 +1,122 @@
+"""A run's model in other formats, and its card."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord
+from onnx.reference import ReferenceEvaluator
+from safetensors.torch import load_file
+
+from server.export.card import model_card
+from server.export.model import ExportError, _checked, export_model, run_to_export
+from server.page import read_run
+from server.record.checkpoint import Checkpoint, save_checkpoint
+from task.models import create_model
+from task.settings import TaskSettings
+from task.source import data_spec
+
+INPUTS = torch.randn(7, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def run(finished_run):
+    return read_run(finished_run())
+
+
+@pytest.fixture
+def logits(run):
+    model = create_model("auto", data_spec(TaskSettings()))
+    model.load_state_dict(load_file(run.folder / "model.safetensors"))
+    with torch.no_grad():
+        return model.eval()(INPUTS).numpy()
+
+
+@pytest.fixture
+def checkpoint_of(run):
+    """Leave a checkpoint of a round, with a model of its own; give its weights."""
+
+    def leave(number, folder=None):
+        weights = create_model("auto", data_spec(TaskSettings()), seed=number).state_dict()
+        left = Checkpoint(1, number, {}, {}, ArrayRecord(weights), {}, {})
+        save_checkpoint(folder or run.folder, left)
+        return weights
+
+    return leave
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.load:DeprecationWarning")
+def test_torchscript_gives_the_models_logits(run, logits, tmp_path):
+    program = torch.jit.load(export_model(run, "torchscript", tmp_path / "out"))
+    assert np.allclose(program(INPUTS).detach().numpy(), logits, atol=1e-6)
+
+
+def test_onnx_gives_the_models_logits(run, logits, tmp_path):
+    session = ReferenceEvaluator(str(export_model(run, "onnx", tmp_path)))
+    (found,) = session.run(["logits"], {"inputs": INPUTS.numpy()})
+    assert np.allclose(found, logits, atol=1e-5)
+
+
+def test_safetensors_are_the_weights_by_name(run, tmp_path):
+    found = load_file(export_model(run, "safetensors", tmp_path))
+    model = create_model("auto", data_spec(TaskSettings()))
+    model.load_state_dict(found)
+
+
+def test_a_program_that_gives_other_logits_is_not_kept(run, tmp_path):
+    file = export_model(run, "onnx", tmp_path)
+    other = create_model("auto", data_spec(TaskSettings()), seed=9).eval()
+    with pytest.raises(ExportError, match=r"differs from .*export as safetensors"):
+        _checked(other, INPUTS, "onnx", file)
+    assert not file.exists()
+
+
+def test_a_run_that_kept_no_model_has_none_to_export(run):
+    (run.folder / "model.safetensors").unlink()
+    with pytest.raises(ExportError, match=r"no model of that round .rounds kept: ..."):
+        run_to_export(run)
+
+
+def test_of_an_unfinished_run_the_last_checkpoint_is_exported(run, checkpoint_of, tmp_path):
+    (run.folder / "model.safetensors").unlink()
+    weights = checkpoint_of(1)
+    found = run_to_export(run)
+    exported = load_file(export_model(found, "safetensors", tmp_path))
+    assert all(torch.equal(exported[name], weight) for name, weight in weights.items())
+    assert "`m.pt` is the global model after round 1" in model_card(found, "m.pt")
+    assert "- 50.0 % on the server's test samples" in model_card(found, "m.pt")
+
+
+def test_the_best_rounds_model_can_be_exported(finished_run, checkpoint_of, tmp_path):
+    run = read_run(finished_run("102", accuracies=(0.1, 0.95, 0.9)))
+    with pytest.raises(ExportError, match=r"rounds kept: .2."):
+        run_to_export(run, best_round=True)
+    weights = checkpoint_of(1, run.folder)
+    found = run_to_export(run, best_round=True)
+    exported = load_file(export_model(found, "safetensors", tmp_path))
+    assert all(torch.equal(exported[name], weight) for name, weight in weights.items())
+    assert run_to_export(run).rows[-1]["round"] == 2
+
+
+def test_the_card_tells_data_accuracy_privacy_settings_and_versions(run):
+    card = model_card(run, "model.onnx")
+    for said in (
+        "`model.onnx` is the global model after round 2",
+        "float32 (n, 1, 8, 8), pixels in [0, 1] less a mean of 0.3054, divided by 0.376",
+        "- 90.0 % on the server's test samples, loss 0.100",
+        "- By class: 0: 90.0 %.",
+        "without differential privacy",
+        "`strategy = 'fedhead'`",
+        f"- torch {torch.__version__.partition('+')[0]}",
+    ):
+        assert said in card
+
+
+def test_the_card_says_how_near_virtual_images_came_and_that_raw_data_were_shared(finished_run):
+    folder = finished_run(strategy="hfldd", hfldd__share_raw_data=True)
+    with (folder / "journal.jsonl").open("a") as file:
+        file.write('{"round": 1, "nodes": {"7": {"highest-cosine": 0.75}}}\n')
+        file.write('{"round": 1, "nodes": {"8": {"highest-cosine": 0.5}}}\n')
+    card = model_card(read_run(folder), "model.pt")
+    assert "2 nodes sent virtual images to other nodes" in card
+    assert "cosine of 0.750" in card
+    assert "RAW DATA" in card

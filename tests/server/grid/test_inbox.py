@@ -1,0 +1,193 @@
+"""Replies that come through a SuperLink: Flower's own, in this process."""
+
+import time
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
+
+from server.grid import inbox as inbox_module
+from server.grid.inbox import LOOKS, open_inbox
+from server.grid.metered import MeteredGrid
+
+PARTS = 10
+"""Objects of a reply: three arrays of a chunk each, two records, what holds them, the message."""
+
+
+def model(seed=0):
+    rng = np.random.default_rng(seed)
+    return ArrayRecord([rng.standard_normal(1000) for _ in range(3)])
+
+
+def trained(seed):
+    return lambda message: RecordDict(
+        {"arrays": model(seed), "metrics": MetricRecord({"num-examples": seed})}
+    )
+
+
+def silent(message):
+    return None
+
+
+def messages_to(nodes):
+    record = RecordDict({"arrays": model(), "config": ConfigRecord({"lr": 0.1})})
+    return [Message(record, node, "train") for node in nodes]
+
+
+def inbox_of(link):
+    messages = messages_to(link.ids)
+    return open_inbox(
+        link.grid, dict(zip(link.grid.push_messages(messages), messages, strict=True))
+    )
+
+
+def ask(link, deadline=5.0):
+    grid = MeteredGrid(link.grid, deadline=deadline)
+    grid.order = {node: place for place, node in enumerate(link.ids)}
+    return grid, grid.send_and_receive(messages_to(link.ids))
+
+
+def test_replies_come_as_they_were_sent_and_leave_nothing_in_the_superlink(superlink):
+    link = superlink(trained(1), trained(2), lambda message: Error(2, "as asked"))
+    grid, replies = ask(link)
+    assert [reply.metadata.src_node_id for reply in replies] == link.ids
+    for seed, reply in enumerate(replies[:2], start=1):
+        assert reply.content["metrics"]["num-examples"] == seed
+        for found, expected in zip(
+            reply.content["arrays"].values(), model(seed).values(), strict=True
+        ):
+            np.testing.assert_array_equal(found.numpy(), expected.numpy())
+    assert (replies[2].error.code, replies[2].error.reason) == (2, "as asked")
+    assert link.parts[link.ids[0]] == PARTS
+    assert len(link.store) == 0
+    sent = sum(record.count_bytes() for record in trained(1)(None).values())
+    assert grid.ledger.by_phase()["train"]["node->server"] == 2 * sent
+
+
+@pytest.mark.parametrize("sent", [0, 1, PARTS // 2, PARTS - 1])
+def test_a_reply_that_is_broken_off_holds_up_neither_the_others_nor_the_deadline(superlink, sent):
+    link = superlink(trained(1), trained(2), trained(3))
+    link.sends[link.ids[0]] = sent
+    begin = time.monotonic()
+    _, replies = ask(link, deadline=0.5)
+    assert 0.5 <= time.monotonic() - begin < 2.5
+    assert [reply.metadata.src_node_id for reply in replies] == link.ids[1:]
+    assert len(link.store) == 0
+
+
+def test_a_reply_whose_last_part_overtook_another_is_not_taken_for_whole(superlink):
+    link = superlink(trained(1), trained(2))
+    link.lost_parts = {0}
+    _, replies = ask(link, deadline=0.5)
+    assert replies == []
+    assert len(link.store) == 0
+
+
+def test_a_reply_that_comes_piece_by_piece_is_taken_once_it_is_whole(superlink):
+    link = superlink(trained(1), trained(2))
+    slow = link.ids[0]
+    link.sends[slow] = 0
+    inbox = inbox_of(link)
+    begin, end = time.monotonic(), time.monotonic() + 60
+    assert len(list(inbox.fetch(end))) == 1
+    for _ in range(PARTS):
+        assert list(inbox.fetch(end)) == []
+        link.push(slow, 1)
+    (reply,) = inbox.fetch(end)
+    assert reply.content["metrics"]["num-examples"] == 1
+    assert not inbox.waiting
+    assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize("node", [None, silent], ids=["fetched nothing", "never replied"])
+def test_a_node_that_the_superlink_takes_for_connected_ends_with_the_deadline(
+    superlink, node, caplog
+):
+    """As for a minute after it died; and its message, with the model in it, is dropped."""
+    link = superlink(trained(1), node)
+    begin = time.monotonic()
+    _, replies = ask(link, deadline=0.5)
+    assert 0.5 <= time.monotonic() - begin < 2.0
+    assert [reply.metadata.src_node_id for reply in replies] == link.ids[:1]
+    assert f"within 0 s: [{link.ids[1]}]" in caplog.text
+    assert len(link.store) == 0
+
+
+def test_a_lost_node_is_an_error_at_once_and_its_message_is_dropped(superlink):
+    link = superlink(trained(1), None)
+    lost = link.ids[1]
+    link.state.deactivate_node(lost)
+    begin = time.monotonic()
+    _, replies = ask(link, deadline=60.0)
+    assert time.monotonic() - begin < 5
+    assert [reply.has_error() for reply in replies] == [False, True]
+    assert replies[1].metadata.src_node_id == lost
+    assert len(link.store) == 0
+
+
+def test_a_node_that_is_lost_while_it_sends_is_an_error_as_soon_as_that_is_known(
+    superlink, monkeypatch
+):
+    monkeypatch.setattr(inbox_module, "ROLL_CALL", 0.2)
+    link = superlink(trained(1), trained(2))
+    slow, lost = link.ids
+    link.sends = {slow: 3, lost: 3}
+    inbox, end = inbox_of(link), time.monotonic() + 60
+    assert list(inbox.fetch(end)) == []
+    link.state.deactivate_node(lost)
+    time.sleep(0.3)
+    (reply,) = inbox.fetch(end)
+    assert (reply.metadata.src_node_id, reply.error.code) == (lost, ErrorCode.NODE_UNAVAILABLE)
+    link.push(slow, PARTS - 3)
+    (reply,) = inbox.fetch(end)
+    assert (reply.metadata.src_node_id, reply.has_content()) == (slow, True)
+    assert len(link.store) == 0
+
+
+def test_what_a_reply_answers_is_the_superlinks_word_and_not_the_senders(superlink):
+    link = superlink(trained(1), trained(2))
+    link.forge = lambda metadata: metadata.__dict__.update(
+        _src_node_id=link.ids[0], _reply_to_message_id="another", _message_type="evaluate"
+    )
+    _, replies = ask(link)
+    for seed, (node, reply) in enumerate(zip(link.ids, replies, strict=True), start=1):
+        assert reply.metadata.src_node_id == node
+        assert reply.metadata.message_type == "train"
+        assert reply.content["metrics"]["num-examples"] == seed
+
+
+def shape_of_words():
+    array = Array(np.zeros(3))
+    array.shape = ("three",)
+    record = ArrayRecord()
+    record["w"] = array
+    return RecordDict({"arrays": record})
+
+
+@pytest.mark.parametrize("content", [ArrayRecord(), shape_of_words()], ids=["records", "shape"])
+def test_a_reply_that_cannot_be_read_is_an_error_of_its_node_alone(superlink, content):
+    link = superlink(lambda message: content, trained(2))
+    _, replies = ask(link)
+    assert [reply.has_error() for reply in replies] == [True, False]
+    assert "Its reply cannot be read: Invalid arguments" in replies[0].error.reason
+    assert len(link.store) == 0
+
+
+def test_a_look_for_replies_costs_the_same_for_any_number_of_nodes(superlink):
+    count = 2 * LOOKS
+    link = superlink(*[trained(1)] * count)
+    link.sends = dict.fromkeys(link.ids, 0)
+    inbox = inbox_of(link)
+    end = time.monotonic() + 60
+    link.work()
+    for _ in range(2):
+        link.calls.clear()
+        assert list(inbox.fetch(end)) == []
+        assert link.calls.count("PullMessages") <= 1
+        assert LOOKS <= link.calls.count("PullObject") <= 2 * LOOKS
+    for node in link.ids:
+        link.push(node, PARTS)
+    found = [list(inbox.fetch(end)), list(inbox.fetch(end))]
+    assert [len(each) for each in found] == [LOOKS, LOOKS]
+    assert not inbox.waiting

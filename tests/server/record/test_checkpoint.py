@@ -1,0 +1,166 @@
+"""Checkpoints give back what they were given, and nothing else is taken for one."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+from safetensors.numpy import save_file
+
+from server.record.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+)
+from server.record.packing import PackingError, pack, renamed, unpack
+
+NODE = 2**64 - 1000
+
+keys = st.text(max_size=5) | st.integers(0, 2**64)
+some_arrays = st.sampled_from([np.float32, np.int64, np.uint8, np.bool_]).flatmap(
+    lambda dtype: arrays(dtype, array_shapes(min_dims=0, max_dims=3, max_side=3))
+)
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+    | st.binary(max_size=9)
+    | some_arrays
+)
+data = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+def assert_equal(found, wanted):
+    assert type(found) is type(wanted)
+    if isinstance(wanted, dict):
+        assert list(found) == list(wanted)  # order is part of a state
+        for key in wanted:
+            assert_equal(found[key], wanted[key])
+    elif isinstance(wanted, list):
+        assert len(found) == len(wanted)
+        for one, other in zip(found, wanted, strict=True):
+            assert_equal(one, other)
+    elif isinstance(wanted, np.ndarray):
+        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+        np.testing.assert_array_equal(found, wanted)
+    else:
+        assert found == wanted
+
+
+@given(data)
+def test_packing_by_way_of_json_changes_nothing(value):
+    put_aside = {}
+    packed = json.loads(json.dumps(pack(value, put_aside)))
+    assert_equal(unpack(packed, put_aside), value)
+
+
+def test_what_cannot_be_kept_is_named():
+    with pytest.raises(PackingError, match="/state/1 is a object, which is not kept"):
+        pack({"state": [1, object()]}, {})
+    with pytest.raises(PackingError, match="has a tuple as a key"):
+        pack({(1, 2): 3}, {})
+
+
+def test_tuples_and_sets_become_lists_and_tensors_arrays():
+    put_aside = {}
+    packed = pack({"a": (1, 2), "b": {3, 1}, "c": torch.ones(2), "d": np.int64(4)}, put_aside)
+    found = unpack(packed, put_aside)
+    assert (found["a"], found["b"], found["c"].tolist(), found["d"]) == ([1, 2], [1, 3], [1, 1], 4)
+
+
+def test_records_come_back_as_records():
+    put_aside = {}
+    record = ArrayRecord({"w": torch.arange(3.0)})
+    found = unpack(pack(record, put_aside), put_aside)
+    assert isinstance(found, ArrayRecord)
+    assert found["w"].numpy().tolist() == [0, 1, 2]
+
+
+def test_node_ids_are_renamed_wherever_they_stand_and_nothing_else_is():
+    state = {"places": {NODE: 0, NODE + 1: 1}, "away": [NODE + 1], "count": 1, "on": True}
+    names = {NODE: 5, NODE + 1: 6, 1: 99}
+    assert renamed(state, names) == {
+        "places": {5: 0, 6: 99},
+        "away": [6],
+        "count": 99,
+        "on": True,
+    }
+
+
+def checkpoint(server_round=3, **changed):
+    content = {
+        "run_id": 2**63 + 5,
+        "round": server_round,
+        "settings": {"train": {"lr": 0.1}},
+        "nodes": {NODE: "0"},
+        "arrays": ArrayRecord({"w": torch.arange(4.0)}),
+        "state": {"clusters": [{"nodes": [NODE]}], "m": {"w": np.ones(4)}},
+        "record": {"rows": []},
+    }
+    return Checkpoint(**{**content, **changed})
+
+
+def test_a_checkpoint_gives_back_the_run(tmp_path):
+    file = save_checkpoint(tmp_path, checkpoint())
+    found = load_checkpoint(file)
+    assert (found.run_id, found.round, found.nodes) == (2**63 + 5, 3, {NODE: "0"})
+    assert found.settings == {"train": {"lr": 0.1}}
+    assert found.arrays["w"].numpy().tolist() == [0, 1, 2, 3]
+    assert_equal(found.state, {"clusters": [{"nodes": [NODE]}], "m": {"w": np.ones(4)}})
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path):
+    files = [save_checkpoint(tmp_path / name, checkpoint()) for name in "ab"]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_half_written_checkpoint_is_none(tmp_path):
+    kept = save_checkpoint(tmp_path, checkpoint(3))
+    kept.with_name("round-000004.partial").write_bytes(kept.read_bytes()[:50])
+    assert checkpoints(tmp_path) == {3: kept}
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_only_the_last_and_the_best_stay(tmp_path, keep):
+    for server_round in range(6):
+        save_checkpoint(tmp_path, checkpoint(server_round), keep, best=min(server_round, 1))
+    kept = checkpoints(tmp_path)
+    assert list(kept) == [1, *range(6 - keep, 6)]
+    assert all(load_checkpoint(file).round == number for number, file in kept.items())
+
+
+def test_a_foreign_file_is_no_checkpoint(tmp_path):
+    model = tmp_path / "model.safetensors"
+    save_file({"w": np.ones(3)}, model)
+    with pytest.raises(CheckpointError, match="but no checkpoint of a run"):
+        load_checkpoint(model)
+
+
+def test_any_cut_or_changed_byte_is_noticed(tmp_path):
+    file = save_checkpoint(tmp_path, checkpoint())
+    content = file.read_bytes()
+    for place in range(0, len(content), 7):
+        for damaged in (content[:place], bytes([*content[:place], content[place] ^ 1])):
+            file.write_bytes(damaged + content[len(damaged) :] * (len(damaged) > place))
+            with pytest.raises(CheckpointError):
+                load_checkpoint(file)
+
+
+def test_another_format_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("server.record.checkpoint.FORMAT", 2)
+    file = save_checkpoint(tmp_path, checkpoint())
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match="format 2, this version reads format 1"):
+        load_checkpoint(file)

@@ -1,0 +1,90 @@
+"""The journal of a run."""
+
+import json
+import logging
+
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common import log
+
+from server.grid.metered import MeteredGrid
+from server.record.journal import Journal
+
+
+def lines(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def messages_to(nodes):
+    return [Message(RecordDict({"config": ConfigRecord()}), node, "train") for node in nodes]
+
+
+def test_a_phase_is_written_with_its_round_its_time_and_the_numbers_of_each_node(
+    memory_grid, tmp_path
+):
+    def says(**metrics):
+        return lambda message: RecordDict({"metrics": MetricRecord(metrics)})
+
+    def broken(message):
+        raise ValueError("no data")
+
+    journal = Journal(tmp_path / "run" / "journal.jsonl")
+    journal.round = 3
+    inner = memory_grid(
+        {1: says(loss=0.5, examples=7), 2: broken, 3: says(loss=float("nan"), all=[1.0, 2.0])}
+    )
+    MeteredGrid(inner, deadline=5, journal=journal).send_and_receive(messages_to([1, 2, 3]))
+    (line,) = lines(tmp_path / "run" / "journal.jsonl")
+    assert 0 <= line.pop("seconds") < 5
+    assert line == {
+        "round": 3,
+        "phase": "train",
+        "asked": 3,
+        "nodes": {"1": {"loss": 0.5, "examples": 7}, "3": {}},
+    }
+
+
+def test_warnings_are_written_inside_with_and_nothing_else_is(tmp_path):
+    log(logging.WARNING, "before")
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        log(logging.INFO, "all is well")
+        log(logging.WARNING, "Node %d failed", 7)
+        journal.round = 1
+        log(logging.ERROR, "worse")
+    log(logging.WARNING, "after")
+    assert lines(tmp_path / "journal.jsonl") == [
+        {"round": 0, "warning": "Node 7 failed"},
+        {"round": 1, "warning": "worse"},
+    ]
+
+
+def test_nodes_that_do_not_reply_leave_a_warning(memory_grid, tmp_path):
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        grid = MeteredGrid(memory_grid({1: lambda m: None}), deadline=0.1, journal=journal)
+        grid.send_and_receive(messages_to([1]))
+    phase, warning = sorted(lines(tmp_path / "journal.jsonl"), key=lambda line: "warning" in line)
+    assert phase["nodes"] == {}
+    assert "[1]" in warning["warning"]
+
+
+def test_the_mean_over_nodes_counts_each_node_the_same_and_holds_for_its_round(
+    memory_grid, tmp_path
+):
+    def says(**metrics):
+        return lambda message: RecordDict({"metrics": MetricRecord(metrics)})
+
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.round = 1
+    inner = memory_grid(
+        {
+            1: says(accuracy=0.5, examples=1000),
+            2: says(accuracy=0.75, examples=1),
+            3: says(accuracy=float("nan")),
+        }
+    )
+    assert journal.mean("train", "accuracy") is None
+    MeteredGrid(inner, deadline=5, journal=journal).send_and_receive(messages_to([1, 2, 3]))
+    assert journal.mean("train", "accuracy") == 0.625
+    assert journal.mean("train", "loss") is None
+    assert journal.mean("evaluate", "accuracy") is None
+    journal.round = 2
+    assert journal.mean("train", "accuracy") is None

@@ -1,0 +1,210 @@
+"""A run whose ServerApp dies goes on from its last checkpoint, as if nothing had been."""
+
+import json
+from itertools import count
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+from flwr.serverapp.strategy import FedAvg
+from safetensors.numpy import load_file
+
+from protocol.messages import TRAIN_VIRTUAL
+from server.app import main
+from server.record.checkpoint import CheckpointError, checkpoints
+from server.record.resume import Later, held
+from strategies.common.registry import BUILT_IN
+
+NODES = 4
+ROUNDS = 4
+QUICK = {
+    "num-rounds": ROUNDS,
+    "min-nodes": NODES,
+    "train.local-epochs": 1,
+    "partition.scheme": "dirichlet",
+    "partition.alpha": 0.5,
+    "fraction-evaluate": 0.5,
+    "hfldd.groups": 2,
+    "fedlgd.every": 2,
+}
+
+
+class Killed(BaseException):
+    """Stands in for SIGKILL of the ServerApp; real processes are killed in tests/faults."""
+
+
+@pytest.fixture
+def run(client_grid, little_distillation, tmp_path):
+    """Run our ServerApp with nodes in this process; give the run's folder."""
+    run_ids = count(1)  # as client_grid counts them
+
+    def run(strategy="fedavg", killed_in=None, nodes=None, **changed):
+        config = {**QUICK, **little_distillation, "strategy": strategy}
+        config["runs-dir"] = str(tmp_path / "runs")
+        config.update({key.replace("_", "-"): value for key, value in changed.items()})
+        run_id = next(run_ids)
+        grid = client_grid(NODES, config, **(nodes or {}))
+        trained = []
+
+        def killing(answer):
+            def answer_or_kill(message):
+                content = answer(message)
+                config = message.content.config_records.get("config", {})
+                if message.metadata.message_type in ("train", TRAIN_VIRTUAL):
+                    trained.append(config["server-round"])
+                if trained.count(killed_in) == 2:
+                    raise Killed
+                return content
+
+            return answer_or_kill
+
+        grid.nodes = {node: killing(answer) for node, answer in grid.nodes.items()}
+        main(grid, Context(run_id, 1, {}, RecordDict(), config))
+        return tmp_path / "runs" / str(run_id)
+
+    return run
+
+
+@pytest.fixture
+def killed(run, tmp_path):
+    """Run until the ServerApp is killed in round 3; give the run's folder."""
+
+    def killed(strategy="fedavg", **changed):
+        with pytest.raises(Killed):
+            run(strategy, killed_in=3, **changed)
+        return max((tmp_path / "runs").iterdir(), key=lambda folder: int(folder.name))
+
+    return killed
+
+
+def assert_same(resumed, whole):
+    models = [load_file(folder / "model.safetensors") for folder in (resumed, whole)]
+    for name, array in models[1].items():
+        np.testing.assert_array_equal(models[0][name], array, err_msg=name)
+    assert scores(resumed) == scores(whole)
+
+
+def scores(folder):
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(row["round"], row["accuracy"], row["loss"], row["node_accuracy"]) for row in rows]
+
+
+@pytest.mark.parametrize("strategy", [*BUILT_IN, "flwr.serverapp.strategy:FedAdam"])
+def test_a_resumed_run_ends_with_the_very_model_of_one_that_was_never_interrupted(
+    run, killed, strategy
+):
+    whole = run(strategy)
+    folder = killed(strategy)
+    run(strategy, resume=folder.name)
+    assert_same(folder, whole)
+
+
+def test_nodes_that_are_back_under_other_ids_go_on_with_what_they_kept(run, killed):
+    whole = run("hfldd")
+    killed("hfldd")
+    resumed = run("hfldd", resume="latest", nodes={"first_node": 2**63, "step": 7})
+    assert not resumed.exists()  # the folder of the first run goes on
+    assert_same(resumed.parent / "2", whole)
+
+
+def test_a_run_can_be_killed_and_resumed_again_and_again(run, killed):
+    whole = run("scaffold")
+    folder = killed("scaffold")
+    with pytest.raises(Killed):
+        run("scaffold", resume="latest", killed_in=4)
+    run("scaffold", resume="latest")
+    assert_same(folder, whole)
+
+
+def test_a_finished_run_goes_on_for_more_rounds(run):
+    whole = run(num_rounds=3)
+    shorter = run(num_rounds=2)
+    about = (shorter / "about.json").read_text()
+    run(num_rounds=3, resume=shorter.name)
+    assert_same(shorter, whole)
+    assert (shorter / "about.json").read_text() == about  # when it began, with whom
+
+
+def test_the_last_checkpoints_and_the_best_are_kept(run):
+    folder = run(num_rounds=3, keep_checkpoints=1)
+    best = max(scores(folder), key=lambda row: row[1])[0]
+    assert list(checkpoints(folder)) == sorted({best, 3})
+
+
+def test_another_setting_is_an_error_that_names_it(run, killed):
+    folder = killed()
+    before = sorted(file.read_bytes() for file in folder.iterdir() if file.is_file())
+    with pytest.raises(CheckpointError, match=r"train\.local-epochs = 1 then, 3 now"):
+        run(resume="latest", **{"train.local_epochs": 3})
+    with pytest.raises(CheckpointError, match="strategy = 'fedavg' then, 'cadis' now"):
+        run("cadis", resume="latest")
+    assert before == sorted(file.read_bytes() for file in folder.iterdir() if file.is_file())
+
+
+def test_a_run_that_is_over_or_unknown_is_never_begun_again(run):
+    with pytest.raises(CheckpointError, match=r"no run in .* has a checkpoint"):
+        run(resume="latest")
+    folder = run(num_rounds=1)
+    with pytest.raises(CheckpointError, match=r"is over: 1 rounds of 1 .raise num-rounds"):
+        run(num_rounds=1, resume=folder.name)
+    with pytest.raises(CheckpointError, match="resume = '999': no checkpoints in"):
+        run(resume="999")
+
+
+def test_a_damaged_checkpoint_is_an_error_that_names_the_file(run, killed):
+    last = checkpoints(killed())[2]
+    content = last.read_bytes()
+    last.write_bytes(content[:-100])
+    with pytest.raises(CheckpointError, match=r"round-000002.* cannot be read"):
+        run(resume="latest")
+    changed = bytearray(content)
+    changed[-5] ^= 1
+    last.write_bytes(bytes(changed))
+    with pytest.raises(CheckpointError, match=r"round-000002.* was changed"):
+        run(resume="latest")
+    last.write_bytes((last.parent.parent / "settings.json").read_bytes())
+    with pytest.raises(CheckpointError, match=r"round-000002.* cannot be read"):
+        run(resume="latest")
+
+
+def test_a_run_that_still_goes_on_is_not_resumed(run, killed):
+    folder = killed()
+    with held(folder), pytest.raises(CheckpointError, match="still goes on in another process"):
+        run(resume="latest")
+
+
+def test_a_run_that_was_broken_off_leaves_topology_and_traffic(killed):
+    folder = killed("hfldd")
+    assert json.loads((folder / "topology.json").read_text())["heads"].keys() == {"1", "2"}
+    assert "train" in json.loads((folder / "traffic.json").read_text())["measured"]
+
+
+def test_rounds_of_a_resumed_run_stand_in_the_journal_once(run, killed):
+    whole = run()
+    folder = killed()
+    run(resume="latest")
+
+    def phases(of):
+        lines = map(json.loads, (of / "journal.jsonl").read_text().splitlines())
+        return [(line["round"], line["phase"]) for line in lines if line.get("phase") == "train"]
+
+    assert phases(folder) == phases(whole) == [(i, "train") for i in range(1, ROUNDS + 1)]
+
+
+def test_bytes_of_both_parts_are_booked(run, killed):
+    whole = run()
+    folder = killed()
+    run(resume="latest")
+    train = [
+        json.loads((f / "traffic.json").read_text())["measured"]["train"] for f in (folder, whole)
+    ]
+    assert train[0] == train[1]
+
+
+def test_a_strategy_with_a_loop_of_its_own_cannot_be_resumed():
+    class Own(FedAvg):
+        def start(self, *args, **kwargs):
+            return super().start(*args, **kwargs)
+
+    with pytest.raises(CheckpointError, match="Own has a loop of its own"):
+        Later(Own(), 3)
