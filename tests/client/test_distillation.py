@@ -3,10 +3,10 @@
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from protocol.requests import Distillation
 
 from client import distillation
 from client.distillation import distilled
+from protocol.hfldd import Distillation
 
 NUM_NODES = 12
 RUN_CONFIG = {"partition.scheme": "pathological", "partition.classes": 1}

@@ -10,7 +10,6 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from protocol.requests import ModelContrast
 from torch import nn
 from torch.nn import functional
 
@@ -22,6 +21,7 @@ from client.session import Session
 from client.terms import Proximal
 from client.training import label_knowledge, train_round
 from links.store import NodeStore
+from protocol.moon import MOONSettings
 from task.datasets import DataSpec, Samples, load_dataset
 from task.models import create_model
 from task.settings import SettingsError, TrainSettings
@@ -203,7 +203,7 @@ def test_a_term_of_each_sample_is_clipped_with_the_cross_entropy(private, sample
     """MOON: its gradient, however large its weight, stays within the clip."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.Linear(5, 3))
     context = Context(1, 5, {"partition-id": 0, "num-partitions": 9}, RecordDict(), {})
-    moon = ModelContrastive(Session.of(context), model, ModelContrast(mu=1e6, temperature=0.5))
+    moon = ModelContrastive(Session.of(context), model, MOONSettings(mu=1e6, temperature=0.5))
     for p in model.parameters():
         p.data += 0.1
     before = nn.utils.parameters_to_vector(model.parameters()).clone()

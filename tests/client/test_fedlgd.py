@@ -6,7 +6,6 @@ import hashlib
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, RecordDict
-from protocol.requests import VirtualTraining
 from torch import nn
 from torch.nn import functional
 
@@ -15,6 +14,7 @@ from client.fedlgd import global_samples, joined, loss_gradient, virtual_samples
 from client.session import Session
 from distill.errors import VirtualDataError
 from distill.virtual_data import VirtualData
+from protocol.fedlgd import VirtualTraining
 from task.datasets import Samples
 from task.models import create_model
 

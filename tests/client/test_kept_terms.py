@@ -1,4 +1,4 @@
-"""What terms keep on a node: FedDyn's gradient, SCAFFOLD's c_i, MOON's previous model."""
+"""What terms keep on a node: FedDyn's gradient, SCAFFOLD's c_i, MODEL_CONTRAST's previous model."""
 
 import logging
 
@@ -9,7 +9,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from client.app import app
 from client.session import Session
 from client.terms.kept import keep, kept
-from protocol.messages import CONTROL_VARIATE, DYNAMIC, MOON
+from protocol.feddyn import DYNAMIC
+from protocol.moon import MODEL_CONTRAST
+from protocol.scaffold import CONTROL_VARIATE
 from task.datasets import load_dataset
 from task.models import create_model
 
@@ -17,7 +19,7 @@ MODEL = create_model("auto", load_dataset("digits").spec, seed=0)
 RECORDS = {
     "feddyn-gradient": (DYNAMIC, ConfigRecord({"alpha": 0.1})),
     "control-variate": (CONTROL_VARIATE, ArrayRecord()),
-    "moon-previous": (MOON, ConfigRecord({"mu": 1.0, "temperature": 0.5})),
+    "moon-previous": (MODEL_CONTRAST, ConfigRecord({"mu": 1.0, "temperature": 0.5})),
 }
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from protocol.requests import Distillation
 
 from distill import DistillError
 from distill.starts import start
+from protocol.hfldd import Distillation
 from server.settings import RunSettings
 from task.settings import SettingsError
 

@@ -19,14 +19,9 @@ import grpc
 import pytest
 
 from fleet.submission import RunError
-from protocol.messages import (
-    AGGREGATE_SECTOR,
-    DISTILL,
-    DISTILL_SECTOR,
-    NUM_PARCELS,
-    RECEIVE,
-    TRAIN_VIRTUAL,
-)
+from protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR
+from protocol.fedlgd import TRAIN_VIRTUAL
+from protocol.hfldd import DISTILL, NUM_PARCELS, RECEIVE
 
 
 class Fault(Enum):

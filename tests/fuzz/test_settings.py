@@ -4,9 +4,11 @@ from contextlib import suppress
 
 from hypothesis import given
 from hypothesis import strategies as st
-from protocol.requests import Distillation, EnsembleDistillation, GlobalData, VirtualTraining
 
 from links.records import Delivery, Introduction, Parcel, Route
+from protocol.ensemble import EnsembleDistillation
+from protocol.fedlgd import GlobalData, VirtualTraining
+from protocol.hfldd import Distillation
 from server.page.run_files import flat
 from server.settings import RunSettings
 from task.settings import SettingsError, TaskSettings, TrainSettings

@@ -14,7 +14,7 @@ from torch.nn import functional
 from client.session import Session
 from client.training import epoch_batches
 from protocol.arrays import as_record
-from protocol.messages import CONTROL_VARIATE
+from protocol.scaffold import CONTROL_VARIATE
 from strategies.common.checked import CheckedFedAvg
 from strategies.feddyn import FedDyn
 from strategies.fedfa import FedFA

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-from protocol.requests import EnsembleDistillation
 
 from distill.ensemble import distil_ensemble, teacher_probabilities
-from protocol.messages import AGGREGATE_SECTOR, DELIVERY, DISTILL_SECTOR, HAND_OUT
+from protocol.ensemble import EnsembleDistillation
+from protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR, HAND_OUT
+from protocol.messages import DELIVERY
 from strategies.feddf import FedDF
 from strategies.fedhead import FedHEAD
 from strategies.fedhead_plus import FedHEADPlus

@@ -5,9 +5,10 @@ import copy
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
-from protocol.requests import EnsembleDistillation
 
-from protocol.messages import AGGREGATE_SECTOR, DELIVERY, DISTILL_SECTOR, HAND_IN
+from protocol.ensemble import EnsembleDistillation
+from protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR, HAND_IN
+from protocol.messages import DELIVERY
 from strategies.common.topology import Cluster
 from strategies.fedhead import FedHEAD
 from strategies.fedhead_plus import FedHEADPlus

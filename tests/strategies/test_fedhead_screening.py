@@ -5,11 +5,11 @@ import logging
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
-from protocol.requests import EnsembleDistillation
 from safetensors.numpy import load, save
 
 import client.fedhead
-from protocol.messages import DISTILL_SECTOR
+from protocol.ensemble import EnsembleDistillation
+from protocol.fedhead import DISTILL_SECTOR
 from server.grid.screening import ScreeningGrid
 from server.record.journal import Journal
 from strategies.fedhead import FedHEAD

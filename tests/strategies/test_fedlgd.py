@@ -15,7 +15,7 @@ from distill.distribution_matching import distill_dm
 from distill.gradient_matching import match_gradient
 from distill.virtual_data import VirtualData
 from links.store import NodeStore
-from protocol.messages import GLOBAL_DATA, GRADIENT, VIRTUAL
+from protocol.fedlgd import GLOBAL_DATA, GRADIENT, VIRTUAL
 from strategies.fedlgd import FedLGD
 from task.datasets import load_dataset
 from task.models import create_model

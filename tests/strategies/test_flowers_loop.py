@@ -5,8 +5,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
-from protocol.requests import Distillation, EnsembleDistillation
 
+from protocol.ensemble import EnsembleDistillation
+from protocol.hfldd import Distillation
 from strategies.cadis import CADIS
 from strategies.fedhead import FedHEAD
 from strategies.fedlgd import FedLGD

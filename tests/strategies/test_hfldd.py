@@ -5,9 +5,8 @@ import json
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from protocol.requests import Distillation
 
-from protocol.messages import DISTILL, LABEL_KNOWLEDGE, RECEIVE
+from protocol.hfldd import DISTILL, LABEL_KNOWLEDGE, RECEIVE, Distillation
 from strategies.hfldd import HFLDD
 from task.datasets import load_dataset
 from task.models import create_model

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
-from protocol.requests import Distillation
 
 from distill import VirtualData
-from protocol.messages import DISTILL, LABEL_KNOWLEDGE, NUM_PARCELS
+from protocol.hfldd import DISTILL, LABEL_KNOWLEDGE, NUM_PARCELS, Distillation
 from strategies.common.retries import Retries
 from strategies.hfldd import HFLDD
 from task.datasets import load_dataset

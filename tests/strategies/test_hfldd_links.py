@@ -3,13 +3,13 @@
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
-from protocol.requests import Distillation
 
 from client.hfldd import pooled_samples
 from client.session import Session
 from distill import VirtualData
 from links.mailbox import Mailbox, start_server
-from protocol.messages import DESCRIBE, DISTILL, RECEIVE
+from protocol.hfldd import DISTILL, RECEIVE, Distillation
+from protocol.meeting import DESCRIBE
 from server.grid.ledger import DIRECT, RELAYED
 from server.grid.metered import MeteredGrid
 from strategies.hfldd import HFLDD

@@ -21,7 +21,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import client.fedhead
 from client.app import app as ours
-from protocol.messages import ARRAYS, CONFIG, LEADS, SERVER_ROUND
+from protocol.fedhead import LEADS
+from protocol.messages import ARRAYS, CONFIG, SERVER_ROUND
 
 FOLDER = Path(os.environ["FAULTS"])
 

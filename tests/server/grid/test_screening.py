@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDic
 from flwr.serverapp.strategy import FedAvg, FedMedian, FedProx, FedTrimmedAvg, Krum
 
 from protocol.arrays import as_record
-from protocol.messages import CONTROL_VARIATE
+from protocol.scaffold import CONTROL_VARIATE
 from server.app import main
 from server.grid.screening import ScreeningGrid
 from server.record.journal import Journal

@@ -9,7 +9,7 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from safetensors.numpy import load_file
 
-from protocol.messages import TRAIN_VIRTUAL
+from protocol.fedlgd import TRAIN_VIRTUAL
 from server.app import main
 from server.record.checkpoint import CheckpointError, checkpoints
 from server.record.resume import Later, held
