@@ -129,7 +129,7 @@ def finished_run(tmp_path):
     def fails(message):
         raise RuntimeError("out of <memory>")
 
-    def write(name="101", accuracies=(0.1, 0.5, 0.9), virtual=None, **run_config):
+    def write(name="101", accuracies=(0.1, 0.5, 0.9), artifacts=None, **run_config):
         config = {key.replace("__", ".").replace("_", "-"): v for key, v in run_config.items()}
         settings = RunSettings.from_run_config(
             {"strategy": "fedhead", "num-rounds": len(accuracies) - 1, **config}
@@ -139,32 +139,28 @@ def finished_run(tmp_path):
         names = {node: str(i) for i, node in enumerate(nodes)}
         held = [len(partition_samples(settings, i, 3)) for i in range(3)]
         trained_on = [n - int(settings.train.holdout * n) for n in held]
-        roster = Roster(names, dict(zip(nodes, trained_on, strict=True)))
+        roster = Roster(names=names, num_examples=dict(zip(nodes, trained_on, strict=True)))
         with Journal(folder / "journal.jsonl") as journal:
             inner = MemoryGrid({nodes[0]: numbers, nodes[1]: numbers, nodes[2]: fails})
             grid = MeteredGrid(inner, deadline=5, journal=journal)
             recorder = RunRecorder(folder, settings, grid.ledger, journal)
             recorder.write_json("about.json", about_run(spec, roster, recorder.started))
-            given = dict(enumerate(accuracies))
-            evaluate = recorder.recording(
-                lambda number, _: MetricRecord(
-                    {
-                        "accuracy": given[number],
-                        "loss": 1 - given[number],
-                        "class-accuracy": [given[number], float("nan")],
-                    }
-                ),
-                lambda: {**topology, "groups": []},
-            )
-            evaluate(0, arrays)
+
+            def end_round(number):
+                accuracy = accuracies[number]
+                metrics = {"accuracy": accuracy, "loss": 1 - accuracy}
+                metrics["class-accuracy"] = [accuracy, float("nan")]
+                recorder.record_round(number, MetricRecord(metrics), {**topology, "groups": []})
+
+            end_round(0)
             for number in range(1, len(accuracies)):
                 record = RecordDict({"arrays": arrays})
                 grid.send_and_receive([Message(record, node, "train") for node in nodes])
                 log(WARNING, "Node %d failed in train: %s", nodes[2], "out of <memory>")
                 topology["clusters"][0].update(head="2" if number % 2 else "0")
-                evaluate(number, arrays)
+                end_round(number)
         recorder.write_json("partition.json", class_counts(settings, spec, roster))
-        recorder.finish(arrays, {"fedavg (eq. 3)": 1e6}, virtual)
+        recorder.finish(arrays, {"fedavg (eq. 3)": 1e6}, artifacts)
         return folder
 
     return write

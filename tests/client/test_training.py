@@ -104,6 +104,64 @@ def test_a_round_runs_the_local_epochs_that_the_settings_ask_for(samples, model,
     assert train_round(model, samples, settings, generator()).loss < 0.7 * first.loss
 
 
+@pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0)])
+def test_weight_decay_pulls_every_step_towards_zero(samples, model, optimizer, momentum):
+    """Whole batches, so that each of the three epochs is one step, in whatever order."""
+    lr, decay = 0.05, 0.3
+    settings = TrainSettings(
+        optimizer=optimizer, lr=lr, momentum=momentum, weight_decay=decay, local_epochs=3,
+        batch_size=len(samples),
+    )  # fmt: skip
+    expected = copy.deepcopy(model)
+    first = [torch.zeros_like(p) for p in expected.parameters()]
+    second = [torch.zeros_like(p) for p in expected.parameters()]
+    for step in (1, 2, 3):
+        loss = functional.cross_entropy(expected(samples.inputs), samples.labels)
+        parameters = list(expected.parameters())
+        gradients = torch.autograd.grad(loss, parameters)
+        with torch.no_grad():
+            for i, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+                slope = gradient + decay * parameter
+                if optimizer == "sgd":
+                    first[i] = momentum * first[i] + slope
+                    parameter -= lr * first[i]
+                else:
+                    first[i] = 0.9 * first[i] + 0.1 * slope
+                    second[i] = 0.999 * second[i] + 0.001 * slope**2
+                    deviation = (second[i] / (1 - 0.999**step)).sqrt() + 1e-8
+                    parameter -= lr * first[i] / (1 - 0.9**step) / deviation
+    train_round(model, samples, settings, generator())
+    for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
+
+
+class Noting(nn.Module):
+    """Notes the minibatches that it is shown, as rows of pixels."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+        self.shown = []
+
+    def forward(self, inputs):
+        self.shown.append([tuple(row) for row in inputs.flatten(1).tolist()])
+        return self.model(inputs)
+
+
+def test_each_epoch_of_a_round_shows_every_sample_once_in_minibatches_of_its_own(samples, model):
+    noting = Noting(model)
+    train_round(noting, samples, TrainSettings(local_epochs=3, batch_size=9), generator())
+    assert [len(batch) for batch in noting.shown] == [9] * 15
+    epochs = [noting.shown[start : start + 5] for start in (0, 5, 10)]
+    everything = sorted(tuple(row) for row in samples.inputs.flatten(1).tolist())
+    for epoch in epochs:
+        assert sorted(row for batch in epoch for row in batch) == everything
+    drawn = {frozenset(batch) for epoch in epochs for batch in epoch}
+    assert len(drawn) == 15
+    in_order = [tuple(row) for row in samples.inputs[:9].flatten(1).tolist()]
+    assert epochs[0][0] != in_order
+
+
 def test_label_knowledge_is_a_distribution_over_classes_that_knows_the_own_class(samples, model):
     own = samples.subset(torch.arange(30))  # class 0 alone
     auxiliary = torch.randn(20, 1, 4, 4, generator=generator(2))

@@ -60,6 +60,22 @@ def test_progress_is_told_after_each_step(name: str) -> None:
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
+@pytest.mark.parametrize("name", ["kip", "dm", "gm"])
+def test_every_image_of_a_large_node_can_be_drawn_not_only_the_first_256(name: str) -> None:
+    """600 images a class, of which those from the 257th on are then others of the same range."""
+    images = torch.rand(1200, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    images[:2, 0, 0, 0] = torch.tensor([0.0, 1.0])
+    labels = torch.arange(1200) % 2
+    others = images.clone()
+    others[512:] = 1 - images[512:]
+    one, same, other = (
+        run(name, x, labels, init="noise") for x in (images, images.clone(), others)
+    )
+    assert torch.equal(one.begin, other.begin)
+    assert torch.equal(one.images, same.images)
+    assert not torch.equal(one.images, other.images)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "images",
@@ -148,5 +164,10 @@ def test_outside_distiller_is_found_by_module_and_name(monkeypatch: pytest.Monke
 
 
 def test_exports_are_exactly_what_all_says() -> None:
-    assert all(hasattr(distill, name) for name in distill.__all__)
+    public = {
+        name
+        for name, value in vars(distill).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    }
+    assert set(distill.__all__) == public
     assert distill.__all__ == sorted(distill.__all__, key=lambda s: (s.islower(), s))

@@ -136,3 +136,29 @@ def test_a_given_network_s_class_means_are_matched_from_given_images() -> None:
     assert all(p.grad is None for p in network.parameters())
     with pytest.raises(DistillError, match=r"begin must have shape \(6, 1, 8, 8\)"):
         distill_dm(images, labels, generator=torch.Generator(), **(asked | {"begin": begin[:4]}))
+
+
+def test_each_network_of_the_bank_is_matched_to_a_draw_of_its_own_of_at_most_256_images() -> None:
+    """Plain images of 400 levels: an augmentation changes their scale, but not their places."""
+    images = torch.arange(400.0)[:, None, None, None].expand(400, 1, 8, 8).contiguous() / 400
+    seen: list[Tensor] = []
+
+    def network(shown: Tensor) -> Tensor:
+        if not shown.requires_grad:
+            levels = shown.flatten(1).mean(1).sort().values
+            seen.append((levels - levels[0]) / (levels[-1] - levels[0]))
+        return shown.flatten(1)
+
+    distill_dm(
+        images,
+        torch.zeros(400).long(),
+        num_classes=2,
+        per_class=1,
+        steps=6,
+        bank=3,
+        network=network,
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert [len(levels) for levels in seen] == [256] * 3
+    for i, levels in enumerate(seen):
+        assert all(float((levels - other).abs().max()) > 0.01 for other in seen[:i])

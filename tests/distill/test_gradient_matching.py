@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from distill import DistillError, distiller
 from distill import gradient_matching as gm
-from distill.augmentation import draw_augmentation
+from distill.augmentation import Augmentation, draw_augmentation
 from distill.gradient_matching import (
     distill_gm,
     draw_weights,
@@ -73,15 +73,45 @@ def test_distance_ignores_length_and_one_dimensional_parameters(seed: int, scale
     assert float(gradient_distance(a, [-x for x in a])) == pytest.approx(18, rel=1e-5)
 
 
-def test_a_row_of_zeros_counts_one_and_has_no_slope() -> None:
-    a, b = torch.ones(3, 4), torch.ones(3, 4)
-    a[0], b[1] = 0, 0
+def test_a_row_of_zeros_counts_one_on_either_side_and_one_in_the_target_has_no_slope() -> None:
+    a, b = torch.ones(5, 4), torch.ones(5, 4)
+    a[0], b[1], b[2] = 0, 0, -1
+    a[3], b[3] = 0, 0
     a.requires_grad_()
-    distance = gradient_distance([a], [b])
-    assert float(distance.detach()) == pytest.approx(2, abs=1e-6)
+    for x, y in ((a, b), (b, a)):
+        distance = gradient_distance([x], [y])
+        assert float(distance.detach()) == pytest.approx(1 + 1 + 2 + 1 + 0, abs=1e-6)
     (slope,) = torch.autograd.grad(distance, a)
     assert bool(slope.isfinite().all())
-    assert float(slope[1].abs().max()) == 0
+    assert float(slope[[1, 3]].abs().max()) == 0
+
+
+def test_a_unit_that_is_dead_counts_one_and_moves_no_pixel() -> None:
+    """Its row of the gradient is zeros; the images become what they would without it."""
+    generator = torch.Generator().manual_seed(0)
+    small = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3))
+    large = nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.ReLU(), nn.Linear(6, 3))
+    with torch.no_grad():
+        for parameter in small.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        for big, own in zip(large.parameters(), small.parameters(), strict=True):
+            big.zero_()[tuple(slice(n) for n in own.shape)] = own
+        large[1].bias[5] = -100.0
+        large[3].weight[:, 5] = 1.0
+    labels = torch.arange(6) % 3
+    unseen, noise = (torch.randn(6, 1, 4, 4, generator=generator) for _ in range(2))
+    made: list[Tensor] = []
+    distances: list[list[float]] = [[], []]
+    for model, seen in zip((small, large), distances, strict=True):
+        target = cross_entropy_gradient(model, unseen, labels)
+
+        def note(step: int, steps: int, distance: float, seen: list[float] = seen) -> None:
+            seen.append(distance)
+
+        made.append(match_gradient(noise, labels, target, model, steps=5, progress=note))
+    assert not torch.equal(made[0], noise)
+    torch.testing.assert_close(made[1], made[0])
+    assert distances[1] == pytest.approx([1 + distance for distance in distances[0]], rel=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 12, 9), (1, 16, 16)])
@@ -246,6 +276,32 @@ def test_a_single_class_is_enough() -> None:
     )
     assert data.labels.tolist() == [1, 1, 1]
     assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
+
+
+def test_a_fresh_network_serves_ten_updates_and_is_trained_between_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    images, labels = stripes(20, torch.Generator().manual_seed(0))
+    filters: list[Tensor] = []
+
+    def noting(virtual: Tensor, real: list[Tensor], classes: list[int], weights: list[Tensor],
+               augments: list[Augmentation]) -> tuple[Tensor, Tensor]:  # fmt: skip
+        filters.append(weights[0].detach().clone().flatten())
+        return matching_step(virtual, real, classes, weights, augments)
+
+    monkeypatch.setattr(gm, "matching_step", noting)
+    generator = torch.Generator().manual_seed(1)
+    distill_gm(images, labels, num_classes=2, per_class=2, steps=25, generator=generator, width=16)
+    assert len(filters) == 25
+    for before, after, number in zip(filters, filters[1:], range(1, 25), strict=False):
+        alike = float(functional.cosine_similarity(before, after, dim=0))
+        if number % 10 == 0:
+            assert abs(alike) < 0.5
+        else:
+            assert 0.5 < alike < 1 - 1e-6
+    first, second, third = filters[0], filters[10], filters[20]
+    for one, other in ((first, second), (second, third), (first, third)):
+        assert abs(float(functional.cosine_similarity(one, other, dim=0))) < 0.5
 
 
 def test_found_by_name_and_the_same_generator_gives_the_same_result() -> None:

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from distill import DistillError, distill_kip
+from distill import DistillError, distill_kip, distiller
 from distill.kernels import inner_product_kernel, relu_ntk
-from distill.kip import kip_gradient
+from distill.kip import VARIANTS, kip_gradient
+from distill.many import distill_many
 
 
 def naive_ntk(x: Tensor, z: Tensor, depth: int, same: bool) -> Tensor:
@@ -142,3 +143,50 @@ def test_a_float32_step_agrees_with_eq_1_in_the_first_loss() -> None:
         depth=3,
     )
     assert losses[0] == pytest.approx(float(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_virtual_images_stay_within_the_pixel_values_of_their_own_node(name: str) -> None:
+    """Two nodes of one size, which share the steps, but not a range."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(30) % 3
+    nodes = [
+        low + (high - low) * torch.rand(30, 1, 8, 8, generator=generator)
+        for low, high in ((0.2, 0.7), (-3.0, -1.0))
+    ]
+    made = distill_many(
+        name,
+        [(images, labels) for images in nodes],
+        num_classes=4,
+        per_class=2,
+        steps=3,
+        init="noise",
+        generators=[torch.Generator().manual_seed(i) for i in range(2)],
+    )
+    for images, virtual in zip(nodes, made, strict=True):
+        assert virtual.begin.min() < images.min()
+        assert virtual.begin.max() > images.max()
+        assert float(virtual.images.min()) == float(images.min())
+        assert float(virtual.images.max()) == float(images.max())
+
+
+def test_learned_labels_move_a_hundredth_as_far_as_pixels() -> None:
+    """The first step of Adam is as long as its learning rate, whatever the slope."""
+    images, labels = blobs(torch.Generator().manual_seed(1))
+    made = distiller("kip-labels")(
+        images,
+        labels,
+        num_classes=4,
+        per_class=2,
+        steps=1,
+        generator=torch.Generator().manual_seed(2),
+    )
+    pixels = (made.images - made.begin).abs()
+    assert float(pixels.median()) == pytest.approx(0.1, rel=1e-3)
+    assert made.soft_labels is not None
+    torch.testing.assert_close(made.soft_labels.sum(1), torch.ones(6))
+    of_own, of_another = (
+        made.soft_labels[functional.one_hot(made.labels, 4).bool() == own] for own in (True, False)
+    )
+    assert float(of_own.min()) > 0.99
+    assert float(of_another.max()) == pytest.approx(0.001, rel=0.01)

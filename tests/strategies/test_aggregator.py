@@ -7,7 +7,7 @@ from flwr.serverapp.strategy import FedMedian, FedTrimmedAvg, Krum, Strategy
 
 from protocol.arrays import as_record
 from strategies.common.checked import RobustFedAvg
-from strategies.common.registry import BUILT_IN, create_strategy
+from strategies.common.registry import create_strategy
 from strategies.fedlgd import FedLGD
 from strategies.hfldd import HFLDD
 from strategies.moon import MOON

@@ -231,6 +231,26 @@ def test_two_rounds_equal_the_papers_steps_by_hand(client_grid, tmp_path, kind, 
         torch.testing.assert_close(value.double(), w[name], atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("kind", "by_hand"),
+    [(FedNova, fednova_by_hand), (FedDyn, feddyn_by_hand), (SCAFFOLD, scaffold_by_hand)],
+)
+def test_rounds_of_some_nodes_equal_the_papers_steps_by_hand(client_grid, tmp_path, kind, by_hand):
+    """Two nodes drawn of three train in each round: |S| and |P| are not N."""
+    grid, strategy = client_grid(NODES, RUN_CONFIG), strategy_of(kind, fraction_train=0.67)
+    nodes = {FIRST + i: Node(i, tmp_path) for i in range(NODES)}
+    arrays, w, state = ArrayRecord(MODEL.state_dict()), double(MODEL.state_dict()), {}
+    for server_round in (1, 2, 3):
+        replies = ask(strategy, grid, server_round, arrays)
+        arrays, _ = strategy.aggregate_train(server_round, replies)
+        drawn = [nodes[reply.metadata.src_node_id] for reply in replies]
+        assert len(drawn) == 2
+        w = by_hand(drawn, w, server_round, state)
+    for name, array in arrays.items():
+        found = torch.from_numpy(array.numpy().copy()).double()
+        torch.testing.assert_close(found, w[name], atol=1e-6, rtol=0)
+
+
 def spoil(reply, how):
     """A reply as a broken or hostile node would send it."""
     content = copy.deepcopy(reply.content)
@@ -317,6 +337,16 @@ def fake_node(seed):
         )
 
     return answer
+
+
+@pytest.mark.parametrize("kind", BASELINES)
+def test_the_training_loss_of_a_round_is_the_nodes_mean_by_samples(memory_grid, kind):
+    grid = memory_grid({node: fake_node(node) for node in range(1, 4)})
+    strategy = strategy_of(kind)
+    replies = ask(strategy, grid, 1, ArrayRecord(MODEL.state_dict()))
+    _, metrics = strategy.aggregate_train(1, replies)
+    mean = (10 * 1.0 + 20 * 2.0 + 30 * 3.0) / (10 + 20 + 30)
+    assert metrics == {"train-loss": pytest.approx(mean)}
 
 
 def assert_same_state(one, other):

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.hfldd.clustering import heterogeneous_clusters, homogeneous_groups, kl_matrix
+from strategies.hfldd.clustering import (
+    cluster_to_join,
+    heterogeneous_clusters,
+    homogeneous_groups,
+    kl_matrix,
+    nearest_group,
+)
 
 
 def soft_labels_of(generator, clients, samples, classes):
@@ -92,3 +98,35 @@ def test_clusters_are_the_same_for_the_same_seed_and_differ_for_another():
     drawn = [heterogeneous_clusters(groups, np.random.default_rng(s)) for s in (3, 3, 4)]
     assert drawn[0] == drawn[1]
     assert drawn[0] != drawn[2]
+
+
+def test_the_nearest_group_is_the_one_from_whose_mean_the_client_diverges_least():
+    client, certain, opposite = (np.array([[p, 1 - p]]) for p in (0.8, 1 - 1e-9, 0.2))
+    divergence = naive_kl(np.stack([client, certain, opposite]))
+    assert divergence[0, 2] < divergence[0, 1]
+    assert divergence[1, 0] < divergence[2, 0]  # the other way round it would be the certain one
+    assert nearest_group(client, np.stack([certain, opposite])) == 1
+    assert nearest_group(client, np.stack([opposite, certain])) == 0
+
+
+@given(st.integers(1, 5), st.integers(1, 3), st.integers(2, 4), st.integers(0, 1000))
+def test_the_nearest_group_is_that_of_the_papers_sum(groups, samples, classes, seed):
+    client, *means = soft_labels_of(np.random.default_rng(seed), 1 + groups, samples, classes)
+    divergence = naive_kl(np.stack([client, *means]))[0, 1:].tolist()
+    assert nearest_group(client, np.stack(means)) == divergence.index(min(divergence))
+
+
+@pytest.mark.parametrize(
+    ("clusters", "group", "joined"),
+    [
+        ([[0, 1, 2], [3, 4], [5, 6, 7, 8]], {0, 3, 5}, 1),
+        ([[5, 6, 7, 8], [0, 1, 2], [3]], set(), 2),
+        ([[0, 1], [2, 3, 4, 5]], {0}, 1),
+        ([[0, 1, 2, 3], [4], [5, 6, 7]], {4, 0}, 2),
+        ([[0, 1], [2, 3]], {0, 2}, 0),
+    ],
+)
+def test_a_client_joins_the_cluster_with_fewest_of_its_group_and_of_several_the_smallest(
+    clusters, group, joined
+):
+    assert cluster_to_join(clusters, group) == joined

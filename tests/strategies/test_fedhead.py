@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from distill.ensemble import distil_ensemble, teacher_probabilities
 from protocol.ensemble import EnsembleDistillation
@@ -227,6 +227,60 @@ def test_a_leader_that_fails_does_not_end_the_round_nor_lead_the_next(client_gri
     second = play(strategy, grid, 2, first)
     assert second is not None
     assert lost[0] not in strategy.topology.heads
+
+
+@pytest.mark.parametrize("phase", [AGGREGATE_SECTOR, DISTILL_SECTOR])
+@pytest.mark.parametrize("how", ["nan", "shape", "name", "no model"])
+def test_a_leader_that_sends_a_malformed_model_does_not_lead_the_next_round(
+    client_grid, how, phase
+):
+    grid = client_grid(4, RUN_CONFIG)
+    strategy = strategy_of(sectors=1, fixed_leader=True)
+    strategy.configure_train(1, start_of_a_run(), ConfigRecord(), grid)
+    (leader,) = strategy.topology.heads
+    honest = grid.nodes[leader]
+
+    def malformed(message):
+        content = honest(message)
+        if message.metadata.message_type == phase:
+            sent = {name: array.numpy().copy() for name, array in content["arrays"].items()}
+            first = next(iter(sent))
+            if how == "nan":
+                sent[first][...] = np.nan
+            if how == "shape":
+                sent[first] = sent[first][..., None]
+            if how == "name":
+                sent["odd"] = sent.pop(first)
+            content["arrays"] = ArrayRecord({n: Array(a) for n, a in sent.items()})
+            if how == "no model":
+                del content["arrays"]
+        return content
+
+    grid.nodes[leader] = malformed
+    first = play(strategy, grid)
+    assert all(np.isfinite(array).all() for array in numbers(first).values())
+    strategy.configure_train(2, first, ConfigRecord(), grid)
+    assert leader not in strategy.topology.heads
+
+
+def test_the_training_loss_of_a_round_is_the_nodes_mean_by_samples(client_grid):
+    grid = client_grid(3, RUN_CONFIG)
+    strategy, told = strategy_of(sectors=1), []
+    for place, (node, honest) in enumerate(list(grid.nodes.items())):
+
+        def telling(message, honest=honest, loss=10.0**place):
+            content = honest(message)
+            if message.metadata.message_type == "train":
+                content["metrics"]["train-loss"] = loss
+                told.append((content["metrics"]["num-examples"], loss))
+            return content
+
+        grid.nodes[node] = telling
+    messages = strategy.configure_train(1, start_of_a_run(), ConfigRecord({"lr": 0.05}), grid)
+    _, metrics = strategy.aggregate_train(1, grid.send_and_receive(messages))
+    mean = sum(count * loss for count, loss in told) / sum(count for count, _ in told)
+    assert mean != pytest.approx(111 / 3, rel=1e-3)
+    assert metrics == {"train-loss": pytest.approx(mean)}
 
 
 def test_a_node_that_leaves_is_done_without_and_a_late_one_joins(client_grid):

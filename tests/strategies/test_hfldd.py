@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from protocol.hfldd import DISTILL, LABEL_KNOWLEDGE, RECEIVE, Distillation
+from protocol.hfldd import DISTILL, LABEL_KNOWLEDGE, RECEIVE, Distillation, LabelKnowledge
 from strategies.hfldd import HFLDD
 from task.datasets import load_dataset
 from task.models import create_model
@@ -135,21 +135,34 @@ def test_a_malformed_reply_is_set_aside_and_the_others_go_on(client_grid, initia
     assert num_parcels == len(members - {FIRST + 1})
 
 
-def test_soft_labels_that_are_no_array_are_set_aside(client_grid, initial_arrays):
-    grid = client_grid(6, RUN_CONFIG)
+SPOILT_LABELS = {
+    "no array": lambda labels: Array("float32", (2, 2), "numpy.ndarray", b"no array"),
+    "rows that sum to two": lambda labels: Array(2 * labels),
+    "one row that sums to 0.9": lambda labels: Array(np.vstack([labels[:-1], 0.9 * labels[-1:]])),
+    "rows of sum one, but below zero": lambda labels: Array(labels - np.eye(10)[0] + np.eye(10)[1]),
+    "nan": lambda labels: Array(np.full_like(labels, np.nan)),
+    "integers": lambda labels: Array(np.eye(10, dtype=np.int64)[labels.argmax(1)]),
+    "a row too few": lambda labels: Array(labels[:-1]),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT_LABELS.values(), ids=SPOILT_LABELS)
+def test_soft_labels_that_are_no_distributions_are_set_aside(client_grid, initial_arrays, spoil):
+    grid = client_grid(4, RUN_CONFIG, lambda _, message: message.metadata.message_type == DISTILL)
     honest = grid.nodes[FIRST]
 
     def junk(message):
         content = honest(message)
         if message.metadata.message_type == LABEL_KNOWLEDGE:
-            array = Array("float32", (2, 2), "numpy.ndarray", b"no array")
+            array = spoil(content["arrays"]["soft-labels"].numpy())
             content["arrays"] = ArrayRecord({"soft-labels": array})
         return content
 
     grid.nodes[FIRST] = junk
-    strategy = quick(groups=3)
+    strategy = quick(groups=3, label_knowledge=LabelKnowledge(auxiliary_size=20, initial_steps=1))
     form(strategy, grid, initial_arrays)
-    assert FIRST not in {*strategy.topology.heads, *strategy.topology.head_of}
+    placed = {*strategy.topology.heads, *strategy.topology.head_of}
+    assert placed == {FIRST + index for index in (1, 2, 3)}
 
 
 def test_a_head_holds_only_what_was_handed_to_it_whatever_it_says(client_grid, initial_arrays):

@@ -12,6 +12,7 @@ from distill import VirtualData
 from protocol.hfldd import DISTILL, LABEL_KNOWLEDGE, NUM_PARCELS, Distillation
 from strategies.common.retries import Retries
 from strategies.hfldd import HFLDD
+from strategies.hfldd.clusters import Clusters
 from task.datasets import load_dataset
 from task.models import create_model
 
@@ -133,6 +134,37 @@ def test_a_head_that_fails_to_train_is_replaced_in_the_next_round(federation):
     heir = federation.cluster_of(head).head
     assert heir != head
     assert federation.parcels(replies, heir) == len(lost.members)
+
+
+@pytest.mark.parametrize("failing_often", [(), (2,), (1, 3)])
+def test_the_member_that_failed_least_as_head_takes_over(failing_often):
+    """One cluster of five; heads fail round after round, some of them for the second time."""
+    clusters = Clusters(seed=0)
+    clusters.form({node: np.eye(5)[[node]] for node in range(5)}, groups=5)
+    failures = Counter(dict.fromkeys(failing_often, 3))
+    clusters.load_state_dict({**clusters.state_dict(), "failures": dict(failures)})
+    (cluster,) = clusters
+    heads = []
+    for server_round in range(2, 22):
+        heads.append(cluster.head)
+        failures[cluster.head] += 1
+        clusters.failed = {cluster.head}
+        clusters.replace_heads(server_round, connected=set(range(5)))
+        others = [failures[node] for node in range(5) if node != heads[-1]]
+        assert cluster.head != heads[-1]
+        assert failures[cluster.head] == min(others)
+    assert set(heads) == set(range(5))
+
+
+def test_a_member_that_is_not_connected_does_not_take_over_however_reliable():
+    clusters = Clusters(seed=0)
+    clusters.form({node: np.eye(3)[[node]] for node in range(3)}, groups=3)
+    (cluster,) = clusters
+    first, away, there = cluster.head, *(node for node in range(3) if node != cluster.head)
+    clusters.load_state_dict({**clusters.state_dict(), "failures": {there: 9}, "failed": [first]})
+    clusters.replace_heads(2, connected={first, there})
+    assert [cluster.head for cluster in clusters] == [there]
+    assert away not in clusters.by_head()
 
 
 def test_a_member_lost_before_it_sent_completes_its_cluster_once_it_is_back(

@@ -151,9 +151,11 @@ def test_heads_hold_the_same_whichever_way_it_came(
 def test_a_member_whose_parcel_is_refused_is_left_out_and_the_others_go_on(
     client_grid, initial_arrays, planted
 ):
+    rehearsal, _, _ = run(client_grid(6, RUN_CONFIG), initial_arrays, "relay")
+    members = set(rehearsal.topology.head_of)
+    liar = min(members)
     grid = client_grid(6, RUN_CONFIG)
     honest = dict(grid.nodes)
-    liar = min(honest)
 
     def changed(message):
         content = honest[liar](message)
@@ -165,12 +167,17 @@ def test_a_member_whose_parcel_is_refused_is_left_out_and_the_others_go_on(
 
     grid.nodes[liar] = changed
     strategy, said, _ = run(grid, initial_arrays, "relay")
-    rejected = sum(
+    assert strategy.topology == rehearsal.topology
+    rejected = [
         content["metrics"]["rejected"]
         for kind, content in said
         if kind == RECEIVE and "metrics" in content
+    ]
+    assert sum(rejected) == 1
+    held = [cluster["held"] for cluster in strategy.state_dict()["clusters"]]
+    assert {node for by_head in held for nodes in by_head.values() for node in nodes} == (
+        members - {liar}
     )
-    assert rejected == (liar in strategy.topology.head_of)
 
 
 def test_nodes_that_cannot_introduce_themselves_take_no_part(client_grid, initial_arrays, planted):

@@ -58,8 +58,11 @@ def test_onnx_gives_the_models_logits(run, logits, tmp_path):
 
 def test_safetensors_are_the_weights_by_name(run, tmp_path):
     found = load_file(export_model(run, "safetensors", tmp_path))
-    model = create_model("auto", data_spec(TaskSettings()))
-    model.load_state_dict(found)
+    trained = create_model("auto", data_spec(TaskSettings()), seed=0).state_dict()
+    assert found.keys() == trained.keys()
+    for name, weight in trained.items():
+        assert found[name].dtype == weight.dtype
+        assert torch.equal(found[name], weight), name
 
 
 def test_a_program_that_gives_other_logits_is_not_kept(run, tmp_path):

@@ -190,7 +190,11 @@ def test_a_run_that_was_broken_off_is_shown_as_far_as_it_came(finished_run):
     for file in folder.iterdir():
         if file.name != "settings.json":
             file.unlink()
-    assert "Settings" in run_page(read_run(folder))
+    page = run_page(read_run(folder))
+    assert re.findall("<h2>(.*?)</h2>", page) == ["Faults", "Settings"]
+    rows = re.findall(r"<tr>\s*<td[^>]*>(.*?)</td>\s*<td[^>]*>(.*?)</td>\s*</tr>", page)
+    assert rows[:2] == [("strategy", "fedhead"), ("num-rounds", "2")]
+    assert {("dataset", "digits"), ("train.lr", "0.05"), ("fedhead.sectors", "2")} < set(rows)
 
 
 @pytest.mark.parametrize(

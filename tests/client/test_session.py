@@ -1,0 +1,67 @@
+"""What a node's random draws depend on."""
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
+from client.session import Session
+from client.training import epoch_batches
+from task.datasets import load_dataset
+from task.models import create_model
+
+
+@pytest.fixture
+def session(tmp_path):
+    def of(partition=0, node_id=7, run_id=1, **run_config):
+        node_config = {"partition-id": partition, "num-partitions": 3, "state-dir": str(tmp_path)}
+        return Session.of(Context(run_id, node_id, node_config, RecordDict(), run_config))
+
+    return of
+
+
+def drawn(generator):
+    return tuple(torch.randperm(50, generator=generator).tolist())
+
+
+def test_draws_differ_by_seed_node_purpose_and_round(session):
+    generators = [
+        session(partition, seed=seed).generator(purpose, server_round)
+        for seed in (0, 1)
+        for partition in (0, 1)
+        for purpose in ("train", "refine")
+        for server_round in (1, 2, 3)
+    ]
+    assert len({drawn(generator) for generator in generators}) == len(generators)
+
+
+def test_draws_are_the_same_again_whatever_id_flower_gives_the_node_and_the_run(session):
+    one, again = session(2, node_id=7, run_id=1), session(2, node_id=8, run_id=2)
+    assert drawn(one.generator("train", 4)) == drawn(again.generator("train", 4))
+    assert drawn(one.generator("train")) == drawn(again.generator("train"))
+
+
+def test_minibatches_of_a_node_differ_between_its_rounds(session):
+    mine, rounds = session(), set()
+    for server_round in (1, 2, 3):
+        draws = mine.generator("train", server_round)
+        batches = epoch_batches(torch.zeros(40), 8, draws)
+        rounds.add(tuple(tuple(batch.tolist()) for batch in batches))
+    assert len(rounds) == 3
+
+
+def test_a_node_that_is_asked_in_another_round_trains_in_another_order(client_grid):
+    """Through the ClientApp: from one start, the model differs by round, and not by repetition."""
+    grid = client_grid(1, {"train.local-epochs": 1})
+    (node,) = grid.nodes
+    start = ArrayRecord(create_model("auto", load_dataset("digits").spec, seed=0).state_dict())
+
+    def trained(server_round):
+        config = ConfigRecord({"server-round": server_round, "batch-size": 256})
+        content = RecordDict({"arrays": start, "config": config})
+        (reply,) = grid.send_and_receive([Message(content, node, "train")])
+        arrays = reply.content["arrays"]
+        return torch.cat([torch.tensor(array.numpy()).flatten() for array in arrays.values()])
+
+    first, again, second = trained(1), trained(1), trained(2)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
