@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from protocol.requests import Distillation
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -20,6 +19,7 @@ from distill import DistillError, VirtualData, distiller
 from distill.contact_sheet import contact_sheet
 from distill.privacy import PrivacyCard, Yardstick
 from distill.registry import Progress as Report
+from protocol.hfldd import Distillation
 from task.datasets import DatasetError, Samples
 from task.models import ModelError
 from task.settings import SettingsError

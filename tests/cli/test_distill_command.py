@@ -117,8 +117,8 @@ def test_real_start_needs_permission(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["digits", "--method", "kpi"], "distiller 'kpi' is unknown; choose one of auto"),
-        (["digits", "--start", "reel"], "init 'reel' is unknown; choose one of class-stats"),
+        (["digits", "--method", "kpi"], "distiller 'kpi' is unknown here; choose one of auto"),
+        (["digits", "--start", "reel"], "start = 'reel': must be one of class-stats"),
         (["digits", "--device", "gpu"], "device=gpu is unknown; take auto, cpu, cuda or cuda:N"),
         (["digits", "--shape", "1x8x8"], "shape=1x8x8 is for folders"),
         (["digits", "--output", "/dev/null"], "/dev/null"),

@@ -25,6 +25,7 @@ def test_status_and_down_say_when_there_is_no_federation(tmp_path: Path) -> None
     assert "no federation runs" in status.output
     down = CliRunner().invoke(app, ["down", "--state-dir", str(tmp_path)])
     assert down.exit_code == 0
+    assert down.output == f"no federation runs in {tmp_path}\n"
 
 
 @pytest.mark.slow

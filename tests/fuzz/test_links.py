@@ -3,11 +3,12 @@
 import hashlib
 from contextlib import suppress
 from types import SimpleNamespace
+from uuid import UUID
 
 import grpc
 import pytest
 from flwr.app import ConfigRecord
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from links import LinkError, introduce, receive, send
@@ -86,24 +87,35 @@ def test_nothing_without_a_permit_gets_into_a_mailbox(nodes, parts):
 
 
 @FUZZ
-@given(st.data(), st.uuids(), st.lists(st.binary(max_size=400), max_size=4))
-def test_what_is_permitted_gets_in_only_as_announced(nodes, data, token, chunks):
+@example(UUID(int=1), [b"what", b"", b"ever"], None, None)
+@example(UUID(int=2), [bytes(LARGEST)], None, None)
+@example(UUID(int=3), [bytes(LARGEST), b"more"], None, None)
+@example(UUID(int=4), [b"what"], 5, None)
+@example(UUID(int=5), [b"what"], None, hashlib.sha256(b"that").hexdigest())
+@given(
+    st.uuids(),
+    st.lists(st.binary(max_size=400), max_size=4),
+    st.none() | st.integers(0, 2**63),
+    st.none() | TEXT,
+)
+def test_what_is_permitted_gets_in_if_it_is_as_announced_and_not_else(
+    nodes, token, chunks, size, sha256
+):
     whole = b"".join(chunks)
     waybill = Waybill(sender=str(SENDER), receiver=str(RECEIVER), purpose="models", token=token.hex)
     header = Header(
         **waybill.model_dump(),
         run_id=RUN,
         permit=waybill.permit_from(nodes.permit_key),
-        size=data.draw(st.just(len(whole)) | st.integers(0, 2**63)),
-        sha256=data.draw(st.just(hashlib.sha256(whole).hexdigest()) | TEXT),
+        size=len(whole) if size is None else size,
+        sha256=hashlib.sha256(whole).hexdigest() if sha256 is None else sha256,
     )
     took = deliver(nodes, [Part(header=header), *(Part(chunk=chunk) for chunk in chunks)])
     announced = header.size == len(whole) and header.sha256 == hashlib.sha256(whole).hexdigest()
     mailbox = nodes.receiver.store.folder / "links" / "mailbox"
     taken = mailbox / token.hex
+    assert took == (announced and len(whole) <= LARGEST)
     if took:
-        assert announced
-        assert len(whole) <= LARGEST
         assert taken.read_bytes() == whole
         taken.unlink()
     assert not list(mailbox.glob("*"))  # and nothing half written
@@ -118,14 +130,19 @@ def sent(nodes):
 @given(st.data())
 def test_a_damaged_delivery_gives_the_payload_or_is_refused(nodes, data):
     delivery = sent(nodes)
+    original = dict(delivery)
     for key in data.draw(st.lists(st.sampled_from(sorted(delivery)), max_size=3)):
         value = delivery[key]
         if isinstance(value, bytes):
             delivery[key] = data.draw(damaged(value))
         else:
             delivery[key] = data.draw(TEXT | st.integers(-9, 9) | st.binary(max_size=40))
-    with suppress(LinkError):
+    try:
         assert receive(nodes.receiver, delivery, "models") == PAYLOAD
+    except LinkError:
+        assert dict(delivery) != original
+    else:
+        assert delivery["payload"] == original["payload"]
 
 
 RECORDS = st.dictionaries(

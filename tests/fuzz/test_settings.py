@@ -2,7 +2,8 @@
 
 from contextlib import suppress
 
-from hypothesis import given
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from links.records import Delivery, Introduction, Parcel, Route
@@ -10,12 +11,12 @@ from protocol.ensemble import EnsembleDistillation
 from protocol.fedlgd import GlobalData, VirtualTraining
 from protocol.hfldd import Distillation
 from server.page.run_files import flat
-from server.settings import RunSettings
+from server.settings import RunSettings, default_settings
 from task.settings import SettingsError, TaskSettings, TrainSettings
 
 from .conftest import FUZZ
 
-KEYS = sorted(flat(RunSettings().model_dump(by_alias=True)))
+KEYS = sorted(flat(default_settings()))
 VALUES = (
     st.booleans()
     | st.integers()
@@ -42,13 +43,29 @@ BLOCKS = [
 
 
 @FUZZ
+@example({}, RunSettings)
+@example({"seed": 3, "train.lr": 1, "hfldd.start": "noise"}, RunSettings)
+@example({"seed": 3, "train.lr": 1, "hfldd.start": "noise"}, TaskSettings)
 @given(
     st.dictionaries(LIKELY_KEYS, VALUES, max_size=6), st.sampled_from([RunSettings, TaskSettings])
 )
 def test_a_run_config_is_read_or_refused(run_config, kind):
-    with suppress(SettingsError):
+    try:
         settings = kind.from_run_config(run_config)
-        assert kind.model_validate(settings.model_dump()) == settings
+    except SettingsError:
+        assert run_config
+    else:
+        assert isinstance(settings, kind)
+        assert type(settings).model_validate(settings.model_dump()) == settings
+        told = flat(settings.model_dump(by_alias=True))
+        assert all(told[key] == value for key, value in run_config.items() if key in told)
+
+
+@pytest.mark.parametrize("kind", [RunSettings, TaskSettings])
+@pytest.mark.parametrize("value", ["3", 1.5, True, -1, 2**31])
+def test_a_value_that_no_seed_can_have_is_refused(kind, value):
+    with pytest.raises(SettingsError, match="seed"):
+        kind.from_run_config({"seed": value})
 
 
 @FUZZ

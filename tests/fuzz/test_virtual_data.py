@@ -1,7 +1,6 @@
 """Whatever bytes come as virtual data, they are virtual data or refused."""
 
 import json
-from contextlib import suppress
 
 import torch
 from hypothesis import given
@@ -32,18 +31,22 @@ TYPES = [torch.uint8, torch.int16, torch.int64, torch.float32, torch.float64, to
 
 
 def check(data):
-    with suppress(VirtualDataError):
+    """Whether these are virtual data that fit."""
+    try:
         virtual = VirtualData.from_bytes(data)
         virtual.validate(SHAPE, CLASSES)
-        assert virtual.images.shape == (len(virtual), *SHAPE)
-        assert float(virtual.images.abs().max()) <= LARGEST_VALUE
-        assert 0 <= int(virtual.labels.min()) <= int(virtual.labels.max()) < CLASSES
+    except VirtualDataError:
+        return False
+    assert virtual.images.shape == (len(virtual), *SHAPE)
+    assert float(virtual.images.abs().max()) <= LARGEST_VALUE
+    assert 0 <= int(virtual.labels.min()) <= int(virtual.labels.max()) < CLASSES
+    return True
 
 
 @FUZZ
 @given(st.binary(max_size=200))
 def test_random_bytes(data):
-    check(data)
+    assert not check(data)
 
 
 @FUZZ
@@ -66,7 +69,21 @@ def tensors(draw):
     JSON,
 )
 def test_other_tensors_and_another_account_of_them(others, changed, other_about):
+    for about in ({**ABOUT, **changed}, other_about):
+        check(with_tensors(about, **others))
+
+
+def with_tensors(about, **others):
     own = {"pixels": torch.zeros(5, *SHAPE, dtype=torch.uint8)}
     own["labels"] = torch.zeros(5, dtype=torch.int16)
-    for about in ({**ABOUT, **changed}, other_about):
-        check(save({**own, **others}, metadata={"about": json.dumps(about)}))
+    return save({**own, **others}, metadata={"about": json.dumps(about)})
+
+
+def test_whole_ones_are_taken_and_those_of_too_few_or_other_labels_are_not():
+    assert check(VALID.to_bytes())
+    assert check(with_tensors(ABOUT))
+    assert check(with_tensors(ABOUT, labels=torch.full((5,), CLASSES - 1, dtype=torch.int16)))
+    assert not check(with_tensors(ABOUT, labels=torch.full((5,), CLASSES, dtype=torch.int16)))
+    assert not check(with_tensors(ABOUT, labels=torch.full((5,), -1, dtype=torch.int16)))
+    assert not check(with_tensors(ABOUT, labels=torch.zeros(4, dtype=torch.int16)))
+    assert not check(with_tensors(ABOUT | {"format": "other"}))

@@ -8,7 +8,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import sample_nodes
 
-from server.grid.ledger import DOWN, RELAYED, UP
+from server.grid.ledger import DIRECT, DOWN, RELAYED, UP
 from server.grid.metered import MeteredGrid, QuorumError
 from server.record.journal import Journal
 from server.roster import TooFewNodesError
@@ -38,6 +38,19 @@ def test_a_phase_ends_at_its_deadline_without_the_nodes_that_do_not_reply(memory
     replies = MeteredGrid(inner, deadline=0.3).send_and_receive(messages_to([1, 2]), timeout=60)
     assert 0.3 <= time.monotonic() - begin < 2
     assert [reply.metadata.src_node_id for reply in replies] == [1]
+
+
+@pytest.mark.parametrize(("deadline", "timeout"), [(60, 0.3), (0.3, 60), (0.3, None)])
+def test_of_a_phases_timeout_and_the_grids_deadline_the_shorter_counts(
+    memory_grid, caplog, deadline, timeout
+):
+    inner = memory_grid({1: reply_with(x=1), 2: lambda message: None})
+    begin = time.monotonic()
+    grid = MeteredGrid(inner, deadline=deadline)
+    replies = grid.send_and_receive(messages_to([1, 2]), timeout=timeout)
+    assert 0.3 <= time.monotonic() - begin < 2
+    assert [reply.metadata.src_node_id for reply in replies] == [1]
+    assert [message.metadata.ttl for message in inner.pushed] == [0.3, 0.3]
 
 
 def test_messages_expire_with_the_deadline_so_that_no_node_works_for_a_past_phase(memory_grid):
@@ -232,3 +245,22 @@ def test_ledger_books_a_members_parcel_on_the_link_to_its_head_too(memory_grid):
     grid.send_and_receive(messages_to([1], "train.distill", size=20))
     assert grid.ledger.by_phase()["train.distill"][RELAYED] == len("payload") + 1000
     assert grid.ledger.link_bytes == len("payload") + 1000
+
+
+@pytest.mark.parametrize(("told", "booked"), [(1000, 1000), (0, 0), (-1, 0), (-(2**62), 0)])
+def test_a_receipt_of_less_than_nothing_lowers_no_book(memory_grid, told, booked):
+    receipts = iter([5000, told])
+    grid = MeteredGrid(
+        memory_grid(
+            {
+                1: lambda message: RecordDict(
+                    {"parcel": ConfigRecord({"link": "direct", "num-bytes": next(receipts)})}
+                )
+            }
+        ),
+        deadline=5,
+    )
+    for _ in range(2):
+        grid.send_and_receive(messages_to([1], "train.distill"))
+    assert grid.ledger.by_phase()["train.distill"][DIRECT] == 5000 + booked
+    assert grid.ledger.link_bytes == 5000 + booked

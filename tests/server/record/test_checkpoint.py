@@ -1,6 +1,8 @@
 """Checkpoints give back what they were given, and nothing else is taken for one."""
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,8 +11,9 @@ from flwr.app import ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
-from safetensors.numpy import save_file
+from safetensors.numpy import save, save_file
 
+from server.record import checkpoint as module
 from server.record.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -126,10 +129,50 @@ def test_the_same_run_gives_the_same_bytes(tmp_path):
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_a_half_written_checkpoint_is_none(tmp_path):
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("interrupted", [3, 4])
+def test_a_write_that_breaks_off_leaves_the_checkpoint_before_it_and_no_other(
+    tmp_path, monkeypatch, interrupted, keep
+):
     kept = save_checkpoint(tmp_path, checkpoint(3))
-    kept.with_name("round-000004.partial").write_bytes(kept.read_bytes()[:50])
+    content = kept.read_bytes()
+
+    def half_of_it(arrays, file, metadata):
+        whole = save(arrays, metadata)
+        Path(file).write_bytes(whole[: len(whole) // 2])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "save_file", half_of_it)
+        with pytest.raises(KeyboardInterrupt):
+            save_checkpoint(tmp_path, checkpoint(interrupted, run_id=7), keep)
+    assert len(list(kept.parent.iterdir())) == 2
     assert checkpoints(tmp_path) == {3: kept}
+    assert kept.read_bytes() == content
+    again = save_checkpoint(tmp_path, checkpoint(interrupted, run_id=7), keep)
+    assert load_checkpoint(again).run_id == 7
+    assert set(kept.parent.iterdir()) == set(checkpoints(tmp_path).values())
+
+
+def test_a_checkpoint_gets_its_name_when_all_of_it_is_on_the_disk(tmp_path, monkeypatch):
+    synced, named = {}, []
+    fsync, replace = os.fsync, os.replace
+
+    def noting_fsync(descriptor):
+        fsync(descriptor)
+        about = os.fstat(descriptor)
+        synced[about.st_ino] = about.st_size
+
+    def noting_replace(source, target):
+        about = os.stat(source)
+        named.append((synced.get(about.st_ino), about.st_size, target))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    monkeypatch.setattr(os, "replace", noting_replace)
+    file = save_checkpoint(tmp_path, checkpoint())
+    size = file.stat().st_size
+    assert named == [(size, size, file)]
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])

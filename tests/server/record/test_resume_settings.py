@@ -1,0 +1,89 @@
+"""What a resumed run learns and how stays as it was; how long and where may change."""
+
+import pytest
+from flwr.app import ArrayRecord
+
+from server.page.run_files import flat
+from server.record.checkpoint import Checkpoint, CheckpointError, save_checkpoint
+from server.record.resume import find_run_to_resume
+from server.settings import RunSettings
+
+MAY_CHANGE = {
+    "data-root": "elsewhere",
+    "download": True,
+    "keep-checkpoints": 5,
+    "links": "relay",
+    "min-nodes": 3,
+    "num-rounds": 20,
+    "phase-timeout": 60.0,
+    "quorum": 0.5,
+}
+WORDS = {
+    "dataset": "cifar10",
+    "model": "mlp",
+    "partition.scheme": "dirichlet",
+    "partition.clusters": "2:1",
+    "partition.index-file": "split.json",
+    "private.shape": "1x8x8",
+    "train.optimizer": "adam",
+    "train.feature-layer": "fc",
+    "strategy": "fedavg",
+    "strategy-args": '{"beta": 0.2}',
+    "aggregator": "krum",
+    "aggregator-args": '{"num_malicious_nodes": 1}',
+    "hfldd.distiller": "dm",
+    "hfldd.start": "class-stats",
+    "hfldd.auxiliary": "fashion-mnist",
+    "fedhead.average": "logits",
+    "fedhead.reference": "fashion-mnist",
+    "cadis.aggregation": "samples",
+    "fedlgd.match": "update",
+}
+FIRST = {"train.dp-noise": 1.0, "hfldd.start": "noise"}
+"""Of the run as it began: without these no budget can be set."""
+BEGAN_WITH = flat(RunSettings.from_run_config(FIRST).model_dump(by_alias=True))
+FIXED = sorted(BEGAN_WITH.keys() - MAY_CHANGE.keys() - {"resume", "runs-dir"})
+
+
+def another(key):
+    """A value that the setting may have, and had not."""
+    value = BEGAN_WITH[key]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    return WORDS[key] if isinstance(value, str) else value / 2 or 0.25
+
+
+@pytest.fixture
+def go_on(tmp_path):
+    """Take up a run that is over its first round, with other settings."""
+
+    def go_on(**changed):
+        settings = RunSettings.from_run_config(FIRST).model_dump(by_alias=True)
+        checkpoint = Checkpoint(1, 1, settings, {}, ArrayRecord(), {}, {})
+        save_checkpoint(tmp_path / "1", checkpoint)
+        config = {**FIRST, "runs-dir": str(tmp_path), "resume": "1", **changed}
+        return find_run_to_resume(RunSettings.from_run_config(config), run_id=2)
+
+    return go_on
+
+
+@pytest.mark.parametrize("key", FIXED)
+def test_a_setting_of_what_is_learnt_cannot_change_in_the_middle_of_a_run(go_on, key):
+    with pytest.raises(CheckpointError) as error:
+        go_on(**{key: another(key)})
+    then, now = repr(BEGAN_WITH[key]), repr(another(key))
+    assert f"run 1 has other settings: {key} = {then} then, {now} now (give" in str(error.value)
+
+
+@pytest.mark.parametrize("key", MAY_CHANGE)
+def test_a_setting_of_how_long_and_where_may_change(go_on, tmp_path, key):
+    assert MAY_CHANGE[key] != BEGAN_WITH[key]
+    folder, found = go_on(**{key: MAY_CHANGE[key]})
+    assert (folder, found.round) == (tmp_path / "1", 1)
+
+
+def test_all_settings_that_differ_are_named_at_once(go_on):
+    with pytest.raises(CheckpointError, match=r"seed = 0 then, 1 now; train\.lr = 0\.05 then, 0"):
+        go_on(**{"seed": 1, "train.lr": 0.1})
