@@ -183,6 +183,7 @@ class HFLDD(RobustFedAvg):
             num_parcels = update.reply.content.metric_records[METRICS].get(NUM_PARCELS)
             if isinstance(num_parcels, int) and num_parcels < len(cluster.held_by_head):
                 log(WARNING, "Head %d has lost virtual data, they are sent again", update.node)
+                self._directory.forget(update.node)  # with them it may have lost its key
                 cluster.held[update.node] = []
         return super().combine(updates)
 

@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from distill.ensemble import distil_ensemble, teacher_probabilities
 from protocol.ensemble import EnsembleDistillation
-from protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR, HAND_OUT
+from protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR, HAND_OUT, TRAIN_SECTOR
 from protocol.messages import DELIVERY
 from strategies.feddf import FedDF
 from strategies.fedhead import FedHEAD
@@ -210,7 +210,7 @@ def test_a_malformed_or_missing_models_node_is_left_out_and_the_round_goes_on(
     assert_equal(numbers(found), as_numpy(expected), atol=1e-5)
 
 
-@pytest.mark.parametrize("phase", ["train", AGGREGATE_SECTOR, DISTILL_SECTOR])
+@pytest.mark.parametrize("phase", [TRAIN_SECTOR, AGGREGATE_SECTOR, DISTILL_SECTOR])
 def test_a_leader_that_fails_does_not_end_the_round_nor_lead_the_next(client_grid, phase):
     lost = []
 
@@ -270,7 +270,7 @@ def test_the_training_loss_of_a_round_is_the_nodes_mean_by_samples(client_grid):
 
         def telling(message, honest=honest, loss=10.0**place):
             content = honest(message)
-            if message.metadata.message_type == "train":
+            if message.metadata.message_type == TRAIN_SECTOR:
                 content["metrics"]["train-loss"] = loss
                 told.append((content["metrics"]["num-examples"], loss))
             return content

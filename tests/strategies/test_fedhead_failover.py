@@ -7,7 +7,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 
 from protocol.ensemble import EnsembleDistillation
-from protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR, HAND_IN
+from protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR, HAND_IN, TRAIN_SECTOR
 from protocol.messages import DELIVERY
 from strategies.common.topology import Cluster
 from strategies.fedhead import FedHEAD
@@ -65,7 +65,7 @@ class Losing:
         return failing
 
 
-ALL = ("train", HAND_IN, AGGREGATE_SECTOR, DISTILL_SECTOR)
+ALL = (TRAIN_SECTOR, HAND_IN, AGGREGATE_SECTOR, DISTILL_SECTOR)
 
 
 def one_round(federation, sectors):
@@ -88,7 +88,7 @@ def first_clusters(strategy, grid):
 
 
 @pytest.mark.parametrize("silently", [False, True])
-@pytest.mark.parametrize("phase", ["train", AGGREGATE_SECTOR])
+@pytest.mark.parametrize("phase", [TRAIN_SECTOR, AGGREGATE_SECTOR])
 def test_a_lost_leaders_sector_averages_at_the_member_with_most_samples_without_retraining(
     client_grid, by_hand, phase, silently
 ):
@@ -104,9 +104,9 @@ def test_a_lost_leaders_sector_averages_at_the_member_with_most_samples_without_
     assert_equal(found, one_round(federation, [(successor, others), (whole.head, whole.members)]))
     assert strategy.topology.heads == (successor, whole.head)
     assert lost.head in strategy.topology.clusters[0].members
-    assert phases(grid).count("train") == 7
+    assert phases(grid).count(TRAIN_SECTOR) == 7
     assert {n for n in grid.nodes if HAND_IN in phases(grid, n)} == set(others)
-    assert AGGREGATE_SECTOR not in phases(grid, lost.head) or phase != "train"
+    assert AGGREGATE_SECTOR not in phases(grid, lost.head) or phase != TRAIN_SECTOR
     assert play(strategy, grid, 2, found) is not None
     assert lost.head not in strategy.topology.heads
 
@@ -135,7 +135,8 @@ def test_a_sector_of_which_nobody_is_left_is_out_of_the_round_and_back_in_the_ne
     losing.lost |= dict.fromkeys((lost.head, *lost.members), (ALL, False))
     found = play(strategy, grid)
     assert_equal(found, one_round(by_hand(6, RUN_CONFIG, MODEL), [(whole.head, whole.members)]))
-    assert f"The sector of leader {lost.head} is left out of the round" in caplog.text
+    said = f"Node {lost.head} no longer leads its cluster, and no other node is able to"
+    assert said in caplog.text
     losing.lost.clear()
     play(strategy, grid, 2, found)
     assert phases(grid).count(AGGREGATE_SECTOR) == 1 + 2

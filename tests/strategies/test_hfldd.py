@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from protocol.hfldd import DISTILL, LABEL_KNOWLEDGE, RECEIVE, Distillation, LabelKnowledge
+from protocol.hfldd import (
+    DISTILL,
+    LABEL_KNOWLEDGE,
+    RECEIVE,
+    TRAIN_POOL,
+    Distillation,
+    LabelKnowledge,
+)
 from strategies.hfldd import HFLDD
 from task.datasets import load_dataset
 from task.models import create_model
@@ -71,12 +78,9 @@ def test_members_distil_and_only_heads_receive_and_train(client_grid, initial_ar
     assert asked[DISTILL] == set(topology.head_of)
     assert asked[RECEIVE] <= set(topology.heads)
     for message in messages:
+        assert message.metadata.message_type == TRAIN_POOL
         config = message.content["config"]
-        assert (config["train-on"], config["balanced"], config["server-round"]) == (
-            "pooled",
-            True,
-            1,
-        )
+        assert (config["balanced"], config["server-round"]) == (True, 1)
 
 
 def test_a_head_trains_on_its_own_data_and_what_its_members_sent(client_grid, initial_arrays):

@@ -9,7 +9,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord
 
 from distill import VirtualData
-from protocol.hfldd import DISTILL, LABEL_KNOWLEDGE, NUM_PARCELS, Distillation
+from protocol.hfldd import DISTILL, LABEL_KNOWLEDGE, NUM_PARCELS, TRAIN_POOL, Distillation
 from strategies.common.retries import Retries
 from strategies.hfldd import HFLDD
 from strategies.hfldd.clusters import Clusters
@@ -124,7 +124,7 @@ def test_a_head_that_fails_to_train_is_replaced_in_the_next_round(federation):
     head, honest = lost.head, federation.everyone[lost.head]
 
     def failing(message):
-        if message.metadata.message_type == "train":
+        if message.metadata.message_type == TRAIN_POOL:
             raise RuntimeError("out of memory")
         return honest(message)
 
