@@ -1,0 +1,114 @@
+"""The rooms of the house: imports point downwards, and never in a circle."""
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FLOORS = [
+    {"cli"},
+    {"fleet"},
+    {"server", "node"},
+    {"client", "strategies"},
+    {"protocol"},
+    {"links"},
+    {"distill"},
+    {"task"},
+]
+"""From top to bottom. Rooms on one floor do not know each other."""
+ROOMS = set().union(*FLOORS)
+
+
+def modules():
+    """Module name and file of all that is in the rooms."""
+    for room in sorted(ROOMS):
+        for file in sorted((ROOT / room).rglob("*.py")):
+            parts = file.relative_to(ROOT).with_suffix("").parts
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), file
+
+
+def imports_of(tree):
+    """Modules that are imported, inside functions too, but not for type checkers alone."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        yield from imports_of(node)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    """Modules of ours that each module imports."""
+    known = dict(modules())
+
+    def module_of(name):
+        while name and name not in known:
+            name = name.rpartition(".")[0]
+        return name
+
+    graph = {}
+    for module, file in known.items():
+        imported = {module_of(name) for name in imports_of(ast.parse(file.read_text()))}
+        graph[module] = imported - {"", module}
+    return graph
+
+
+def room(module):
+    return module.partition(".")[0]
+
+
+def test_imports_point_downwards(graph):
+    floor = {name: number for number, names in enumerate(FLOORS) for name in names}
+    upwards = [
+        f"{module} imports {other}"
+        for module, others in graph.items()
+        for other in others
+        if room(module) != room(other) and floor[room(other)] <= floor[room(module)]
+    ]
+    assert upwards == []
+
+
+def test_imports_form_no_circle(graph):
+    packages = {m for m in graph if any(n.startswith(f"{m}.") for n in graph)}
+    without_reexports = {m: others - packages for m, others in graph.items()}
+    order = list(TopologicalSorter(without_reexports).static_order())  # CycleError names a circle
+    assert set(order) >= set(graph)
+
+
+def test_distillation_and_task_know_nothing_of_flower(graph):
+    for module, file in modules():
+        if room(module) in ("distill", "task"):
+            names = set(imports_of(ast.parse(file.read_text())))
+            assert not any(name.partition(".")[0] == "flwr" for name in names), module
+
+
+def test_the_node_knows_nothing_of_methods(graph):
+    used = {room(other) for module in graph if room(module) == "node" for other in graph[module]}
+    assert used <= {"node", "links", "task"}
+
+
+def test_nothing_central_names_a_method(graph):
+    """Server, grid, report and the ClientApp's common code are composed from declarations."""
+    from protocol.registry import built_in_methods
+
+    own = {method.strategy.split(":")[0].split(".")[1] for method in built_in_methods().values()}
+    own -= {"serverapp"}
+    central = [
+        module
+        for module in graph
+        if room(module) == "server"
+        or module in ("client.app", "client.local_round", "client.training", "client.dp_sgd")
+        or module.startswith(("strategies.common", "client.terms"))
+    ]
+    named = [
+        f"{module} imports {other}"
+        for module in central
+        for other in graph[module]
+        if other.split(".")[1:2] and other.split(".")[1] in own
+    ]
+    assert named == []
