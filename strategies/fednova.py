@@ -13,6 +13,7 @@ from protocol.messages import NUM_STEPS
 from protocol.replies import number
 from strategies.common.checked import CheckedFedAvg, Update
 from strategies.common.run import Run
+from task.settings import SettingsError
 
 
 class FedNova(CheckedFedAvg):
@@ -37,7 +38,19 @@ class FedNova(CheckedFedAvg):
 
     @classmethod
     def from_run(cls, settings: None, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
+        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`.
+
+        Raises
+        ------
+        SettingsError
+            If nodes are not to train by plain SGD.
+        """
+        if run.train.optimizer != "sgd" or run.train.momentum:
+            raise SettingsError(
+                f"train.optimizer = {run.train.optimizer!r}, train.momentum = "
+                f"{run.train.momentum}: FedNova divides updates by the steps of plain SGD (set sgd "
+                "and 0)"
+            )
         return cls(**{**run.sampling, "model": run.model, **arguments})
 
     def read(self, reply: Message) -> Update:

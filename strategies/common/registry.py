@@ -1,6 +1,7 @@
 """Strategies by name, made for a run: of a declared method, or any Flower strategy."""
 
 import json
+from inspect import Parameter, signature
 from typing import Any
 
 from flwr.serverapp.strategy import FedAvg, Strategy
@@ -75,7 +76,7 @@ def create_strategy(
     ----------
     strategy : type[Strategy]
         Its class. One with ``from_run`` is made by it. Any other gets its settings by name, and a
-        FedAvg the run's sampling.
+        FedAvg the run's sampling, as far as it takes it.
     settings : Block, optional
         Of its method, where that has any.
     run : Run
@@ -97,10 +98,17 @@ def create_strategy(
         if hasattr(strategy, "from_run"):
             made: Strategy = strategy.from_run(settings, run, **arguments)
             return made
-        own = run.sampling if issubclass(strategy, FedAvg) else {}
+        own = _sampling(strategy, run) if issubclass(strategy, FedAvg) else {}
         return strategy(**{**own, **(settings.model_dump() if settings else {}), **arguments})
     except TypeError as error:
         raise SettingsError(f"strategy-args = {arguments}: {error}") from error
+
+
+def _sampling(strategy: type[FedAvg], run: Run) -> dict[str, Any]:
+    """Those of the run's sampling arguments that a constructor takes."""
+    parameters = signature(strategy).parameters
+    takes_any = any(taken.kind == Parameter.VAR_KEYWORD for taken in parameters.values())
+    return {key: value for key, value in run.sampling.items() if takes_any or key in parameters}
 
 
 def create_aggregator(name: str, arguments: str) -> Strategy | None:

@@ -1,4 +1,4 @@
-"""FedHEAD's paper as loops, and direct links without a wire."""
+"""FedHEAD's paper as loops, direct links without a wire, and what a strategy is made from."""
 
 import copy
 import hashlib
@@ -11,6 +11,11 @@ from client.training import train_round
 from distill.ensemble import distil_ensemble, teacher_probabilities
 from links.folder import LinkFolder
 from links.store import NodeStore
+from strategies.common.directory import Directory
+from strategies.common.run import Run
+from task.datasets import load_dataset
+from task.models import create_model
+from task.settings import TrainSettings
 
 FIRST_NODE = 2**64 - 1000  # as in the conftest above
 
@@ -97,3 +102,26 @@ def direct(tmp_path, monkeypatch):
 
     monkeypatch.setattr(links.transfer, "deliver", deliver)
     return unreachable
+
+
+@pytest.fixture
+def a_run():
+    """Make what the ServerApp gives a strategy, with some fields changed."""
+
+    def of(**changed):
+        spec = load_dataset("digits").spec
+        fields = {
+            "seed": 7,
+            "model": create_model("auto", spec, seed=0),
+            "spec": spec,
+            "train": TrainSettings(proximal_mu=0.25),
+            "data_root": "",
+            "links": "relay",
+            "phase_timeout": 5.0,
+            "fraction_train": 0.5,
+            "fraction_evaluate": 0.25,
+            "directory": Directory(),
+        }
+        return Run(**{**fields, **changed})
+
+    return of

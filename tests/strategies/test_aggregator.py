@@ -6,24 +6,16 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp.strategy import FedMedian, FedTrimmedAvg, Krum, Strategy
 
 from protocol.arrays import as_record
+from protocol.registry import built_in_methods
 from strategies.common.checked import RobustFedAvg
-from strategies.common.registry import create_strategy
+from strategies.common.registry import create_aggregator, create_strategy, find_strategy
 from strategies.fedlgd import FedLGD
 from strategies.hfldd import HFLDD
 from strategies.moon import MOON
-from task.datasets import load_dataset
-from task.models import create_model
 from task.settings import SettingsError
 
 NODES = 7
 START = {"w": np.zeros((2, 3), np.float32), "n": np.array(0)}
-SPEC = load_dataset("digits").spec
-OFFERED = {
-    "model": create_model("auto", SPEC, seed=0),
-    "spec": SPEC,
-    "reference": lambda: None,
-    "phase_timeout": 5.0,
-}
 
 
 def models():
@@ -101,19 +93,36 @@ def test_an_aggregator_that_makes_nothing_leaves_the_model(combined):
     np.testing.assert_array_equal(combined(Idle())["w"], START["w"])
 
 
+def made(name, run):
+    """The strategy of this name, with the defaults of its method."""
+    cls, method = find_strategy(name)
+    return create_strategy(cls, method.settings() if method.settings else None, run, {})
+
+
 @pytest.mark.parametrize(("name", "cls"), [("hfldd", HFLDD), ("fedlgd", FedLGD), ("moon", MOON)])
-def test_strategies_that_average_models_take_an_aggregator(name, cls):
-    median = create_strategy("fedmedian", {}, setting="aggregator")
-    strategy = create_strategy(name, {**OFFERED, "aggregator": median})
+def test_strategies_that_average_models_take_an_aggregator(a_run, name, cls):
+    median = create_aggregator("fedmedian", "")
+    assert type(median) is FedMedian
+    strategy = made(name, a_run(aggregator=median))
     assert type(strategy) is cls
     assert strategy.aggregator is median
 
 
-@pytest.mark.parametrize("name", sorted(BUILT_IN.keys() - {"hfldd", "fedlgd", "moon"}))
-def test_an_aggregator_that_would_not_be_used_is_an_error(name):
-    with pytest.raises(SettingsError, match=f"'{name}' combines models by a rule of its own"):
-        create_strategy(name, {**OFFERED, "aggregator": FedMedian()})
-    assert isinstance(create_strategy(name, {**OFFERED, "aggregator": None}), Strategy)
+@pytest.mark.parametrize("name", sorted(built_in_methods().keys() - {"hfldd", "fedlgd", "moon"}))
+def test_an_aggregator_that_would_not_be_used_is_an_error(a_run, name):
+    cls, _ = find_strategy(name)
+    with pytest.raises(SettingsError, match=f"{cls.__name__} combines models by a rule of its own"):
+        made(name, a_run(aggregator=FedMedian()))
+    assert isinstance(made(name, a_run()), Strategy)
+
+
+def test_without_a_name_there_is_no_aggregator():
+    assert create_aggregator("", "") is None
+
+
+def test_an_aggregator_gets_its_own_arguments():
+    krum = create_aggregator("krum", '{"num_malicious_nodes": 3}')
+    assert (type(krum), krum.num_malicious_nodes) == (Krum, 3)
 
 
 @pytest.mark.parametrize(
@@ -121,12 +130,13 @@ def test_an_aggregator_that_would_not_be_used_is_an_error(name):
     [
         ("krumm", "", "aggregator = 'krumm': not one of"),
         ("krum", "{", "aggregator-args = '{': not JSON"),
+        ("krum", "[3]", "aggregator-args = '[3]': must be a JSON object"),
         ("krum", '{"colour": 1}', "aggregator = 'krum', aggregator-args = {'colour': 1}"),
     ],
 )
 def test_a_wrong_aggregator_is_named_by_its_own_setting(name, arguments, said):
     with pytest.raises(SettingsError) as caught:
-        create_strategy(name, {}, arguments, "aggregator")
+        create_aggregator(name, arguments)
     assert said in str(caught.value)
 
 
