@@ -97,7 +97,10 @@ def test_another_class_gets_its_methods_settings_by_name_and_nothing_else_of_the
 
 @pytest.mark.parametrize("name", [f"{__name__}:Plain", "flwr.serverapp.strategy:FedXgbCyclic"])
 def test_a_class_that_takes_less_than_all_of_the_sampling_gets_what_it_takes(a_run, name):
-    assert made(name, a_run()).fraction_train == 0.5
+    for share in (0.0, 1.0):  # FedXgbCyclic takes no others
+        assert (
+            made(name, a_run(fraction_train=share, fraction_evaluate=0.0)).fraction_train == share
+        )
 
 
 def test_a_class_named_by_its_path_belongs_to_the_method_of_its_nearest_base():
