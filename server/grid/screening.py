@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from logging import WARNING
 from typing import Any
 
-from flwr.app import ArrayRecord, Error, Message
+from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.common import log
 
-from protocol.arrays import Arrays, RecordArrays, as_arrays
+from protocol.arrays import Arrays, RecordArrays, as_arrays, decode
 from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
 from protocol.outliers import absurdly_large, update_norm
 from protocol.replies import SET_ASIDE
@@ -55,13 +55,14 @@ class ScreeningGrid(MeteredGrid):
 
     def _accepted(self, message: Message, reply: Message) -> Message:
         """A reply, or an error in its place if it is not what its phase allows."""
-        phase = self._phases.get(message.metadata.message_type)
-        if phase is None or not reply.has_content():
+        if not reply.has_content():
             return reply
+        phase = self._phases.get(message.metadata.message_type)
+        checks = [allowed.check for allowed in phase.replies] if phase else [_check_readable]
         reasons = []
-        for allowed in phase.replies:
+        for check in checks:
             try:
-                allowed.check(reply.content, self._start_of(message))
+                check(reply.content, self._start_of(message))
                 return reply
             except ValueError as error:
                 reasons.append(str(error))
@@ -128,6 +129,12 @@ class ScreeningGrid(MeteredGrid):
         if self._journal:
             self._journal.book_set_aside(node, phase, reason)
         return Message(Error(SET_ASIDE, reason), reply_to=message)
+
+
+def _check_readable(content: RecordDict, model: Arrays) -> None:
+    """Check what is needed of any reply, also in a phase that no method declares."""
+    for record in content.array_records.values():
+        decode(record)
 
 
 def _unlike_most(replies: Mapping[int, Message]) -> list[int]:

@@ -8,6 +8,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import sample_nodes
 
+from protocol.registry import find_method, phases_of
 from server.grid.ledger import DIRECT, DOWN, RELAYED, UP
 from server.grid.metered import MeteredGrid, QuorumError
 from server.record.journal import Journal
@@ -133,7 +134,8 @@ def test_a_training_phase_with_fewer_replies_than_the_quorum_is_a_named_error(
 
 def test_nodes_that_are_late_do_not_count_for_the_quorum(memory_grid):
     inner = memory_grid({1: reply_with(x=1), 2: lambda message: None})
-    grid = MeteredGrid(inner, deadline=0.2, quorum=1.0)
+    fedlgd = phases_of(find_method("fedlgd"))
+    grid = MeteredGrid(inner, deadline=0.2, quorum=1.0, phases=fedlgd)
     with pytest.raises(QuorumError, match=r"^train\.virtual: 1 of 2 nodes .* within 0 s"):
         train(grid, [1, 2], "train.virtual")
 

@@ -2,14 +2,19 @@
 
 import json
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg, FedMedian, FedProx, FedTrimmedAvg, Krum
 
+from benchmarks.in_process import InProcessGrid
 from protocol.arrays import as_record
+from protocol.method import TRAIN_PHASE, Phase
+from protocol.registry import method_of, phases_of
 from protocol.scaffold import CONTROL_VARIATE
+from protocol.schema import EvaluateMetrics, Reply, like_the_model
 from server.app import main
 from server.grid.screening import ScreeningGrid
 from server.record.journal import Journal
@@ -96,6 +101,11 @@ def grid_of(memory_grid, tmp_path):
     return make
 
 
+def phases(strategy):
+    """Phases of a run with a strategy."""
+    return phases_of(method_of(type(strategy)))
+
+
 def play(strategy, grid, rounds=1):
     """The model after some rounds of Flower's own loop; None if it stayed as it was."""
     result = strategy.start(grid=grid, initial_arrays=as_record(START), num_rounds=rounds)
@@ -115,8 +125,13 @@ STRATEGIES = {
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("attack", ["NaN", "nothing", "a million", "another metric"])
 def test_the_aggregate_is_that_of_rounds_without_the_hostile_nodes(grid_of, strategy, attack):
-    found = play(STRATEGIES[strategy](), grid_of(ATTACKS[attack])[0])
-    without = play(STRATEGIES[strategy](), grid_of(away)[0])
+    found, without = (
+        play(played, grid_of(of, phases=phases(played))[0])
+        for of, played in (
+            (ATTACKS[attack], STRATEGIES[strategy]()),
+            (away, STRATEGIES[strategy]()),
+        )
+    )
     assert found.keys() == without.keys() == START.keys()
     for name, array in without.items():
         np.testing.assert_array_equal(found[name], array)
@@ -132,7 +147,7 @@ def test_log_and_journal_name_node_reason_and_round(grid_of, attack, tmp_path, c
     play(strategy, grid)
     entries = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
     set_aside = [entry for entry in entries if "set_aside" in entry]
-    assert [entry["set_aside"] for entry in set_aside] == [str(FIRST + p) for p in HOSTILE]
+    assert sorted(entry["set_aside"] for entry in set_aside) == [str(FIRST + p) for p in HOSTILE]
     assert {(entry["round"], entry["reply_to"]) for entry in set_aside} == {(3, "train")}
     assert caplog.messages == [  # and nobody says it again
         f"Reply of node {entry['set_aside']} to train set aside: {entry['reason']}"
@@ -145,8 +160,9 @@ def test_log_and_journal_name_node_reason_and_round(grid_of, attack, tmp_path, c
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_without_a_usable_reply_the_model_stays_and_the_run_goes_on(grid_of, strategy):
-    grid, journal = grid_of(ATTACKS["NaN"], hostile=range(NODES))
-    assert play(STRATEGIES[strategy](), grid, rounds=2) is None
+    played = STRATEGIES[strategy]()
+    grid, journal = grid_of(ATTACKS["NaN"], hostile=range(NODES), phases=phases(played))
+    assert play(played, grid, rounds=2) is None
     assert journal.set_aside == 2 * NODES
 
 
@@ -199,3 +215,134 @@ def test_a_run_tells_of_those_set_aside_in_metrics_and_report(client_grid, tmp_p
     report = (tmp_path / "7" / "report.html").read_text()
     assert "Reply of node 1 to train set aside" in report
     assert "holds NaN or infinity" in report
+
+
+def asked(answers, message_type="train", brings=START, **settings):
+    """Replies of nodes to one phase, by place; a hostile one is None."""
+    nodes = {FIRST + place: answer for place, answer in enumerate(answers)}
+    content = RecordDict({"arrays": as_record(brings)} if brings else {})
+    messages = [Message(content, node, message_type) for node in nodes]
+    grid = ScreeningGrid(InProcessGrid(nodes), deadline=60, **settings)
+    replies = grid.send_and_receive(messages)
+    return [reply.content if reply.has_content() else None for reply in replies]
+
+
+def reasons(caplog):
+    return [m.partition("set aside: ")[2] for m in caplog.messages if "set aside" in m]
+
+
+def telling(**records):
+    return lambda message: RecordDict(records)
+
+
+SAMPLES = MetricRecord({"num-examples": 3})
+
+
+@pytest.mark.parametrize(
+    ("phase", "records", "reason"),
+    [
+        ("train", {"arrays": as_record(START), "metrics": MetricRecord({"num-examples": 0})}, ""),
+        ("evaluate", {"metrics": MetricRecord({"num-examples": 3, "eval-accuracy": 1.5})}, ""),
+        ("evaluate", {"metrics": SAMPLES}, "metrics: eval-accuracy"),
+        (
+            "query.describe",
+            {"metrics": SAMPLES, "x": ConfigRecord()},
+            "it brings a record 'x' that",
+        ),
+        ("query.describe", {"metrics": ConfigRecord()}, "metrics is a ConfigRecord"),
+        ("query.describe", {"metrics": SAMPLES, "config": SAMPLES}, "config is a MetricRecord"),
+        (
+            "query.describe",
+            {"metrics": SAMPLES, "config": ConfigRecord({"dataset": 3})},
+            "config: ",
+        ),
+    ],
+)
+def test_a_single_reply_is_measured_by_what_its_phase_allows(caplog, phase, records, reason):
+    assert asked([telling(**records)], phase) == [None]
+    assert (reason or "metrics: ") in reasons(caplog)[0]
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x04.", b"\x93NUMPY\x01\x00v\x00{'descr': '|O'}"])
+@pytest.mark.parametrize("phase", ["train", "query.describe", "query.of_another_strategy"])
+def test_arrays_that_cannot_be_read_are_set_aside_in_any_phase(caplog, phase, data):
+    broken = ArrayRecord(
+        {"w": Array("float32", (3, 4), "numpy.ndarray", data), "n": Array(START["n"])}
+    )
+    replies = asked([telling(arrays=broken), telling(metrics=SAMPLES)], phase)
+    assert replies[0] is None
+    assert (replies[1] is None) == (phase == "train")
+
+
+def test_replies_of_a_phase_that_nobody_declares_pass_whatever_else_they_are(caplog):
+    odd = {"x": as_record({"y": np.array([np.nan])}), "z": ConfigRecord({"k": 1})}
+    replies = asked([telling(**odd), telling()], "query.of_another_strategy")
+    assert np.isnan(replies[0]["x"]["y"].numpy()).all()
+    assert replies[1] == RecordDict()
+    assert reasons(caplog) == []
+
+
+def test_a_phase_may_allow_several_replies_and_the_first_names_what_is_wrong(caplog):
+    arrays, metrics = Reply(arrays={"arrays": like_the_model}), Reply(metrics=EvaluateMetrics)
+    phase = Phase("query.either", "either", (arrays, metrics))
+    scored = {"metrics": MetricRecord({"num-examples": 3, "eval-accuracy": 0.5})}
+    answers = [telling(arrays=as_record(START)), telling(**scored), telling(metrics=SAMPLES)]
+    replies = asked(answers, phase.message_type, phases={phase.message_type: phase})
+    assert [reply is None for reply in replies] == [False, False, True]
+    assert reasons(caplog) == ["it brings no record 'arrays'"]
+
+
+@pytest.mark.parametrize("compared", [True, False])
+def test_replies_are_compared_with_each_other_only_where_their_phase_says_so(caplog, compared):
+    phase = replace(TRAIN_PHASE, compared=compared)
+    answers = [honest(place) for place in range(5)]
+    answers[2] = lambda message: ATTACKS["a million"](message, honest(2)(message))
+    answers[4] = lambda message: ATTACKS["huge"](message, honest(4)(message))
+    replies = asked(answers, phases={"train": phase})
+    assert [place for place, reply in enumerate(replies) if reply is None] == [2, 4] * compared
+    assert reasons(caplog) == [
+        "its num-examples are absurdly many",
+        "the norm of its arrays is beyond norm-threshold",
+    ] * (compared)
+
+
+def test_where_a_message_brings_no_model_the_reply_is_measured_by_the_runs(caplog):
+    other = {**START, "w": START["w"][:2]}
+
+    def trained(arrays):
+        return telling(arrays=as_record(arrays), metrics=SAMPLES)
+
+    replies = asked([trained(START), trained(other)], brings={}, model=START)
+    assert [reply is None for reply in replies] == [False, True]
+    assert "w is float32 (2, 4), this run's model has float32 (3, 4)" in reasons(caplog)[0]
+
+
+def test_each_array_of_a_reply_is_decoded_once_from_the_grid_to_the_aggregate(monkeypatch):
+    decoded = []
+    read = Array.numpy
+
+    def numpy(self):
+        decoded.append(self)
+        return read(self)
+
+    class Strange(InProcessGrid):
+        """Its replies come over a wire: their arrays are bytes."""
+
+        def pull_messages(self, message_ids):
+            for reply in super().pull_messages(message_ids):
+                for record in reply.content.array_records.values():
+                    for name, array in list(record.items()):
+                        record[name] = Array(array.dtype, array.shape, array.stype, array.data)
+                        came.append(record[name])
+                yield reply
+
+    came = []
+    inner = Strange({FIRST + place: honest(place) for place in range(5)})
+    strategy = CheckedFedAvg(fraction_evaluate=0.0)
+    grid = ScreeningGrid(inner, deadline=60, model=START)
+    monkeypatch.setattr(Array, "numpy", numpy)
+    messages = strategy.configure_train(1, as_record(START), ConfigRecord(), grid)
+    arrays, _ = strategy.aggregate_train(1, grid.send_and_receive(messages))
+    assert len(came) == 5 * len(START)
+    assert [sum(array is each for each in decoded) for array in came] == [1] * len(came)
+    assert arrays is not None

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from protocol.arrays import as_record, sent_arrays
+from protocol.arrays import RecordArrays, as_record, sent_arrays
 from protocol.averages import weighted_mean
 from server.grid import metered as grid_module
 from server.grid.ledger import UP
@@ -61,11 +61,12 @@ def test_models_are_the_same_from_disk_and_from_memory(memory_grid, monkeypatch,
     on_disk = [isinstance(r.content["arrays"]["weight"], StoredArray) for r in replies]
     assert sum(on_disk) == {0: 3, 60_000: 2, IN_MEMORY: 0}[in_memory]
     for node, reply in zip((1, 2, 3), replies, strict=True):
-        same(sent_arrays(reply), model(node))
+        same(RecordArrays(sent_arrays(reply)), model(node))
     size = sum(record.count_bytes() for record in trained(1).values())
     assert grid.ledger.by_phase()["train"][UP] == 3 * size
     expected = weighted_mean((node, model(node)) for node in (1, 2, 3))
-    same(weighted_mean((n, sent_arrays(r)) for n, r in enumerate(replies, start=1)), expected)
+    sent = [RecordArrays(sent_arrays(reply)) for reply in replies]
+    same(weighted_mean(enumerate(sent, start=1)), expected)
     arrays, _ = FedAvg().aggregate_train(1, replies)
     for name, array in arrays.items():
         np.testing.assert_allclose(

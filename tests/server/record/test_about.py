@@ -23,7 +23,7 @@ def settings(**run_config):
 def roster(sizes):
     ids = [2**64 - 10 + i for i in range(len(sizes))]
     names = {node: str(i) for i, node in enumerate(ids)}
-    return Roster(names, dict(zip(ids, sizes, strict=True)))
+    return Roster(names=names, num_examples=dict(zip(ids, sizes, strict=True)))
 
 
 def sizes(run, holdout):
@@ -51,7 +51,7 @@ def test_class_counts_are_not_told_of_nodes_own_data_nor_of_nodes_without_partit
     private = settings(dataset="private")
     assert class_counts(private, data_spec(private), roster([5, 5])) is None
     run = settings()
-    strangers = Roster({7: "7", 9: "9"}, {7: 700, 9: 700})
+    strangers = Roster(names={7: "7", 9: "9"}, num_examples={7: 700, 9: 700})
     assert class_counts(run, data_spec(run), strangers) is None
 
 

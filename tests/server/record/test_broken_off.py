@@ -13,7 +13,7 @@ import pytest
 
 from fleet.local_federation import LocalFederation
 
-APP = Path(__file__).resolve().parents[2] / "benchmarks" / "rounds_app"
+APP = Path(__file__).resolve().parents[3] / "benchmarks" / "rounds_app"
 MEGABYTES = 400.0
 NODES = """
     if context.node_config["partition-id"]:
@@ -23,7 +23,7 @@ NODES = """
 """
 SERVER = """
 from pathlib import Path
-from server.inbox import SuperLinkInbox
+from server.grid.inbox import SuperLinkInbox
 
 def telling(pull):
     def pull_and_tell(self, tree):

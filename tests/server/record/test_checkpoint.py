@@ -15,6 +15,7 @@ from safetensors.numpy import save, save_file
 
 from server.record import checkpoint as module
 from server.record.checkpoint import (
+    FORMAT,
     Checkpoint,
     CheckpointError,
     checkpoints,
@@ -201,9 +202,15 @@ def test_any_cut_or_changed_byte_is_noticed(tmp_path):
                 load_checkpoint(file)
 
 
-def test_another_format_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("server.record.checkpoint.FORMAT", 2)
+@pytest.mark.parametrize("other", [1, FORMAT + 1])
+def test_another_format_is_refused_with_the_version_to_take(tmp_path, monkeypatch, other):
+    monkeypatch.setattr(module, "FORMAT", other)
     file = save_checkpoint(tmp_path, checkpoint())
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="format 2, this version reads format 1"):
+    said = rf"of format {other}, this version reads format {FORMAT} \(resume with the version that"
+    with pytest.raises(CheckpointError, match=said):
         load_checkpoint(file)
+
+
+def test_this_version_writes_format_2_and_a_checkpoint_of_1_is_another():
+    assert FORMAT == 2
