@@ -15,7 +15,7 @@ ROUNDS ?= 10
 STRATEGY ?= hfldd
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-faults test-faults-all fuzz lint bench lock proto clean
+.PHONY: help setup demo test test-faults test-faults-all fuzz mutants lint bench settings lock proto clean
 
 help:
 	@echo "make demo    train on digits with FedAvg and HFLDD or FedHEAD, real processes; compare"
@@ -23,8 +23,10 @@ help:
 	@echo "make test    lint, types and tests; make test-faults: processes killed in mid-run"
 	@echo "             (make test-faults-all: every fault with every strategy)"
 	@echo "make fuzz    settings, links, virtual data, checkpoints: ten minutes of hostile bytes"
+	@echo "make mutants what small changes of the code the fast tests notice: twenty minutes"
 	@echo "make lint    ruff and mypy alone"
 	@echo "make bench   the benchmarks, as tables"
+	@echo "make settings  what is made of the settings' classes: pyproject.toml, docs/settings.md"
 	@echo "make setup   install into $(VENV)"
 
 $(READY): requirements.lock pyproject.toml
@@ -59,6 +61,9 @@ test-faults-all: $(READY)
 fuzz: $(READY)
 	FUZZ_EXAMPLES=12000 $(BIN)/pytest tests/fuzz --timeout 900
 
+mutants: $(READY)
+	$(BIN)/python tests/mutants/mutants.py --json mutants.json
+
 test-docker: $(READY)
 	$(BIN)/pytest -m docker
 
@@ -70,6 +75,9 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.distill --quick
 	$(BIN)/python -m benchmarks.traffic --quick
 
+settings: $(READY)
+	$(BIN)/python -m server.settings_catalogue
+
 lock: $(READY)
 	$(BIN)/uv pip compile --quiet --upgrade --no-header --no-annotate --no-emit-index-url \
 		--python-version 3.11 --all-extras pyproject.toml --output-file requirements.lock
@@ -79,4 +87,4 @@ proto: $(READY)
 		links/links.proto
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .mutants mutants.json

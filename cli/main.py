@@ -12,6 +12,7 @@ from cli.register import register
 from cli.report import report
 from cli.run import run
 from cli.runs import runs
+from cli.settings import settings
 from cli.status import status
 from cli.up import up
 
@@ -22,7 +23,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,
 )
-for command in (demo, distill, partition, node, up, status, down, register, run, report):
+for command in (demo, distill, partition, settings, node, up, status, down, register, run, report):
     app.command()(command)
 app.add_typer(certs, name="certs")
 app.add_typer(runs, name="runs")

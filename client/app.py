@@ -32,10 +32,6 @@ Handler = Callable[[Message, Context], Message]
 class MethodApp(ClientApp):
     """A ClientApp that serves the message types of every method that is installed here."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._handlers = handlers()
-
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message.
 
@@ -47,14 +43,15 @@ class MethodApp(ClientApp):
         message_type = message.metadata.message_type
         if "." not in message_type:  # Flower's own: train, evaluate
             return super().__call__(message, context)
-        if message_type not in self._handlers:
+        paths = handlers()
+        if message_type not in paths:
             strategy = context.run_config.get("strategy", "")
             raise SettingsError(
                 f"no handler of {message_type} is installed on this node: strategy = {strategy!r} "
                 "comes with a package that is missing here (install it with pip where the node "
                 "runs, and start the node again)"
             )
-        handler: Handler = import_object(self._handlers[message_type])  # type: ignore[assignment]
+        handler: Handler = import_object(paths[message_type])  # type: ignore[assignment]
         return handler(message, context)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from distill.errors import DistillError
 from distill.virtual_data import VirtualData
-from task.plugin import PluginError, import_object
+from task.plugin import PluginError, import_object, plugged_in
 
 Progress = Callable[[int, int, float], None]
 
@@ -105,13 +105,14 @@ def distiller(name: str) -> Distiller:
     """
     if name in _DISTILLERS:
         return _DISTILLERS[name]
-    if ":" not in name:
+    path = name if ":" in name else plugged_in("distillers", name)
+    if path is None:
         raise DistillError(
-            f"distiller {name!r} is unknown; choose one of {', '.join(sorted(_DISTILLERS))}, "
-            "or give your own as 'package.module:function'"
+            f"distiller {name!r} is unknown here; choose one of {', '.join(sorted(_DISTILLERS))}, "
+            "give your own as 'package.module:function', or install the package that brings it"
         )
     try:
-        method = import_object(name)
+        method = import_object(path)
     except PluginError as error:
         raise DistillError(
             f"distiller {name!r} cannot be imported ({error}); "

@@ -45,7 +45,7 @@ class FedHEADSettings(EnsembleDistillation):
     Parameters
     ----------
     sectors : int (default: 2)
-        M, where nodes do not declare their sector.
+        M, number of sectors, where nodes do not declare theirs.
     fixed_leader : bool (default: False)
         Whether the node with most data leads its sector in every round.
     server_epochs : int (default: 20)
@@ -54,7 +54,7 @@ class FedHEADSettings(EnsembleDistillation):
         Reference set of that distillation: ``noise``, ``fashion-mnist``, ``tiny-imagenet``, or a
         folder or npz that is on the server.
     reference_size : int (default: 1000)
-        Samples of it.
+        Samples of the reference set.
     """
 
     sectors: Annotated[int, Field(ge=1)] = 2

@@ -56,7 +56,7 @@ class LabelKnowledge(Block):
         Global auxiliary set D_g, which every node builds for itself: ``noise``, ``fashion-mnist``,
         ``tiny-imagenet``, or a folder or npz that is on every node.
     auxiliary_size : int (default: 1000)
-        |D_g|.
+        |D_g|, samples of it.
     """
 
     initial_steps: Annotated[int, Field(ge=1)] = 10

@@ -19,7 +19,7 @@ class MOONSettings(Block):
     mu : float (default: 1.0)
         Weight of the contrastive loss.
     temperature : float (default: 0.5)
-        tau.
+        tau, temperature of the contrastive loss.
     """
 
     mu: Annotated[float, Field(ge=0)] = 1.0

@@ -30,12 +30,13 @@ def built_in_methods() -> dict[str, Method]:
     return {method.name: method for module in modules for method in getattr(module, "METHODS", ())}
 
 
+@cache
 def all_methods() -> dict[str, Method]:
     """All methods by name; a plug-in that cannot be used is left out with a warning."""
     methods = dict(built_in_methods())
-    for point in installed_plugins():
+    for name in sorted(installed_plugins().names):
         try:
-            methods[point.name] = _installed_method(point)
+            methods[name] = _installed_method(name)
         except SettingsError as error:
             log(WARNING, "%s", error)
     return methods
@@ -49,9 +50,8 @@ def find_method(name: str) -> Method | None:
     SettingsError
         If it is a plug-in that cannot be used.
     """
-    for point in installed_plugins():
-        if point.name == name:
-            return _installed_method(point)
+    if name in installed_plugins().names:
+        return _installed_method(name)
     return built_in_methods().get(name)
 
 
@@ -81,22 +81,42 @@ def phases_of(method: Method | None) -> dict[str, Phase]:
     return {p.message_type: p for p in (*MEETING, TRAIN_PHASE, EVALUATE_PHASE, *own)}
 
 
-def _installed_method(point: EntryPoint) -> Method:
-    package = f"{point.dist.name}=={point.dist.version}" if point.dist else "an installed package"
-    where = f"method {point.name!r} of {package}"
-    if point.name in built_in_methods():
+def _installed_method(name: str) -> Method:
+    points = list(installed_plugins().select(name=name))
+    packages = [_package(point) for point in points]
+    where = f"method {name!r} of {' and '.join(packages)}"
+    if len(points) > 1:
+        raise SettingsError(f"{where}: only one can have the name (uninstall the others)")
+    if name in built_in_methods():
         raise SettingsError(f"{where}: the name is taken by a method of flwr-distill (rename it)")
+    point = points[0]
     try:
         plugin = load_plugin(point)
     except PluginError as error:
         raise SettingsError(f"{where}: {error}") from error
     if isinstance(plugin, type):  # a strategy that needs nothing else
-        plugin = Method(point.name, f"{plugin.__module__}:{plugin.__qualname__}")
+        plugin = Method(name, f"{plugin.__module__}:{plugin.__qualname__}")
     if not isinstance(plugin, Method):
         raise SettingsError(
             f"{where}: {point.value} is a {type(plugin).__name__}, need a protocol.method.Method "
             "or a strategy class"
         )
-    if plugin.name != point.name:
+    if plugin.name != name:
         raise SettingsError(f"{where}: it declares itself as {plugin.name!r} (name both alike)")
-    return replace(plugin, package=package)
+    if taken := _taken(plugin):
+        raise SettingsError(f"{where}: {taken!r} is taken by flwr-distill (rename it)")
+    return replace(plugin, package=packages[0])
+
+
+def _package(point: EntryPoint) -> str:
+    return f"{point.dist.name}=={point.dist.version}" if point.dist else "an installed package"
+
+
+def _taken(plugin: Method) -> str | None:
+    """What a plug-in would give another meaning: a message type, or what asks for a loss term."""
+    ours = built_in_methods().values()
+    phases = [*MEETING, TRAIN_PHASE, EVALUATE_PHASE, *(p for m in ours for p in m.phases)]
+    code = {p.message_type: p.handler for p in phases}
+    code |= {key: path for method in ours for key, path in method.terms.items()}
+    own = {p.message_type: p.handler for p in plugin.phases} | dict(plugin.terms)
+    return next((key for key, path in own.items() if code.get(key, path) != path), None)

@@ -9,7 +9,7 @@ from links.records import LinkMode
 from protocol.method import Method
 from protocol.registry import all_methods
 from strategies.common.registry import read_arguments
-from task.settings import Block, RunConfigValue, TaskSettings, nested
+from task.settings import Block, RunConfigValue, SettingsError, TaskSettings, nested
 
 
 class RunSettings(TaskSettings):
@@ -27,9 +27,9 @@ class RunSettings(TaskSettings):
         Strategy that combines what nodes trained in place of the weighted mean, such as ``krum``,
         ``fedtrimmedavg`` or ``fedmedian``; for HFLDD, FedLGD and MOON.
     aggregator_args : str (default: "")
-        JSON object of its constructor arguments, ``{"num_malicious_nodes": 2}``.
+        JSON object of the aggregator's constructor arguments, ``{"num_malicious_nodes": 2}``.
     num_rounds : int (default: 10)
-        T.
+        T, rounds of the run.
     min_nodes : int (default: 2)
         Nodes to wait for before the run begins.
     fraction_train : float (default: 1.0)
@@ -48,7 +48,7 @@ class RunSettings(TaskSettings):
     runs_dir : str (default: "runs")
         Folder for results, relative to the ServerApp's working directory.
     resume : str (default: "")
-        Id of a run in that folder, or ``latest``: go on from its last checkpoint.
+        Id of a run in ``runs-dir``, or ``latest``: go on from its last checkpoint.
     keep_checkpoints : int (default: 2)
         Checkpoints that stay: of the last rounds, and besides of the best one.
     """
@@ -92,11 +92,7 @@ class RunSettings(TaskSettings):
         if method is None or method.settings is None:
             return None
         table: Block = getattr(self, _attribute(method), None) or method.settings()
-        given = read_arguments(self.strategy_args, "strategy-args")
-        keys = {_hyphenated(key): value for key, value in given.items()}
-        own = table.model_dump(by_alias=True)
-        own.update({key: value for key, value in keys.items() if key in own})
-        return method.settings.checked(own, "strategy-args")
+        return method_settings(method, table.model_dump(by_alias=True), self.strategy_args)
 
     def constructor_arguments(self, method: Method | None) -> dict[str, Any]:
         """What of ``strategy-args`` is no setting of the method: constructor arguments."""
@@ -105,14 +101,52 @@ class RunSettings(TaskSettings):
         return {key: value for key, value in given.items() if key.replace("-", "_") not in own}
 
 
-def composed_settings() -> type[RunSettings]:
-    """Settings of a run with a table for each method that is installed."""
-    tables: dict[str, Any] = {
-        _attribute(method): (method.settings, method.settings())
-        for method in all_methods().values()
-        if method.settings
-    }
+def composed_settings(methods: Mapping[str, Method] | None = None) -> type[RunSettings]:
+    """Settings of a run with a table for each method.
+
+    Parameters
+    ----------
+    methods : Mapping[str, Method], optional (default: None)
+        The methods, by name; all that are installed if None.
+    """
+    tables: dict[str, Any] = {}
+    for method in (all_methods() if methods is None else methods).values():
+        if (block := method.settings) is None:
+            continue
+        name = _attribute(method)
+        if name in RunSettings.model_fields or tables.get(name, (block,))[0] is not block:
+            raise SettingsError(
+                f"method {method.name!r} of {method.package}: the name of its table, "
+                f"{method.table_name}, is taken by other settings (give it another)"
+            )
+        tables[name] = (block, block())
     return create_model("RunSettings", __base__=RunSettings, **tables)
+
+
+def method_settings(method: Method, table: Mapping[str, Any], strategy_args: str) -> Block | None:
+    """Settings of a method: its table, and those of its keys that ``strategy-args`` brings.
+
+    Parameters
+    ----------
+    method : Method
+        The method.
+    table : Mapping[str, Any]
+        Its table of the run config.
+    strategy_args : str
+        As in `RunSettings`.
+
+    Raises
+    ------
+    SettingsError
+        If one of them is of the wrong type or out of range.
+    """
+    if method.settings is None:
+        return None
+    given = read_arguments(strategy_args, "strategy-args")
+    keys = {_hyphenated(key): value for key, value in given.items()}
+    own = {**method.settings().model_dump(by_alias=True), **table}
+    own.update({key: value for key, value in keys.items() if key in own})
+    return method.settings.checked(own, "strategy-args")
 
 
 def default_settings() -> dict[str, Any]:

@@ -38,6 +38,8 @@ class FedDF(CheckedFedAvg):
         As Flower's FedAvg takes them.
     """
 
+    run_arguments = ("model", "seed")
+
     def __init__(
         self,
         *,
@@ -58,13 +60,11 @@ class FedDF(CheckedFedAvg):
     def from_run(cls, settings: FedHEADSettings, run: Run, **arguments: Any) -> Self:
         """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
         own = {
-            "model": run.model,
             "reference": run.auxiliary(settings.reference, settings.reference_size),
             "ensemble_distillation": settings.ensemble_distillation,
             "server_epochs": settings.server_epochs,
-            "seed": run.seed,
         }
-        return cls(**{**run.sampling, **own, **arguments})
+        return super().from_run(None, run, **{**own, **arguments})
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -1,7 +1,7 @@
 """FedDyn: nodes' objectives regularised dynamically, so that their optima agree."""
 
 from collections.abc import Collection, Mapping
-from typing import Any, Self
+from typing import Any
 
 from flwr.app import ConfigRecord
 from torch import nn
@@ -10,7 +10,6 @@ from protocol.arrays import Arrays, trained_names
 from protocol.averages import summed_change, weighted_mean
 from protocol.feddyn import DYNAMIC, FedDynSettings
 from strategies.common.checked import CheckedFedAvg, Update
-from strategies.common.run import Run
 
 
 class FedDyn(CheckedFedAvg):
@@ -32,6 +31,7 @@ class FedDyn(CheckedFedAvg):
         As Flower's FedAvg takes them.
     """
 
+    run_arguments = ("model",)
     state_keys = ("h",)
 
     def __init__(self, *, model: nn.Module, alpha: float = 0.01, **kwargs: Any) -> None:
@@ -39,11 +39,6 @@ class FedDyn(CheckedFedAvg):
         self.request = FedDynSettings.checked({"alpha": alpha}, "feddyn")
         self.h: Arrays = {}
         self._trained = trained_names(model)
-
-    @classmethod
-    def from_run(cls, settings: FedDynSettings, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
-        return cls(**{**run.sampling, "model": run.model, "alpha": settings.alpha, **arguments})
 
     def records(self) -> Mapping[str, ConfigRecord]:
         """Ask for the regulariser."""

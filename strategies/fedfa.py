@@ -1,7 +1,7 @@
 """FedFA: weights from training accuracy and participation, and momentum on nodes and server."""
 
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -15,7 +15,6 @@ from protocol.fedfa import FedFASettings
 from protocol.messages import TRAIN_ACCURACY
 from protocol.replies import number
 from strategies.common.checked import CheckedFedAvg, Update
-from strategies.common.run import Run
 
 LEAST_SHARE = 1e-6
 
@@ -51,6 +50,7 @@ class FedFA(CheckedFedAvg):
     server's momentum with the opposite sign; ``server_lr`` is ours.
     """
 
+    run_arguments = ("model",)
     state_keys = ("rounds", "m")
 
     def __init__(
@@ -71,12 +71,6 @@ class FedFA(CheckedFedAvg):
         self.m: dict[str, NDArray[np.float64]] = {}
         """The server's momentum; what it lacks is 0."""
         self._trained = trained_names(model)
-
-    @classmethod
-    def from_run(cls, settings: FedFASettings, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
-        own = {"model": run.model, **settings.model_dump()}
-        return cls(**{**run.sampling, **own, **arguments})
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

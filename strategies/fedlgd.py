@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from io import BytesIO
 from logging import INFO, WARNING
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,14 +27,12 @@ from protocol.fedlgd import (
     LACKS_GLOBAL_DATA,
     TRAIN_VIRTUAL,
     VIRTUAL,
-    FedLGDSettings,
     GlobalData,
     VirtualTraining,
 )
 from protocol.messages import ARRAYS, CONFIG, METRICS
 from protocol.replies import usable
 from strategies.common.checked import RobustFedAvg, Update
-from strategies.common.run import Run
 from task.datasets import DataSpec
 
 
@@ -87,6 +85,8 @@ class FedLGD(RobustFedAvg):
     Distillation". A node that fails, or whose arrays are not finite, is left out of the round.
     """
 
+    run_arguments = ("model", "spec", "phase_timeout", "seed", "aggregator")
+
     def __init__(
         self,
         *,
@@ -124,19 +124,6 @@ class FedLGD(RobustFedAvg):
         self._selected = False
         self._grid: Grid
         self._content: RecordDict
-
-    @classmethod
-    def from_run(cls, settings: FedLGDSettings, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
-        own = {
-            "model": run.model,
-            "spec": run.spec,
-            "phase_timeout": run.phase_timeout,
-            "seed": run.seed,
-            "aggregator": run.aggregator,
-            **settings.model_dump(),
-        }
-        return cls(**{**run.sampling, **own, **arguments})
 
     def summary(self) -> None:
         """Log summary configuration of the strategy."""

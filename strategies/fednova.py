@@ -32,12 +32,14 @@ class FedNova(CheckedFedAvg):
         As Flower's FedAvg takes them.
     """
 
+    run_arguments = ("model",)
+
     def __init__(self, *, model: nn.Module, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._trained = trained_names(model)
 
     @classmethod
-    def from_run(cls, settings: None, run: Run, **arguments: Any) -> Self:
+    def from_run(cls, settings: Any, run: Run, **arguments: Any) -> Self:
         """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`.
 
         Raises
@@ -51,7 +53,7 @@ class FedNova(CheckedFedAvg):
                 f"{run.train.momentum}: FedNova divides updates by the steps of plain SGD (set sgd "
                 "and 0)"
             )
-        return cls(**{**run.sampling, "model": run.model, **arguments})
+        return super().from_run(settings, run, **arguments)
 
     def read(self, reply: Message) -> Update:
         """Read a reply, which must tell the number of steps."""

@@ -1,13 +1,12 @@
 """MOON: model-contrastive federated learning."""
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 from flwr.app import ConfigRecord
 
 from protocol.moon import MODEL_CONTRAST, MOONSettings
 from strategies.common.checked import RobustFedAvg
-from strategies.common.run import Run
 
 
 class MOON(RobustFedAvg):
@@ -30,12 +29,6 @@ class MOON(RobustFedAvg):
     def __init__(self, *, mu: float = 1.0, temperature: float = 0.5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.request = MOONSettings.checked({"mu": mu, "temperature": temperature}, "moon")
-
-    @classmethod
-    def from_run(cls, settings: MOONSettings, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
-        own = {"mu": settings.mu, "temperature": settings.temperature, "aggregator": run.aggregator}
-        return cls(**{**run.sampling, **own, **arguments})
 
     def records(self) -> Mapping[str, ConfigRecord]:
         """Ask for the contrastive loss."""

@@ -1,7 +1,7 @@
 """SCAFFOLD: control variates against the drift of nodes."""
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message
@@ -11,7 +11,6 @@ from protocol.averages import weighted_mean
 from protocol.scaffold import CONTROL_VARIATE
 from protocol.schema import part_of_the_model
 from strategies.common.checked import CheckedFedAvg, Update
-from strategies.common.run import Run
 
 
 class SCAFFOLD(CheckedFedAvg):
@@ -35,11 +34,6 @@ class SCAFFOLD(CheckedFedAvg):
         super().__init__(**kwargs)
         self.c: Arrays = {}
         """The server's control variate; what it lacks is 0."""
-
-    @classmethod
-    def from_run(cls, settings: None, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
-        return cls(**{**run.sampling, **arguments})
 
     def records(self) -> Mapping[str, ArrayRecord]:
         """Send the server's control variate."""

@@ -43,6 +43,8 @@ def import_object(path: str) -> object:
             f"module {module_name!r} cannot be imported ({error}); install its package "
             "or put its folder on PYTHONPATH"
         ) from error
+    except Exception as error:  # whatever another package's code does
+        raise PluginError(f"module {module_name!r} cannot be imported: {_told(error)}") from error
     try:
         attribute_value: object = getattr(module, attribute)
         return attribute_value
@@ -66,11 +68,7 @@ def load_plugin(point: EntryPoint) -> object:
     try:
         return point.load()
     except Exception as error:  # whatever another package's code does
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        raise PluginError(
-            f"{point.value} cannot be loaded: {type(error).__name__}: {error} "
-            f"({frame.filename}, line {frame.lineno})"
-        ) from error
+        raise PluginError(f"{point.value} cannot be loaded: {_told(error)}") from error
 
 
 def plugged_in(kind: str, name: str) -> str | None:
@@ -96,3 +94,13 @@ def plugged_in(kind: str, name: str) -> str | None:
         if name in table:
             return str(table[name])
     return None
+
+
+def _told(error: Exception) -> str:
+    """An error with the line that raised it, or that cannot be read."""
+    if isinstance(error, SyntaxError):
+        file, line, reason = error.filename, error.lineno, error.msg
+    else:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        file, line, reason = frame.filename, frame.lineno, str(error)
+    return f"{type(error).__name__}: {reason} ({file}, line {line})"

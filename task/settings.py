@@ -258,7 +258,7 @@ def _described(details: Any, known: list[str]) -> str:
     key = ".".join(str(part) for part in details["loc"])
     if details["type"] == "extra_forbidden":
         close = difflib.get_close_matches(key, known, n=1)
-        hint = f", did you mean {close[0]}?" if close else ", see [tool.flwr.app.config]"
+        hint = f", did you mean {close[0]}?" if close else ", see flwr-distill settings"
         return f"{key} is not a known key{hint}"
     message = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
     return f"{_hyphenated(key)} = {details['input']!r}: {message}"

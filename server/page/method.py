@@ -5,6 +5,7 @@ from typing import Any
 from protocol.method import Method
 from protocol.registry import find_method
 from server.page.run_files import RunFiles
+from server.settings import method_settings
 from strategies.common.registry import find_strategy
 from strategies.common.sections import Section
 from task.plugin import PluginError, import_object
@@ -32,11 +33,11 @@ def panels(run: RunFiles) -> list[Section]:
 def disclosed(run: RunFiles) -> str:
     """Return what left nodes besides models and virtual data, by the run's settings."""
     method = method_of_run(run)
-    if method is None or method.settings is None or method.disclosed is None:
+    if method is None or method.disclosed is None:
         return ""
-    table = run.settings.get(method.table_name, {})
+    table, arguments = run.settings.get(method.table_name, {}), run.settings.get("strategy-args", "")
     try:
-        return method.disclosed(method.settings.checked(table, "settings.json"))
+        return method.disclosed(method_settings(method, table, arguments))
     except SettingsError:
         return ""  # of another version: what is meant by its settings is not known
 

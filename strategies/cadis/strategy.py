@@ -66,6 +66,8 @@ class CADIS(CheckedFedAvg):
     published, the cluster then falls apart, and each of its clients has the say of a cluster.
     """
 
+    run_arguments = ("seed",)
+
     def __init__(
         self,
         *,
@@ -91,8 +93,7 @@ class CADIS(CheckedFedAvg):
     @classmethod
     def from_run(cls, settings: CADISSettings, run: Run, **arguments: Any) -> Self:
         """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
-        own = {**settings.model_dump(), "layer": run.train.feature_layer, "seed": run.seed}
-        return cls(**{**run.sampling, **own, **arguments})
+        return super().from_run(settings, run, **{"layer": run.train.feature_layer, **arguments})
 
     def summary(self) -> None:
         """Log summary configuration of the strategy."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common import log
@@ -14,6 +14,7 @@ from protocol.arrays import Arrays, as_arrays, as_record, model_arrays, sent_arr
 from protocol.averages import weighted_mean
 from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN_LOSS
 from protocol.replies import number, usable
+from strategies.common.run import Run
 from strategies.common.state import check_tag, tag
 
 
@@ -49,6 +50,8 @@ class CheckedFedAvg(FedAvg):
 
     Attributes
     ----------
+    run_arguments : tuple[str, ...]
+        What of a :class:`strategies.common.run.Run` the constructor takes.
     state_keys : tuple[str, ...]
         Attributes, each a mapping, that last over rounds.
     start_of_round : Mapping[str, ndarray]
@@ -57,9 +60,27 @@ class CheckedFedAvg(FedAvg):
         Nodes connected as the round began.
     """
 
+    run_arguments: ClassVar[tuple[str, ...]] = ()
     state_keys: ClassVar[tuple[str, ...]] = ()
     start_of_round: Arrays
     num_nodes: int
+
+    @classmethod
+    def from_run(cls, settings: Any, run: Run, **arguments: Any) -> Self:
+        """Make the strategy for a run of our ServerApp.
+
+        Parameters
+        ----------
+        settings : Block, optional
+            Of the method; the constructor takes them by name.
+        run : Run
+            The run.
+        **arguments
+            Further arguments of the constructor, which win.
+        """
+        own = settings.model_dump() if settings else {}
+        of_run = {name: getattr(run, name) for name in cls.run_arguments}
+        return cls(**{**run.sampling, **of_run, **own, **arguments})
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -151,6 +172,8 @@ class RobustFedAvg(CheckedFedAvg):
     **kwargs
         As Flower's FedAvg takes them.
     """
+
+    run_arguments: ClassVar[tuple[str, ...]] = ("aggregator",)
 
     def __init__(self, *, aggregator: Strategy | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)

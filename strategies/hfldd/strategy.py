@@ -80,6 +80,8 @@ class HFLDD(RobustFedAvg):
     Source: "Hierarchical Federated Learning with Data Distillation"; letters are the paper's.
     """
 
+    run_arguments = ("links", "phase_timeout", "seed", "directory", "aggregator")
+
     def __init__(
         self,
         *,
@@ -118,13 +120,8 @@ class HFLDD(RobustFedAvg):
             "label_knowledge": settings.label_knowledge,
             "distillation": settings.distillation,
             "balanced": settings.balanced,
-            "links": run.links,
-            "phase_timeout": run.phase_timeout,
-            "seed": run.seed,
-            "directory": run.directory,
-            "aggregator": run.aggregator,
         }
-        return cls(**{**run.sampling, **own, **arguments})
+        return super().from_run(None, run, **{**own, **arguments})
 
     def check_nodes(self, num_nodes: int) -> None:
         """Refuse settings that the nodes at hand cannot meet.

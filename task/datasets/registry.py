@@ -12,7 +12,7 @@ from task.datasets.tables import load_tables
 from task.datasets.text import load_texts, text_spec
 from task.datasets.torchvision_files import IdxFiles, TorchvisionFiles
 from task.datasets.types import Dataset, DatasetError, DataSpec, check_raw_samples
-from task.plugin import PluginError, import_object
+from task.plugin import PluginError, import_object, plugged_in
 
 Loader = Callable[[DataSpec, Path, bool], Dataset]
 
@@ -52,11 +52,13 @@ def load_dataset(name: str, root: str | Path | None = None, *, download: bool = 
     """
     folder = data_root() if root is None else Path(root)
     if ":" in name:
-        return _load_plugin(name, folder, download)
+        return _load_plugin(name, name, folder, download)
+    if name not in _ENTRIES and (path := plugged_in("datasets", name)):
+        return _load_plugin(name, path, folder, download)
     if name not in _ENTRIES:
         raise DatasetError(
-            f"dataset={name!r} is unknown; choose one of {', '.join(_ENTRIES)} "
-            "or name your own as 'package.module:function'"
+            f"dataset={name!r} is unknown here; choose one of {', '.join(_ENTRIES)}, name your own "
+            "as 'package.module:function', or install the package that brings it"
         )
     entry = _ENTRIES[name]
     return entry.load(entry.spec, folder, download)
@@ -77,9 +79,9 @@ def folder_names(name: str) -> list[str]:
     return sorted({name, name.replace("-", "_")})
 
 
-def _load_plugin(name: str, root: Path, download: bool) -> Dataset:
+def _load_plugin(name: str, path: str, root: Path, download: bool) -> Dataset:
     try:
-        load = import_object(name)
+        load = import_object(path)
     except PluginError as error:
         raise DatasetError(f"dataset={name!r}: {error}") from error
     if not callable(load):

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from task.datasets.types import DataSpec
-from task.plugin import PluginError, import_object
+from task.plugin import PluginError, import_object, plugged_in
 
 ModelFactory = Callable[[DataSpec], nn.Module]
 Fits = Callable[[DataSpec], bool]
@@ -81,11 +81,13 @@ def _default_name(spec: DataSpec) -> str:
 
 def _find_factory(name: str, spec: DataSpec) -> ModelFactory:
     if ":" in name:
-        return _import_factory(name)
+        return _import_factory(name, name)
+    if name not in _MODELS and (path := plugged_in("models", name)):
+        return _import_factory(name, path)
     if name not in _MODELS:
         raise ModelError(
-            f"model={name!r} is unknown; choose auto, {', '.join(_MODELS)}, or name your own as "
-            "'package.module:Class'"
+            f"model={name!r} is unknown here; choose auto, {', '.join(_MODELS)}, name your own as "
+            "'package.module:Class', or install the package that brings it"
         )
     factory, fits = _MODELS[name]
     if not fits(spec):
@@ -96,9 +98,9 @@ def _find_factory(name: str, spec: DataSpec) -> ModelFactory:
     return factory
 
 
-def _import_factory(name: str) -> ModelFactory:
+def _import_factory(name: str, path: str) -> ModelFactory:
     try:
-        factory = import_object(name)
+        factory = import_object(path)
     except PluginError as error:
         raise ModelError(f"model={name!r}: {error}") from error
     if not callable(factory):

@@ -5,8 +5,8 @@ import json
 import pytest
 from flwr.app import Context, RecordDict
 
+from protocol.registry import built_in_methods
 from server.app import main
-from strategies.common.registry import BUILT_IN
 
 NODES = 4
 QUICK = {
@@ -18,7 +18,7 @@ QUICK = {
 }
 
 
-@pytest.mark.parametrize("strategy", [*BUILT_IN, "flwr.serverapp.strategy:FedAdam"])
+@pytest.mark.parametrize("strategy", [*built_in_methods(), "flwr.serverapp.strategy:FedAdam"])
 def test_honest_nodes_train_in_every_round_and_are_never_set_aside(
     client_grid, little_distillation, tmp_path, strategy
 ):

@@ -7,9 +7,10 @@ import pytest
 from server.export.card import model_card
 from server.page.privacy import privacy, spent
 from server.page.run_files import read_run
-from server.page.virtual import virtual
 from server.privacy import check_privacy
 from server.settings import RunSettings
+from strategies.common.panels import virtual_data
+from strategies.common.registry import find_strategy
 from task.settings import SettingsError
 
 NOISE = {"train.dp-noise": 1.0}
@@ -17,7 +18,8 @@ HFLDD = {"hfldd.dp-epsilon": 10.0, "hfldd.start": "noise", "hfldd.balanced": Fal
 
 
 def check(**settings):
-    check_privacy(RunSettings.from_run_config(settings))
+    run = RunSettings.from_run_config(settings)
+    check_privacy(run, find_strategy(run.strategy)[1])
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ def test_report_and_card_tell_the_largest_epsilon_and_each_node_s(finished_run):
 def test_private_virtual_data_alone_do_not_make_the_model_private(finished_run):
     run = run_that_spent(finished_run, ENTRIES[:1])
     assert "Only virtual data were made under differential privacy" in privacy(run).text[1]
-    assert "epsilon of at most 9.9" in virtual(run).text[-1]
+    assert "epsilon of at most 9.9" in virtual_data(run).text[-1]
     card = model_card(run, "model.pt")
     assert "Trained without differential privacy" in card
     assert "made under differential privacy with an epsilon of 9.9" in card

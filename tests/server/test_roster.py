@@ -3,7 +3,14 @@
 import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from server.roster import TooFewNodesError, meet_nodes
+from server.roster import Roster, TooFewNodesError, meet_nodes
+
+
+def met(grid, min_nodes, timeout=1, first=()):
+    """Roster of the nodes that a run meets."""
+    roster = Roster()
+    meet_nodes(grid, roster, min_nodes, timeout, first)
+    return roster
 
 
 def node(**metrics):
@@ -22,7 +29,7 @@ def test_nodes_are_named_and_ordered_by_partition_then_by_id(memory_grid):
             40: node(**{"num-examples": 5}),
         }
     )
-    roster = meet_nodes(grid, 4, timeout=1)
+    roster = met(grid, 4, timeout=1)
     assert list(roster.names.items()) == [(70, "0"), (50, "1"), (40, "40"), (60, "60")]
     assert roster.order == {70: 0, 50: 1, 40: 2, 60: 3}
     assert sum(roster.num_examples.values()) == 35
@@ -35,12 +42,12 @@ def test_a_node_is_named_after_the_data_set_that_it_holds_in_place_of_the_runs(m
         return content
 
     grid = memory_grid({5: usps, 6: node(**{"num-examples": 7, "partition-id": 0})})
-    assert meet_nodes(grid, 2, timeout=1).names == {6: "0", 5: "usps/1"}
+    assert met(grid, 2, timeout=1).names == {6: "0", 5: "usps/1"}
 
 
 def test_too_few_nodes_end_the_run_with_the_setting_and_the_remedy(memory_grid):
     with pytest.raises(TooFewNodesError, match=r"min-nodes = 3, but 1 nodes .* lower min-nodes"):
-        meet_nodes(memory_grid({1: node(**{"num-examples": 1})}), 3, timeout=0.3)
+        met(memory_grid({1: node(**{"num-examples": 1})}), 3, timeout=0.3)
 
 
 def test_a_node_that_describes_itself_badly_is_known_by_its_id(memory_grid):
@@ -51,13 +58,13 @@ def test_a_node_that_describes_itself_badly_is_known_by_its_id(memory_grid):
             7: node(**{"num-examples": 3, "partition-id": 0}),
         }
     )
-    roster = meet_nodes(grid, 3, timeout=1)
+    roster = met(grid, 3, timeout=1)
     assert (roster.names, roster.num_examples) == ({7: "0", 5: "5", 6: "6"}, {7: 3})
 
 
 def test_nodes_that_come_later_come_after_the_others(memory_grid):
     grid = memory_grid({5: node(**{"num-examples": 3, "partition-id": 1})})
-    roster = meet_nodes(grid, 1, timeout=1)
+    roster = met(grid, 1, timeout=1)
     grid.nodes[6] = node(**{"num-examples": 4, "partition-id": 0})
     assert roster.meet_new(grid, timeout=1) == [6]
     assert roster.order == {5: 0, 6: 1}
@@ -66,5 +73,5 @@ def test_nodes_that_come_later_come_after_the_others(memory_grid):
 
 def test_a_resumed_run_meets_its_nodes_in_the_order_of_before(memory_grid):
     held = {i: node(**{"num-examples": 3, "partition-id": i}) for i in range(4)}
-    roster = meet_nodes(memory_grid(held), 4, timeout=1, first=["2", "9", "0"])
+    roster = met(memory_grid(held), 4, timeout=1, first=["2", "9", "0"])
     assert list(roster.names.values()) == ["2", "0", "1", "3"]

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from server.settings import RunSettings
+from protocol.registry import built_in_methods
+from server.settings import RunSettings, composed_settings
 from task.settings import SettingsError, TaskSettings
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
@@ -24,7 +25,8 @@ def declared():
 
 
 def test_pyproject_declares_every_key_with_the_default_that_the_code_has():
-    assert declared() == dict(flat(RunSettings().model_dump(by_alias=True)))
+    defaults = composed_settings(built_in_methods())().model_dump(by_alias=True)
+    assert declared() == dict(flat(defaults)), "run `make settings`"
 
 
 def test_both_sides_read_the_same_task_from_a_run_config():
@@ -61,6 +63,13 @@ def test_a_bad_value_is_refused_with_key_value_and_what_is_allowed(key, value, a
 def test_an_unknown_key_is_refused_with_the_nearest_known_one():
     with pytest.raises(SettingsError, match=r"hfldd\.group is not .* did you mean hfldd\.groups"):
         RunSettings.from_run_config({"hfldd.group": 3})
+
+
+def test_an_unknown_key_that_is_like_no_other_leads_to_the_list_of_all():
+    with pytest.raises(
+        SettingsError, match=r"^run config: zzz is not .*, see flwr-distill settings$"
+    ):
+        RunSettings.from_run_config({"zzz": 3})
 
 
 def test_all_problems_are_named_at_once():

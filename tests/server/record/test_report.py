@@ -1,13 +1,11 @@
 """What the recorder leaves in a run's folder."""
 
+import base64
 import json
 
 import pytest
-import torch
-from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from distill.virtual_data import VirtualData
 from server.page import read_run, write_report
 
 
@@ -40,13 +38,14 @@ def test_journal_has_the_round_that_a_phase_belongs_to(finished_run):
     assert [entry["round"] for entry in journal if "warning" in entry] == [1, 2]
 
 
-def test_the_servers_virtual_data_are_kept_and_shown(finished_run):
-    virtual = VirtualData(
-        torch.randn(4, 1, 8, 8), torch.tensor([0, 0, 3, 3]), "dm", steps=1, seed=0, init="noise"
-    )
-    folder = finished_run(virtual=virtual)
-    assert load_file(folder / "virtual.safetensors")["labels"].tolist() == [0, 0, 3, 3]
-    assert "data:image/png;base64," in (folder / "report.html").read_text()
+def test_what_a_strategy_leaves_is_kept_and_a_picture_of_virtual_data_shown(finished_run):
+    artifacts = {"virtual.png": b"a picture", "virtual.safetensors": b"tensors", "../up": b"no"}
+    folder = finished_run(strategy="fedlgd", artifacts=artifacts)
+    assert (folder / "virtual.safetensors").read_bytes() == b"tensors"
+    shown = base64.b64encode(b"a picture").decode()
+    assert f"data:image/png;base64,{shown}" in (folder / "report.html").read_text()
+    assert (folder / "up").exists()
+    assert not (folder.parent / "up").exists()
 
 
 def test_a_run_writes_its_report_and_the_files_give_the_same_again(finished_run):

@@ -10,10 +10,10 @@ from flwr.serverapp.strategy import FedAvg
 from safetensors.numpy import load_file
 
 from protocol.fedlgd import TRAIN_VIRTUAL
+from protocol.registry import built_in_methods
 from server.app import main
 from server.record.checkpoint import CheckpointError, checkpoints
-from server.record.resume import Later, held
-from strategies.common.registry import BUILT_IN
+from server.record.resume import OffsetRounds, lock_run_folder
 
 NODES = 4
 ROUNDS = 4
@@ -89,7 +89,7 @@ def scores(folder):
     return [(row["round"], row["accuracy"], row["loss"], row["node_accuracy"]) for row in rows]
 
 
-@pytest.mark.parametrize("strategy", [*BUILT_IN, "flwr.serverapp.strategy:FedAdam"])
+@pytest.mark.parametrize("strategy", [*built_in_methods(), "flwr.serverapp.strategy:FedAdam"])
 def test_a_resumed_run_ends_with_the_very_model_of_one_that_was_never_interrupted(
     run, killed, strategy
 ):
@@ -169,7 +169,10 @@ def test_a_damaged_checkpoint_is_an_error_that_names_the_file(run, killed):
 
 def test_a_run_that_still_goes_on_is_not_resumed(run, killed):
     folder = killed()
-    with held(folder), pytest.raises(CheckpointError, match="still goes on in another process"):
+    with (
+        lock_run_folder(folder),
+        pytest.raises(CheckpointError, match="still goes on in another process"),
+    ):
         run(resume="latest")
 
 
@@ -207,4 +210,4 @@ def test_a_strategy_with_a_loop_of_its_own_cannot_be_resumed():
             return super().start(*args, **kwargs)
 
     with pytest.raises(CheckpointError, match="Own has a loop of its own"):
-        Later(Own(), 3)
+        OffsetRounds(Own(), 3)

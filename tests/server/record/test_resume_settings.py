@@ -5,7 +5,7 @@ from flwr.app import ArrayRecord
 
 from server.page.run_files import flat
 from server.record.checkpoint import Checkpoint, CheckpointError, save_checkpoint
-from server.record.resume import find_run_to_resume
+from server.record.resume import checkpoint_to_resume, find_run_to_resume
 from server.settings import RunSettings
 
 MAY_CHANGE = {
@@ -64,7 +64,9 @@ def go_on(tmp_path):
         checkpoint = Checkpoint(1, 1, settings, {}, ArrayRecord(), {}, {})
         save_checkpoint(tmp_path / "1", checkpoint)
         config = {**FIRST, "runs-dir": str(tmp_path), "resume": "1", **changed}
-        return find_run_to_resume(RunSettings.from_run_config(config), run_id=2)
+        settings = RunSettings.from_run_config(config)
+        folder = find_run_to_resume(settings, run_id=2)
+        return folder, checkpoint_to_resume(settings, folder)
 
     return go_on
 

@@ -2,10 +2,13 @@
 
 import hashlib
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from benchmarks.mutants import draw, measure, mutants_of, share_noticed
+sys.path.append(str(Path(__file__).parent))
+from mutants import draw, measure, mutants_of, share_noticed  # noqa: E402
 
 SOURCE = '''"""A package."""
 

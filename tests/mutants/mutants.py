@@ -1,6 +1,6 @@
 """Mutants: the share of small changes of the code that the fast tests notice.
 
-Run with ``python -m benchmarks.mutants [--sample 150] [--seed 0] [--json FILE]``. Cosmic Ray says
+Run with ``python tests/mutants/mutants.py [--sample 150] [--seed 0] [--json FILE]``. Cosmic Ray says
 where code can be changed and how: another operator, a number plus or minus one, True for False, a
 condition negated, a loop that never runs, and so on. Every place counts once, with one change
 drawn for it; a sample of the places is drawn from the seed.
@@ -49,7 +49,7 @@ from cosmic_ray.plugins import get_operator, operator_names
 from coverage import CoverageData
 from rich.console import Console
 
-APP_DIR = Path(__file__).resolve().parent.parent
+APP_DIR = Path(__file__).resolve().parents[2]
 FOLDERS = ("distill", "strategies", "links", "protocol", "client", "server", "task")
 FAST = "not slow and not faults and not docker"
 COPIES = 2  # mutants at once
@@ -475,7 +475,7 @@ def show(tried: list[Mutant], places: int) -> None:
 
 def main() -> None:
     """Try mutants, print and, if asked, write what became of them."""
-    parser = argparse.ArgumentParser(prog="benchmarks.mutants", description=__doc__)
+    parser = argparse.ArgumentParser(prog="mutants", description=__doc__)
     parser.add_argument("--sample", type=int, default=150, help="mutants to try")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--json", type=Path, help="file for the results")
