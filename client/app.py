@@ -21,7 +21,7 @@ from protocol.messages import (
     PARTITION_ID,
     SECTOR,
 )
-from protocol.registry import find_method, handlers
+from protocol.registry import all_methods, find_method, handlers
 from task.evaluation import evaluate_model
 from task.plugin import import_object
 from task.settings import SettingsError
@@ -45,12 +45,7 @@ class MethodApp(ClientApp):
             return super().__call__(message, context)
         paths = handlers()
         if message_type not in paths:
-            strategy = context.run_config.get("strategy", "")
-            raise SettingsError(
-                f"no handler of {message_type} is installed on this node: strategy = {strategy!r} "
-                "comes with a package that is missing here (install it with pip where the node "
-                "runs, and start the node again)"
-            )
+            raise _missing(f"handler of {message_type}", context)
         handler: Handler = import_object(paths[message_type])  # type: ignore[assignment]
         return handler(message, context)
 
@@ -89,8 +84,16 @@ def train(message: Message, context: Context) -> Message:
 
     The message's config may hold ``lr``, ``local-epochs``, ``batch-size``, ``optimizer``,
     ``momentum``, ``weight-decay``, ``proximal-mu``, ``kd-lambda`` and ``feature-layer``; what it
-    lacks comes from the run config's ``train.*``.
+    lacks comes from the run config's ``train.*``. Other records ask for loss terms.
+
+    Raises
+    ------
+    SettingsError
+        If a record asks for a term that is not installed here.
     """
+    records = unread_records(message.content)
+    if records:
+        raise _missing(f"loss term of record {min(records)!r}", context)
     session = Session.of(context)
     local = LocalRound.of(session, message.content)
     reply = local.train(session.data.train)
@@ -114,6 +117,21 @@ def evaluate(message: Message, context: Context) -> Message:
         {NUM_EXAMPLES: len(holdout), "eval-accuracy": accuracy, "eval-loss": loss}
     )
     return Message(RecordDict({METRICS: metrics}), reply_to=message)
+
+
+def unread_records(content: RecordDict) -> set[str]:
+    """Names of those records of a plain train message that no loss term here reads."""
+    read = {CONFIG, *(key for method in all_methods().values() for key in method.terms)}
+    model = [ARRAYS] if ARRAYS in content else list(content.array_records)[:1]
+    return set(content) - read - set(model)
+
+
+def _missing(what: str, context: Context) -> SettingsError:
+    strategy = context.run_config.get("strategy", "")
+    return SettingsError(
+        f"no {what} is installed on this node: strategy = {strategy!r} comes with a package that "
+        "is missing here (install it with pip where the node runs, and start the node again)"
+    )
 
 
 def _require(needed: Requirement) -> None:

@@ -35,9 +35,10 @@ def disclosed(run: RunFiles) -> str:
     method = method_of_run(run)
     if method is None or method.disclosed is None:
         return ""
-    table, arguments = run.settings.get(method.table_name, {}), run.settings.get("strategy-args", "")
+    table = run.settings.get(method.table_name, {})
     try:
-        return method.disclosed(method_settings(method, table, arguments))
+        settings = method_settings(method, table, run.settings.get("strategy-args", ""))
+        return method.disclosed(settings)
     except SettingsError:
         return ""  # of another version: what is meant by its settings is not known
 

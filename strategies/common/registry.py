@@ -42,7 +42,8 @@ def find_strategy(name: str, setting: str = "strategy") -> tuple[type[Strategy],
     try:
         strategy = import_object(path)
     except PluginError as error:
-        raise SettingsError(f"{setting} = {name!r}, on the server: {error}") from error
+        of = f" of {method.package}" if method and method.package else ""
+        raise SettingsError(f"{setting} = {name!r}{of}, on the server: {error}") from error
     if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
         raise SettingsError(
             f"{setting} = {name!r}: {path} is not a flwr.serverapp.strategy.Strategy"
