@@ -1,10 +1,19 @@
-"""Arrays that came from elsewhere are decoded when asked for, and with suspicion."""
+"""Arrays that came from elsewhere are decoded once, and with suspicion."""
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from protocol.arrays import as_arrays, as_record, sent_arrays
+from benchmarks.in_process import InProcessGrid
+from protocol.arrays import (
+    as_arrays,
+    as_record,
+    check_arrays,
+    decode,
+    finite_arrays,
+    model_arrays,
+    sent_arrays,
+)
 from protocol.averages import summed_change, weighted_mean
 
 
@@ -30,22 +39,96 @@ class CountedArray(Array):
         return super().numpy()
 
 
-def test_a_sent_array_is_decoded_when_it_is_asked_for_and_not_kept():
+@pytest.fixture
+def counted():
+    """A record that counts how often one of its arrays is decoded."""
+    CountedArray.decoded = 0
     record = ArrayRecord()
     for name, array in model(1).items():
         record[name] = CountedArray(array)
-    CountedArray.decoded = 0
-    sent = sent_arrays(reply_with(record))
-    assert (len(sent), list(sent), "weight" in sent) == (2, ["weight", "steps"], True)
+    return record
+
+
+def test_arrays_that_came_are_decoded_once_however_often_they_are_read(counted):
+    decode(counted)
+    assert CountedArray.decoded == 2
+    for _ in range(2):
+        decode(counted)
+        for read in (finite_arrays, lambda record: model_arrays(record, model(0)), as_arrays):
+            arrays = read(counted)
+            assert (len(arrays), list(arrays)) == (2, ["weight", "steps"])
+            np.testing.assert_array_equal(arrays["weight"], model(1)["weight"])
+    assert CountedArray.decoded == 2
+
+
+def test_a_decoded_array_cannot_be_changed(counted):
+    weight = finite_arrays(counted)["weight"]
+    with pytest.raises(ValueError, match="read-only"):
+        weight[0, 0] = 1.0
+
+
+def test_a_decoded_record_can_be_sent_on_as_it_came(counted):
+    before = {name: array.data for name, array in counted.items()}
+    decode(counted)
+    for name, array in counted.items():
+        assert isinstance(array, Array)
+        assert (array.dtype, array.shape) == (str(model(1)[name].dtype), model(1)[name].shape)
+        assert array.data == before[name]
+        np.testing.assert_array_equal(Array(array.numpy()).numpy(), model(1)[name])
+    grid = InProcessGrid({1: lambda message: message.content})
+    (reply,) = grid.send_and_receive([Message(RecordDict({"arrays": counted}), 1, "train")])
+    found = as_arrays(sent_arrays(reply))
+    np.testing.assert_array_equal(found["weight"], model(1)["weight"])
+
+
+def test_reading_our_own_arrays_leaves_the_record_as_it_is(counted):
+    arrays = as_arrays(counted)
+    np.testing.assert_array_equal(arrays["weight"], model(1)["weight"])
+    assert all(type(array) is CountedArray for array in counted.values())
+
+
+def test_names_are_checked_before_anything_is_decoded(counted):
+    with pytest.raises(ValueError, match="steps differ"):
+        model_arrays(counted, {"weight": model(0)["weight"]})
     assert CountedArray.decoded == 0
-    np.testing.assert_array_equal(sent["weight"], model(1)["weight"])
-    assert sent["weight"] is not sent["weight"]
-    assert CountedArray.decoded == 3
+
+
+FAULTS = {
+    "steps differ": {"steps": None},
+    "more differ": {"more": np.zeros(3)},
+    r"weight is float32 \(4, 3\), this run's model has float32 \(3, 4\)": {
+        "weight": np.zeros((4, 3), np.float32)
+    },
+    "weight is float64": {"weight": np.zeros((3, 4))},
+    "weight holds NaN or infinity": {"weight": np.full((3, 4), np.inf, np.float32)},
+}
+
+
+@pytest.mark.parametrize(("said", "changed"), FAULTS.items(), ids=FAULTS)
+def test_a_model_that_cannot_be_averaged_with_ours_is_refused(said, changed):
+    arrays = {n: array for n, array in {**model(1), **changed}.items() if array is not None}
+    with pytest.raises(ValueError, match=said):
+        check_arrays(arrays, model(0))
+    with pytest.raises(ValueError, match=said):
+        model_arrays(as_record(arrays), model(0))
+
+
+def test_a_model_like_ours_is_taken_as_it_is():
+    sent = model(1)
+    assert check_arrays(sent, model(0)) is sent
+    assert dict(model_arrays(as_record(sent), model(0))).keys() == sent.keys()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_arrays_of_any_form_must_be_finite(value):
+    record = as_record({"fine": np.ones(2), "odd": np.array([1.0, value])})
+    with pytest.raises(ValueError, match="odd holds NaN or infinity"):
+        finite_arrays(record)
 
 
 def test_sent_models_average_as_those_in_memory():
     models = [model(seed) for seed in (1, 2, 3)]
-    sent = [sent_arrays(reply_with(as_record(each))) for each in models]
+    sent = [finite_arrays(sent_arrays(reply_with(as_record(each)))) for each in models]
     found = weighted_mean(zip((1.0, 2.0, 5.0), sent, strict=True))
     expected = weighted_mean(zip((1.0, 2.0, 5.0), models, strict=True))
     for name, array in expected.items():
@@ -68,9 +151,9 @@ def test_a_reply_without_the_record_has_no_arrays():
     assert dict(sent_arrays(reply_with(ArrayRecord()), "gradient")) == {}
 
 
-@pytest.mark.parametrize("read", [lambda record: sent_arrays(reply_with(record)), as_arrays])
+@pytest.mark.parametrize("read", [decode, finite_arrays, as_arrays])
 def test_one_array_that_cannot_be_read_is_named(read):
     record = as_record(model(1))
     record["steps"] = Array("int64", (), "numpy.ndarray", b"junk")
     with pytest.raises(ValueError, match="steps cannot be read"):
-        dict(read(record))
+        read(record)
