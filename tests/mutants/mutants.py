@@ -1,7 +1,7 @@
 """Mutants: the share of small changes of the code that the fast tests notice.
 
-Run with ``python tests/mutants/mutants.py [--sample 150] [--seed 0] [--json FILE]``. Cosmic Ray says
-where code can be changed and how: another operator, a number plus or minus one, True for False, a
+Run with ``python tests/mutants/mutants.py [--sample 150] [--seed 0] [--json FILE]``. Cosmic Ray
+says where code can be changed and how: another operator, a number plus or minus one, True for False, a
 condition negated, a loop that never runs, and so on. Every place counts once, with one change
 drawn for it; a sample of the places is drawn from the seed.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parent))
-from mutants import draw, measure, mutants_of, share_noticed  # noqa: E402
+from mutants import draw, measure, mutants_of, share_noticed
 
 SOURCE = '''"""A package."""
 
