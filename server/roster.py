@@ -1,5 +1,6 @@
 """Meeting the nodes of a run: who is there, under which name, in which order."""
 
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -67,10 +68,10 @@ class Roster:
         name = {node: _name(node, found.get(node)) for node in nodes}
         rank = {name: place for place, name in enumerate(first)}
 
-        def place(node: int) -> tuple[int, int, int]:
-            partition = found[node].partition if node in found else None
-            last = len(nodes) if partition is None else partition
-            return rank.get(name[node], len(rank)), last, node
+        def place(node: int) -> tuple[int, float, int]:
+            known = found.get(node)
+            partition = math.inf if known is None or known.partition is None else known.partition
+            return rank.get(name[node], len(rank)), partition, node
 
         nodes.sort(key=place)
         self.names |= {node: name[node] for node in nodes}

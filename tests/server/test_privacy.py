@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from protocol.method import TRAIN_PHASE, Method, all_protected
 from server.export.card import model_card
 from server.page.privacy import privacy, spent
 from server.page.run_files import read_run
@@ -28,7 +29,7 @@ def check(**settings):
         {"strategy": "hfldd"},
         {"strategy": "fedhead"},
         NOISE | {"strategy": "fedavg"},
-        NOISE | {"strategy": "my.module:Strategy"},
+        NOISE | {"strategy": "flwr.serverapp.strategy:FedAdam"},
         NOISE | {"strategy": "cadis", "cadis.kd-lambda": 0.0},
         NOISE | {"strategy": "hfldd", **HFLDD},
         {"strategy": "hfldd", "hfldd.dp-epsilon": 10.0, "hfldd.start": "noise"},
@@ -41,8 +42,9 @@ def test_settings_that_go_together_pass(settings):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"strategy": "fedhead"}, "strategy = 'fedhead': leaders distil.*take fedavg"),
+        ({"strategy": "fedhead"}, "strategy = 'fedhead': leaders distil.*take another strategy"),
         ({"strategy": "fedhead-plus"}, "leaders distil"),
+        ({"strategy": "strategies.fedhead.strategy:FedHEAD"}, "FedHEAD': leaders distil"),
         ({"strategy": "fedlgd"}, "virtual data"),
         ({"strategy": "fedfa"}, "accuracy"),
         ({"strategy": "cadis"}, r"set cadis.kd-lambda to 0"),
@@ -53,6 +55,15 @@ def test_settings_that_go_together_pass(settings):
 def test_a_hole_is_refused_with_the_remedy(settings, complaint):
     with pytest.raises(SettingsError, match=rf"(?s)train.dp-noise = 1.*{complaint}"):
         check(**NOISE, **settings)
+
+
+@pytest.mark.parametrize("brings", [{"phases": (TRAIN_PHASE,)}, {"terms": {"r": "m:Term"}}])
+def test_a_method_that_does_not_say_what_is_covered_is_refused(brings):
+    settings = RunSettings.from_run_config(NOISE | {"strategy": "mine"})
+    with pytest.raises(SettingsError, match="'mine': mine does not declare what of it"):
+        check_privacy(settings, Method("mine", "my.module:Strategy", **brings))
+    check_privacy(settings, Method("mine", "my.module:Strategy"))
+    check_privacy(settings, Method("mine", "my:Strategy", unprotected=all_protected, **brings))
 
 
 @pytest.mark.parametrize(

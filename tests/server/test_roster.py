@@ -3,7 +3,9 @@
 import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
+from protocol.meeting import DESCRIBE
 from server.roster import Roster, TooFewNodesError, meet_nodes
+from strategies.common.directory import Directory
 
 
 def met(grid, min_nodes, timeout=1, first=()):
@@ -33,6 +35,22 @@ def test_nodes_are_named_and_ordered_by_partition_then_by_id(memory_grid):
     assert list(roster.names.items()) == [(70, "0"), (50, "1"), (40, "40"), (60, "60")]
     assert roster.order == {70: 0, 50: 1, 40: 2, 60: 3}
     assert sum(roster.num_examples.values()) == 35
+
+
+def test_a_partition_comes_before_none_also_where_few_of_many_partitions_are_there(memory_grid):
+    many = {9: node(**{"num-examples": 1, "partition-id": 70}), 3: node(**{"num-examples": 1})}
+    roster = met(memory_grid(many), 2)
+    assert list(roster.names.values()) == ["70", "3"]
+
+
+def test_a_node_is_asked_once_who_it_is_and_its_answer_is_the_strategies_too(memory_grid):
+    grid = memory_grid({5: node(**{"num-examples": 3, "sector": 4})})
+    directory = Directory()
+    roster = Roster(directory)
+    meet_nodes(grid, roster, 1, timeout=1)
+    roster.meet_new(grid, timeout=1)
+    assert directory.look_up(grid, [5])[5].sector == 4
+    assert [message.metadata.message_type for message in grid.pushed] == [DESCRIBE]
 
 
 def test_a_node_is_named_after_the_data_set_that_it_holds_in_place_of_the_runs(memory_grid):

@@ -9,7 +9,9 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from safetensors.numpy import load_file
 
+from protocol.fedhead import TRAIN_SECTOR
 from protocol.fedlgd import TRAIN_VIRTUAL
+from protocol.hfldd import TRAIN_POOL
 from protocol.registry import built_in_methods
 from server.app import main
 from server.record.checkpoint import CheckpointError, checkpoints
@@ -27,6 +29,7 @@ QUICK = {
     "hfldd.groups": 2,
     "fedlgd.every": 2,
 }
+TRAINING = ("train", TRAIN_VIRTUAL, TRAIN_POOL, TRAIN_SECTOR)
 
 
 class Killed(BaseException):
@@ -50,7 +53,7 @@ def run(client_grid, little_distillation, tmp_path):
             def answer_or_kill(message):
                 content = answer(message)
                 config = message.content.config_records.get("config", {})
-                if message.metadata.message_type in ("train", TRAIN_VIRTUAL):
+                if message.metadata.message_type in TRAINING:
                     trained.append(config["server-round"])
                 if trained.count(killed_in) == 2:
                     raise Killed
@@ -179,7 +182,7 @@ def test_a_run_that_still_goes_on_is_not_resumed(run, killed):
 def test_a_run_that_was_broken_off_leaves_topology_and_traffic(killed):
     folder = killed("hfldd")
     assert json.loads((folder / "topology.json").read_text())["heads"].keys() == {"1", "2"}
-    assert "train" in json.loads((folder / "traffic.json").read_text())["measured"]
+    assert TRAIN_POOL in json.loads((folder / "traffic.json").read_text())["measured"]
 
 
 def test_rounds_of_a_resumed_run_stand_in_the_journal_once(run, killed):
