@@ -26,7 +26,7 @@ help:
 	@echo "make mutants what small changes of the code the fast tests notice: twenty minutes"
 	@echo "make lint    ruff and mypy alone"
 	@echo "make bench   the benchmarks, as tables"
-	@echo "make settings  what is made of the settings' classes: pyproject.toml, docs/settings.md"
+	@echo "make settings writes pyproject.toml's run config and docs/settings.md anew, from the code"
 	@echo "make setup   install into $(VENV)"
 
 $(READY): requirements.lock pyproject.toml

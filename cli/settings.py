@@ -1,0 +1,114 @@
+"""`flwr-distill settings`: every setting of a run, printed or written to a file."""
+
+import difflib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cli.run_folders import fail
+
+if TYPE_CHECKING:
+    from server.settings_catalogue import SettingsTable
+
+
+def settings(
+    name: Annotated[
+        str, typer.Argument(help="Table or method: core, train, hfldd ...", show_default="all")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
+    preset: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="New .toml file to write them to.", show_default="none"),
+    ] = None,
+) -> None:
+    """Print every setting of a run: its default, the values it takes, and what it is.
+
+    With --preset, they are written to a file at their defaults, explained in comments: change what
+    you want to, and start a run with `flwr run . -c FILE`.
+    """
+    from protocol.registry import all_methods
+    from server import settings_catalogue
+    from task.settings import SettingsError
+
+    methods = all_methods()
+    try:
+        tables = settings_catalogue.settings_tables(methods)
+    except SettingsError as error:
+        fail(error)
+    strategy = name if name in methods else ""
+    if name:
+        known = dict.fromkeys([*(table.name for table in tables), *methods])
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            fail(f"{name!r} is no table and no method; {hint}There are {', '.join(known)}")
+        tables = [
+            table
+            for table in tables
+            if name in (table.name, *(method.name for method in table.methods))
+        ]
+        strategy = strategy or next((method.name for method in tables[0].methods), "")
+
+    if preset:
+        _write(preset, settings_catalogue.preset(tables, strategy))
+    elif as_json:
+        typer.echo(json.dumps(settings_catalogue.as_json(tables), indent=2))
+    else:
+        _show(tables, strategy)
+
+
+def _write(file: Path, text: str) -> None:
+    if file.suffix != ".toml":
+        fail(f"{file}: Flower reads a run config from files that end in .toml only")
+    try:
+        with file.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:
+        fail(f"{file} is there already (name another file)")
+    except OSError as error:
+        fail(f"{file}: {error.strerror}")
+    typer.echo(f"flwr run . -c {file}")
+
+
+def _show(tables: list["SettingsTable"], strategy: str) -> None:
+    console = Console(highlight=False)
+    for table in tables:
+        console.print(_in_terminal(table))
+        if not table.declared:
+            console.print(
+                f"{table.name} comes from another package: its settings go into strategy-args; "
+                f"flwr-distill settings {table.name} --preset FILE writes them so.\n"
+            )
+    if not tables:
+        console.print(
+            f"{strategy} has no settings of its own. What its constructor takes goes into "
+            "strategy-args; flwr-distill settings prints what every run has."
+        )
+    example = next((s for table in tables if table.declared for s in table.settings), None)
+    if example:
+        given = f"{example.key}={json.dumps(example.default)}"
+        chosen = f'strategy="{strategy}" ' if strategy else ""
+        console.print(f"Set them: flwr run . -c '{chosen}{given}'")
+        console.print("In a file: flwr-distill settings NAME --preset FILE.toml")
+
+
+def _in_terminal(table: "SettingsTable") -> Table:
+    title: list[str | tuple[str, str]] = [(table.name, "bold"), "  ", table.meaning]
+    if table.methods:
+        title.append(f" For {', '.join(method.name for method in table.methods)}.")
+    shown = Table(
+        title=Text.assemble(*title), title_justify="left", title_style="", box=box.SIMPLE_HEAD
+    )
+    shown.add_column("key", no_wrap=True)
+    shown.add_column("default")
+    shown.add_column("what it is")
+    for setting in table.settings:
+        meaning = Text.assemble(setting.meaning, (f" ({setting.values})", "dim"))
+        shown.add_row(Text(setting.key), Text(json.dumps(setting.default)), meaning)
+    return shown

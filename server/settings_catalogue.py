@@ -1,0 +1,330 @@
+"""Every run-config key with its type, bounds, default and meaning, read off the settings' classes.
+
+``python -m server.settings_catalogue`` (``make settings``) rewrites what is made of them: the run
+config that ``pyproject.toml`` declares, and the page ``docs/settings.md``.
+"""
+
+import json
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docstring_parser
+from docstring_parser import Docstring, DocstringStyle
+from pydantic import BaseModel
+
+from protocol.method import Method
+from protocol.registry import built_in_methods
+from server.settings import RunSettings, composed_settings
+from task.settings import Block
+
+ROOT = Path(__file__).resolve().parent.parent
+PYPROJECT = ROOT / "pyproject.toml"
+PAGE = ROOT / "docs" / "settings.md"
+
+CORE = "core"
+"""What the keys outside of any table are called."""
+
+_DECLARED = "tool.flwr.app.config"
+_DECLARED_TABLES = re.compile(
+    rf"^\[{re.escape(_DECLARED)}[].].*?(?=^\[(?!{re.escape(_DECLARED)}[].])|\Z)", re.M | re.S
+)
+_TYPES = {
+    "boolean": "true or false",
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+    "array": "list",
+    "object": "table",
+    "null": "nothing",
+}
+_BOUNDS = {
+    "minimum": "at least {:.15g}",
+    "exclusiveMinimum": "above {:.15g}",
+    "maximum": "at most {:.15g}",
+    "exclusiveMaximum": "below {:.15g}",
+    "minLength": "at least {} characters",
+    "maxLength": "at most {} characters",
+    "pattern": "matches `{}`",
+}
+_INTRODUCTION = """\
+# Settings
+
+<!-- Written by `make settings` from the settings' classes; do not edit. -->
+
+Every setting of a run is a key of Flower's run config. What is not given has its default:
+
+```console
+flwr run . -c 'strategy="fedprox" train.proximal-mu=0.1'
+flwr run . -c presets/hfldd-mnist-c1.toml
+```
+
+`flwr-distill settings` prints what stands here, with the settings of methods that other packages
+bring, and `flwr-distill settings hfldd --preset mine.toml` writes a file for `-c`.
+"""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A run-config key.
+
+    Parameters
+    ----------
+    key : str
+        Dotted, with hyphens.
+    default : Any
+        As in JSON.
+    schema : Mapping[str, Any]
+        JSON schema of its values.
+    meaning : str
+        What it is, in Markdown, from the docstring of its class; empty if that does not say.
+    """
+
+    key: str
+    default: Any
+    schema: Mapping[str, Any]
+    meaning: str
+
+    @property
+    def type(self) -> str:
+        """Type of its values, in plain words."""
+        kinds = [kind.get("type") for kind in self.schema.get("anyOf", [self.schema])]
+        return " or ".join(_TYPES.get(kind, "any value") for kind in kinds)
+
+    @property
+    def bounds(self) -> str:
+        """Values that are allowed, in Markdown; empty if all of the type are."""
+        if choices := self.schema.get("enum"):
+            return ", ".join(f"`{choice}`" for choice in choices)
+        if self.schema.get("minLength") == 1:
+            return "not empty"
+        bounds = (
+            text.format(self.schema[key]) for key, text in _BOUNDS.items() if key in self.schema
+        )
+        return ", ".join(bounds)
+
+    @property
+    def values(self) -> str:
+        """Type and bounds."""
+        return f"{self.type}: {self.bounds}" if self.bounds else self.type
+
+
+@dataclass(frozen=True)
+class SettingsTable:
+    """A table of the run config.
+
+    Parameters
+    ----------
+    name : str
+        As in the run config; `CORE` for the keys outside of any table.
+    meaning : str
+        What it is, in Markdown.
+    methods : tuple of Method
+        The methods that it belongs to; empty if to all.
+    settings : tuple of Setting
+        Its keys.
+    """
+
+    name: str
+    meaning: str
+    methods: tuple[Method, ...]
+    settings: tuple[Setting, ...]
+
+    @property
+    def prefix(self) -> str:
+        """What its keys begin with."""
+        return "" if self.name == CORE else f"{self.name}."
+
+    @property
+    def declared(self) -> bool:
+        """Whether the app declares its keys, as it does not those of installed packages."""
+        return not self.methods or any(not method.package for method in self.methods)
+
+
+def settings_tables(methods: Mapping[str, Method]) -> list[SettingsTable]:
+    """All tables: the core keys, the tables that all runs have, and those of methods by name.
+
+    Parameters
+    ----------
+    methods : Mapping[str, Method]
+        The methods, by name.
+    """
+    composed = composed_settings(methods)
+    core = tuple(setting for setting in _settings(composed) if "." not in setting.key)
+    tables = [SettingsTable(CORE, "What every run has besides the tables below.", (), core)]
+    common = _tables(RunSettings)
+    for name, table in sorted(_tables(composed).items(), key=lambda item: item[0] not in common):
+        owners = [m for m in methods.values() if m.settings and _hyphenated(m.table_name) == name]
+        meaning = _markdown(_docstring(table).short_description)
+        settings = tuple(_settings(table, f"{name}."))
+        tables.append(SettingsTable(name, meaning, tuple(owners), settings))
+    return tables
+
+
+def to_toml(tables: Iterable[SettingsTable], *, under: str = "", explained: bool = False) -> str:
+    """Write settings at their defaults as TOML.
+
+    Parameters
+    ----------
+    tables : iterable of SettingsTable
+        The core keys first, if they are among them.
+    under : str (default: "")
+        Table that all of them stand in.
+    explained : bool (default: False)
+        Whether comments say what each key is.
+    """
+    parts = []
+    for table in tables:
+        header = f"{under}.{table.prefix}".strip(".")
+        lines = [f"[{header}]"] if header else []
+        for setting in table.settings:
+            if explained:
+                lines += _comment(f"{setting.meaning} ({setting.values})")
+            lines.append(
+                f"{setting.key.removeprefix(table.prefix)} = {json.dumps(setting.default)}"
+            )
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def as_json(tables: Iterable[SettingsTable]) -> list[dict[str, Any]]:
+    """All settings of tables, for programs: key, table, methods, type, default, bounds, meaning."""
+    return [
+        {
+            "key": setting.key,
+            "table": table.name,
+            "methods": [method.name for method in table.methods],
+            "type": setting.type,
+            "default": setting.default,
+            "bounds": setting.bounds,
+            "schema": {k: v for k, v in setting.schema.items() if k not in ("title", "default")},
+            "meaning": setting.meaning,
+        }
+        for table in tables
+        for setting in table.settings
+    ]
+
+
+def preset(tables: Iterable[SettingsTable], strategy: str = "") -> str:
+    """Write a run config for ``flwr run . -c FILE``: settings at their defaults, explained.
+
+    Flower takes no key that the app does not declare, so the settings of another package's method
+    stand in ``strategy-args``.
+
+    Parameters
+    ----------
+    tables : iterable of SettingsTable
+        The core keys first, if they are among them.
+    strategy : str (default: "")
+        Method that the run is to have; if empty, the settings of other packages are left out.
+    """
+    lines = [f"strategy = {json.dumps(strategy)}"] if strategy else []
+    for table in tables:
+        if strategy and not table.declared:
+            names = {s.key.removeprefix(table.prefix): s for s in table.settings}
+            for name, setting in names.items():
+                lines += _comment(f"{name}: {setting.meaning} ({setting.values})")
+            arguments = json.dumps({name: setting.default for name, setting in names.items()})
+            lines.append(f"strategy-args = {json.dumps(arguments)}")
+    written = to_toml((table for table in tables if table.declared), explained=True)
+    return "\n\n".join(filter(None, ("\n".join(lines), written.strip()))) + "\n"
+
+
+def declared_in(pyproject: str) -> str:
+    """Give the text of a ``pyproject.toml`` in which the app declares the settings as they are."""
+    tables = to_toml(settings_tables(built_in_methods()), under=_DECLARED)
+    note = "# Written by `make settings`; docs/settings.md says what these are."
+    header, _, rest = tables.partition("\n")
+    written = f"{header}\n{note}\n{rest}"
+    return _DECLARED_TABLES.sub(lambda _: written, pyproject, count=1)
+
+
+def page() -> str:
+    """Give the text of ``docs/settings.md``."""
+    parts = [_INTRODUCTION]
+    for table in settings_tables(built_in_methods()):
+        parts.append(f"## {table.name}\n\n{table.meaning}\n")
+        if table.methods:
+            parts.append("".join(f"- `{m.name}`: {m.summary}\n" for m in table.methods))
+        rows = [
+            (f"`{s.key}`", s.type, f"`{json.dumps(s.default)}`", s.bounds, s.meaning)
+            for s in table.settings
+        ]
+        parts.append(_markdown_table(("key", "type", "default", "allowed", "what it is"), rows))
+    return "\n".join(parts)
+
+
+def main() -> None:
+    """Rewrite the run config in ``pyproject.toml``, and the page, where they have changed."""
+    pyproject = PYPROJECT.read_text(encoding="utf-8")
+    for file, text in ((PYPROJECT, declared_in(pyproject)), (PAGE, page())):
+        if not file.exists() or file.read_text(encoding="utf-8") != text:
+            file.write_text(text, encoding="utf-8")
+
+
+def _settings(table: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
+    """All keys of a table and of those in it."""
+    schemas = table.model_json_schema()["properties"]
+    defaults = table().model_dump(mode="json", by_alias=True)
+    meanings = _meanings(table)
+    inner = _tables(table)
+    for name, field in table.model_fields.items():
+        key = field.alias or name
+        if key in inner:
+            yield from _settings(inner[key], f"{prefix}{key}.")
+        else:
+            yield Setting(prefix + key, defaults[key], schemas[key], meanings.get(name, ""))
+
+
+def _tables(table: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    return {
+        field.alias or name: field.annotation
+        for name, field in table.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    }
+
+
+def _meanings(table: type[BaseModel]) -> dict[str, str]:
+    """What the docstrings of a class and of those that it extends say of fields."""
+    return {
+        name: _markdown(entry.description)
+        for base in reversed(table.__mro__)
+        if issubclass(base, Block)
+        for entry in _docstring(base).params
+        for name in entry.arg_name.split(", ")
+    }
+
+
+def _docstring(table: type[BaseModel]) -> Docstring:
+    return docstring_parser.parse(table.__dict__.get("__doc__") or "", DocstringStyle.NUMPYDOC)
+
+
+def _markdown(text: str | None) -> str:
+    """Docstrings' markup, ``:func:`name```, as Markdown in one line."""
+    one_line = " ".join((text or "").split())
+    return re.sub(r":\w+:`|``", "`", one_line)
+
+
+def _markdown_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    columns = tuple(columns)
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines
+    )
+
+
+def _hyphenated(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(
+        text, 100, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
+    )
+
+
+if __name__ == "__main__":
+    main()

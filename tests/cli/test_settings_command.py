@@ -1,0 +1,157 @@
+"""`flwr-distill settings` at its command line."""
+
+import json
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from flwr.common.config import parse_config_args
+from typer.testing import CliRunner
+
+from cli.main import app
+from server.settings import RunSettings
+
+PLUGIN = """
+from protocol.method import Method
+from task.settings import Block
+
+class Settings(Block):
+    '''Settings of Acme.
+
+    Parameters
+    ----------
+    mu : float (default: 0.5)
+        Weight of it.
+    '''
+
+    mu: float = 0.5
+
+METHOD = Method("acme", "acme_methods:Acme", settings=Settings)
+"""
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["settings", *map(str, arguments)])
+
+
+def keys(*arguments):
+    return [setting["key"] for setting in json.loads(invoke(*arguments, "--json").stdout)]
+
+
+def test_all_settings_are_printed_with_default_values_and_meaning():
+    output = invoke().output
+    assert output.index("num-rounds") < output.index("train.lr") < output.index("hfldd.groups")
+    (line,) = (line for line in output.splitlines() if line.startswith("  train.momentum "))
+    assert " ".join(line.split()) == (
+        "train.momentum 0.0 Momentum of `sgd`. (number: at least 0, below 1)"
+    )
+    assert "flwr run . -c 'dataset=\"digits\"'" in output
+
+
+def test_a_narrow_terminal_shows_whole_keys(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "fedhead.distill-weight-decay   0.0001" in invoke("fedhead").output
+
+
+@pytest.mark.parametrize("name", ["fedhead", "fedhead-plus", "feddf"])
+def test_a_method_is_shown_with_the_table_that_it_shares(name):
+    assert {key.split(".")[0] for key in keys(name)} == {"fedhead"}
+    assert f"-c 'strategy=\"{name}\" fedhead.distill-epochs=20'" in invoke(name).output
+
+
+def test_one_table_can_be_asked_for():
+    assert "num-rounds" in keys("core")
+    assert not [key for key in keys("core") if "." in key]
+    assert {key.split(".")[0] for key in keys("train")} == {"train"}
+
+
+def test_a_method_without_settings_says_so():
+    result = invoke("fedavg")
+    assert result.exit_code == 0
+    assert "fedavg has no settings of its own" in result.output
+    assert keys("fedavg") == []
+
+
+def test_an_unknown_name_is_one_line_with_the_nearest_and_all():
+    result = invoke("hfld")
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("flwr-distill: 'hfld' is no table and no method; did you mean hfldd?")
+    for name in ("core", "train", "fedhead-plus", "moon", "krum"):
+        assert name in line
+
+
+def test_json_tells_programs_everything():
+    (momentum,) = (s for s in json.loads(invoke("--json").stdout) if s["key"] == "train.momentum")
+    assert momentum == {
+        "key": "train.momentum",
+        "table": "train",
+        "methods": [],
+        "type": "number",
+        "default": 0.0,
+        "bounds": "at least 0, below 1",
+        "schema": {"type": "number", "minimum": 0, "exclusiveMaximum": 1},
+        "meaning": "Momentum of `sgd`.",
+    }
+
+
+@pytest.mark.parametrize("name", [(), ("train",), ("fedhead-plus",), ("fedavg",)])
+def test_a_preset_is_what_flower_takes_for_a_run_config(name, tmp_path):
+    file = tmp_path / "mine.toml"
+    result = invoke(*name, "--preset", file)
+    assert result.output == f"flwr run . -c {file}\n"
+    settings = RunSettings.from_run_config(parse_config_args([str(file)]))
+    strategy = name[0] if name and name[0] != "train" else "hfldd"
+    expected = RunSettings.from_run_config({"strategy": strategy})
+    assert settings.model_dump() == expected.model_dump()
+
+
+def test_a_preset_takes_no_place_of_another_file(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text("seed = 7\n")
+    result = invoke("--preset", file)
+    assert result.exit_code == 1
+    assert result.stderr == f"flwr-distill: {file} is there already (name another file)\n"
+    assert file.read_text() == "seed = 7\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("mine", "end in .toml"), ("no/mine.toml", "No such file or directory")]
+)
+def test_a_preset_that_cannot_be_written_or_read_is_an_error(name, why, tmp_path):
+    result = invoke("--preset", tmp_path / name)
+    assert result.exit_code == 1
+    assert why in result.stderr
+    assert not (tmp_path / name).exists()
+
+
+def test_settings_of_an_installed_package_are_shown_and_written_as_flower_takes_them(
+    plug_in, tmp_path
+):
+    plug_in(PLUGIN, {"acme": "METHOD", "broken": "NOTHING"}, "acme")
+    assert "acme.mu" in keys()
+    assert "its settings go into strategy-args" in invoke("acme").output
+    invoke("acme", "--preset", tmp_path / "acme.toml")
+    written = tomllib.loads((tmp_path / "acme.toml").read_text())
+    assert written == {"strategy": "acme", "strategy-args": '{"mu": 0.5}'}
+    invoke("--preset", tmp_path / "all.toml")
+    assert "acme" not in tomllib.loads((tmp_path / "all.toml").read_text())
+
+
+def test_settings_that_clash_are_one_line(plug_in):
+    plug_in(PLUGIN.replace("settings=", "table='train', settings="), {"acme": "METHOD"}, "acme")
+    result = invoke()
+    assert result.exit_code == 1
+    assert "method 'acme' of acme==1.2: the name of its table, train, is taken" in result.stderr
+
+
+def test_the_command_of_a_node_does_not_import_torch_for_it():
+    code = "import sys, cli.main; print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "False\n", result.stderr
