@@ -1,0 +1,118 @@
+"""The declaration: settings, the phase and what may come back in it, and where the code is.
+
+Both sides read this file, so it imports the code of neither.
+"""
+
+from typing import Annotated
+
+import numpy as np
+from flwr.app import ArrayRecord
+from pydantic import Field
+
+from protocol.arrays import Arrays, finite_arrays
+from protocol.messages import ARRAYS
+from protocol.method import Method, Phase
+from protocol.schema import Count, Reply
+from task.settings import Block, TrainSettings
+
+CLASS_MEANS = "query.class_means"
+"""Ask a node for the mean features of its classes under the model in the message."""
+
+ANCHORS = "class-anchors"
+"""Record of a train message: the anchors ``means`` (C, d) and the ``pull`` (C,) to each."""
+
+MEANS, COUNTS, PULL = "means", "counts", "pull"
+
+
+class AnchorSettings(Block):
+    """Settings of class anchors, given as ``strategy-args``.
+
+    Parameters
+    ----------
+    weight : float (default: 1.0)
+        Of the loss term.
+    every : int (default: 1)
+        Rounds from one survey of the class means to the next; the first is before round 1.
+    fewest : int (default: 5)
+        Samples of a class that a node needs for telling their mean.
+    """
+
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    every: Annotated[int, Field(ge=1)] = 1
+    fewest: Annotated[int, Field(ge=1)] = 5
+
+
+class Survey(Block):
+    """What the server asks a node beside the model.
+
+    Parameters
+    ----------
+    fewest : int
+        See `AnchorSettings`.
+    """
+
+    fewest: Annotated[int, Field(ge=1)]
+
+
+class SurveyMetrics(Block):
+    """Numbers in a node's answer, which the run's journal keeps.
+
+    Parameters
+    ----------
+    num_classes : int
+        Classes whose mean it tells.
+    """
+
+    num_classes: Count
+
+
+def class_means_fit(record: ArrayRecord, model: Arrays) -> None:
+    """Check what a node says of its classes; numbers that came from elsewhere are not trusted.
+
+    Features are what comes into the last dense layer, so the means of all classes are shaped as
+    that layer's weights are.
+
+    Raises
+    ------
+    ValueError
+        If an array is missing, is of a wrong shape, or holds what cannot be.
+    """
+    arrays = finite_arrays(record)
+    if set(arrays) != {MEANS, COUNTS}:
+        raise ValueError(f"it needs {MEANS} and {COUNTS}, and brings {', '.join(sorted(arrays))}")
+    means, counts = arrays[MEANS], arrays[COUNTS]
+    if means.ndim != 2 or means.shape not in {weights.shape for weights in model.values()}:
+        raise ValueError(f"its {MEANS} are {means.shape}, as no weights of this run's model are")
+    if counts.shape != means.shape[:1] or counts.dtype != np.int64 or counts.min() < 0:
+        raise ValueError(f"its {COUNTS} are not numbers of samples, one a class")
+
+
+def _unprotected(settings: AnchorSettings, train: TrainSettings) -> str:
+    return "nodes tell class means and counts without noise (take another strategy)"
+
+
+def _disclosed(settings: AnchorSettings) -> str:
+    return (
+        "Nodes told the server how many samples they hold of each class and, for classes with at "
+        f"least {settings.fewest}, the mean of the model's features over them."
+    )
+
+
+METHOD = Method(
+    name="class-anchors",
+    strategy="class_anchors.strategy:ClassAnchors",
+    summary="Nodes keep the features of a class near the federation's mean of it.",
+    settings=AnchorSettings,
+    phases=(
+        Phase(
+            CLASS_MEANS,
+            "nodes tell their class means",
+            (Reply(metrics=SurveyMetrics, arrays={ARRAYS: class_means_fit}),),
+            handler="class_anchors.client:tell_class_means",
+        ),
+    ),
+    terms={ANCHORS: "class_anchors.client:Anchored"},
+    unprotected=_unprotected,
+    disclosed=_disclosed,
+    panels=("class_anchors.panel:survey",),
+)

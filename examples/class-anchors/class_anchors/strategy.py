@@ -1,0 +1,105 @@
+"""The server: asks for class means and sends their average with each train message."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from logging import INFO
+from typing import Any, Self
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+
+from class_anchors.method import (
+    ANCHORS,
+    CLASS_MEANS,
+    COUNTS,
+    MEANS,
+    PULL,
+    AnchorSettings,
+    Survey,
+)
+from protocol.arrays import Arrays, as_arrays, as_record, sent_arrays
+from protocol.messages import ARRAYS, CONFIG
+from protocol.replies import usable
+from strategies.common.checked import CheckedFedAvg
+from strategies.common.run import Run
+
+
+class ClassAnchors(CheckedFedAvg):
+    """FedAvg whose nodes keep the features of a class near the federation's mean of it.
+
+    Nodes that lack a class pull the features of theirs to wherever suits them alone; anchors, which
+    all share, hold them together (:class:`class_anchors.client.Anchored`).
+
+    Parameters
+    ----------
+    settings : AnchorSettings
+        Of the method.
+    phase_timeout : float (default: 600.0)
+        Seconds to wait for class means.
+    **kwargs
+        As Flower's FedAvg takes them.
+    """
+
+    state_keys = ("anchors",)  # what a checkpoint keeps, so that a resumed run has them
+
+    def __init__(
+        self, *, settings: AnchorSettings, phase_timeout: float = 600.0, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.settings = settings
+        self.phase_timeout = phase_timeout
+        self.anchors: Arrays = {}
+        """``means`` and ``pull``, as nodes get them; empty before the first survey."""
+
+    @classmethod
+    def from_run(cls, settings: AnchorSettings, run: Run, **arguments: Any) -> Self:
+        """Make the strategy for a run; arguments are what else ``strategy-args`` holds."""
+        own = {"settings": settings, "phase_timeout": run.phase_timeout}
+        return cls(**{**run.sampling, **own, **arguments})
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Survey the class means where it is time for it, then have the sampled nodes train."""
+        if (server_round - 1) % self.settings.every == 0:
+            self._survey(arrays, grid)
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def records(self) -> Mapping[str, ArrayRecord]:
+        """Give what joins each train message; a record of this name asks for the loss term."""
+        return {ANCHORS: as_record(self.anchors)} if self.anchors else {}
+
+    def _survey(self, arrays: ArrayRecord, grid: Grid) -> None:
+        survey = ConfigRecord(Survey(fewest=self.settings.fewest).model_dump(by_alias=True))
+        content = RecordDict({ARRAYS: arrays, CONFIG: survey})
+        messages = [Message(content, node, CLASS_MEANS) for node in grid.get_node_ids()]
+        replies = usable(grid.send_and_receive(messages, timeout=self.phase_timeout))
+        told = [as_arrays(sent_arrays(reply)) for reply in replies]
+        if told:
+            self.anchors = mean_anchors(told, self.settings.weight)
+            num_anchors = np.count_nonzero(self.anchors[PULL])
+            log(INFO, "%d nodes gave anchors for %d classes", len(told), num_anchors)
+
+
+def mean_anchors(told: Sequence[Arrays], weight: float) -> dict[str, Any]:
+    """Average the class means of nodes: ``a_c = sum_i n_ic m_ic / sum_i n_ic``.
+
+    Parameters
+    ----------
+    told : sequence of Mapping[str, ndarray]
+        ``means`` (C, d) and ``counts`` (C,) of each node, at least one.
+    weight : float
+        Of the loss term.
+
+    Returns
+    -------
+    dict[str, ndarray]
+        ``means`` (C, d), and ``pull`` (C,): the weight, or 0 for a class that nobody told of.
+    """
+    counts = np.stack([np.asarray(each[COUNTS], dtype=np.float64) for each in told])
+    sums = sum(n[:, None] * each[MEANS] for n, each in zip(counts, told, strict=True))
+    total = counts.sum(axis=0)
+    means = sums / np.maximum(total, 1)[:, None]
+    pull = np.where(total > 0, weight, 0.0)
+    return {MEANS: means.astype(np.float32), PULL: pull.astype(np.float32)}
