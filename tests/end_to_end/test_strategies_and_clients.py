@@ -55,7 +55,9 @@ def test_a_run_leaves_metrics_settings_topology_traffic_curve_and_model(run):
 
 def test_the_log_has_one_line_a_round_with_accuracy_bytes_and_time_left(run, monkeypatch):
     lines = []
-    monkeypatch.setattr("server.report.log", lambda level, text, *args: lines.append(text % args))
+    monkeypatch.setattr(
+        "server.record.recorder.log", lambda level, text, *args: lines.append(text % args)
+    )
     run(strategy="fedavg")
     rounds = [line for line in lines if line.startswith("round")]
     assert len(rounds) == 3

@@ -19,9 +19,9 @@ import grpc
 import pytest
 
 from fleet.submission import RunError
-from protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR
+from protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR, TRAIN_SECTOR
 from protocol.fedlgd import TRAIN_VIRTUAL
-from protocol.hfldd import DISTILL, NUM_PARCELS, RECEIVE
+from protocol.hfldd import DISTILL, NUM_PARCELS, RECEIVE, TRAIN_POOL
 
 
 class Fault(Enum):
@@ -44,6 +44,8 @@ class Fault(Enum):
     SERVERAPP_DIES = auto()
 
 
+TRAINING = {"hfldd": TRAIN_POOL, "fedhead": TRAIN_SECTOR, "fedlgd": TRAIN_VIRTUAL}
+"""The phase in which nodes train; ``train`` in all others."""
 OF_LEADERS = {
     Fault.LEADER_DIES_AVERAGING: AGGREGATE_SECTOR,
     Fault.LEADER_DIES_DISTILLING: DISTILL_SECTOR,
@@ -131,7 +133,7 @@ class Run:
     def __init__(self, federation, app, strategy, faults, runs_dir):
         self.federation = federation
         self.strategy = strategy
-        self.phase = TRAIN_VIRTUAL if strategy == "fedlgd" else "train"
+        self.phase = TRAINING.get(strategy, "train")
         early = [fault for fault in FORMING if strategy == "hfldd" and fault in faults]
         later = [fault for fault in faults if fault not in early]
         self.fault_of = dict(enumerate(early, 1))
@@ -366,5 +368,7 @@ def who_trained(run, lines, number):
 
 def pooled(lines, number):
     """Members whose virtual data heads train on in a round."""
-    (entry,) = (line for line in lines if line["round"] == number and line.get("phase") == "train")
+    (entry,) = (
+        line for line in lines if line["round"] == number and line.get("phase") == TRAIN_POOL
+    )
     return sum(node[NUM_PARCELS] for node in entry["nodes"].values())

@@ -21,8 +21,8 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from strategies.fedhead import FedHEAD
-from task.messages import DISTILL_SECTOR
+from protocol.fedhead import DISTILL_SECTOR
+from strategies.fedhead.strategy import FedHEAD
 
 class KillingGrid:
     def __init__(self, grid, nodes):

@@ -4,7 +4,8 @@ import os
 import time
 from pathlib import Path
 
-import server.app as ours
+import server.app
+import server.task
 
 FOLDER = Path(os.environ["FAULTS"])
 
@@ -25,6 +26,6 @@ def _waiting(evaluation):
     return made
 
 
-ours.server_evaluation = _waiting(ours.server_evaluation)
+server.task.server_evaluation = _waiting(server.task.server_evaluation)
 
-app = ours.app
+app = server.app.app
