@@ -1,4 +1,4 @@
-"""A model card: what a model was trained on, how, how good it is, and what is known of privacy."""
+"""Model card: training data and settings, accuracy, privacy."""
 
 from server.export.model import data_spec_of
 from server.page.comparison import best
@@ -11,15 +11,7 @@ VALUES = {"image": "pixels in [0, 1]", "text": "token ids", "table": "values"}
 
 
 def model_card(run: RunFiles, file: str) -> str:
-    """Return the card of a run's model, in Markdown.
-
-    Parameters
-    ----------
-    run : RunFiles
-        A finished run.
-    file : str
-        Name of the model's file beside the card.
-    """
+    """Card of a run's model, in Markdown; `file` is the model file next to it."""
     spec = data_spec_of(run)
     nodes = run.about["nodes"].values()
     samples = sum(node["samples"] or 0 for node in nodes)
@@ -48,7 +40,7 @@ def model_card(run: RunFiles, file: str) -> str:
             *_privacy(run),
             "",
             "## Settings",
-            "Strategy and what differs from the defaults:",
+            "The strategy, and settings that differ from the defaults:",
             "",
             *(f"- `{k} = {v!r}`" for k, v in run.changed_settings.items()),
             "",
@@ -76,7 +68,6 @@ def _accuracy(run: RunFiles) -> list[str]:
 
 
 def _privacy(run: RunFiles) -> list[str]:
-    """What is known, and what is not."""
     train, epsilons = run.settings["train"], spent(run)
     if train.get("dp-noise") and epsilons:
         by_node = ", ".join(f"{node}: {epsilon:.3g}" for node, epsilon in epsilons.items())
@@ -88,24 +79,24 @@ def _privacy(run: RunFiles) -> list[str]:
         ]
     else:
         lines = [
-            "- Trained without differential privacy: nothing bounds what the model tells of single "
-            "samples, and membership inference was not tried on it."
+            "- Trained without differential privacy: nothing bounds what the model reveals about "
+            "single samples, and it was not tested for membership inference."
         ]
-    cards = _told(run, "highest-cosine")
-    if cards:
+    cosines = _reported(run, "highest-cosine")
+    if cosines:
         lines.append(
-            f"- {len(cards)} nodes sent virtual images to other nodes. The nearest of them to a "
-            f"real image of its node had a cosine of {max(cards):.3f} (1 is a copy); the report of "
-            "the run has each node's privacy card."
+            f"- {len(cosines)} nodes sent virtual images to other nodes. The one most like a real "
+            f"image of its node had a cosine of {max(cosines):.3f} (1 is a copy); the run's report "
+            "has each node's privacy card."
         )
-    guaranteed = _told(run, "virtual-epsilon")
-    if guaranteed:
+    epsilons_of_images = _reported(run, "virtual-epsilon")
+    if epsilons_of_images:
         lines.append(
-            f"- {len(guaranteed)} nodes sent virtual images to other nodes, made under "
-            f"differential privacy with an epsilon of {max(guaranteed):g}."
+            f"- {len(epsilons_of_images)} nodes sent virtual images to other nodes, made under "
+            f"differential privacy with an epsilon of {max(epsilons_of_images):g}."
         )
     if run.picture:
-        lines.append("- The server made virtual images of its own from what nodes sent it.")
+        lines.append("- The server also made virtual images from the nodes' messages.")
     if text := disclosed(run):
         lines.append(f"- {text}")
     return lines
@@ -115,7 +106,7 @@ def _numbers(values: tuple[float, ...]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
 
-def _told(run: RunFiles, key: str) -> list[float]:
-    """A number that nodes gave, each time that one did."""
+def _reported(run: RunFiles, key: str) -> list[float]:
+    """Every value of a metric that nodes reported."""
     phases = (entry.get("nodes", {}).values() for entry in run.journal)
     return [numbers[key] for nodes in phases for numbers in nodes if key in numbers]

@@ -1,4 +1,4 @@
-"""A run's model in formats that other programs read."""
+"""Exports a run's model as safetensors, TorchScript or ONNX."""
 
 import warnings
 from dataclasses import replace
@@ -29,60 +29,39 @@ TOLERANCE = 1e-3
 
 
 class ExportError(ValueError):
-    """A run without a model, or a model that a format cannot hold."""
+    """The run has no model, or the format cannot hold it."""
 
 
 def run_to_export(run: RunFiles, best_round: bool = False) -> RunFiles:
-    """Return a run as it was when it had the model that is to be exported.
-
-    Parameters
-    ----------
-    run : RunFiles
-        A run that is over, goes on, or was broken off.
-    best_round : bool (default: False)
-        Take the model of the round with the highest accuracy in place of the last.
+    """The run up to the round whose model is exported: the last or the most accurate one.
 
     Raises
     ------
     ExportError
-        If no model was kept.
+        If there is no checkpoint of that round.
     """
-    kept = set(checkpoints(run.folder))
+    rounds = set(checkpoints(run.folder))
     if (run.folder / MODEL).exists() and run.rows:
-        kept.add(run.rows[-1]["round"])
+        rounds.add(run.rows[-1]["round"])
     peak = best(run.rows)
-    wanted = peak["round"] if best_round and peak else max(kept, default=None)
-    if wanted not in kept or "spec" not in run.about:
+    wanted = peak["round"] if best_round and peak else max(rounds, default=None)
+    if wanted not in rounds or "spec" not in run.about:
         raise ExportError(
-            f"{run.folder} holds no model of that round (rounds kept: {sorted(kept)})"
+            f"{run.folder} holds no model of that round (rounds kept: {sorted(rounds)})"
         )
     return replace(run, rows=[row for row in run.rows if row["round"] <= wanted])
 
 
 def export_model(run: RunFiles, form: Format, folder: Path) -> Path:
-    """Write the model of a run's last round.
+    """Write the model of a run's last round into `folder`; return the file.
 
     ONNX and TorchScript programs map ``inputs`` (n, C, H, W), normalised as in training, to
-    ``logits`` (n, classes), for any n. They are run once, and must give what the model gives.
-
-    Parameters
-    ----------
-    run : RunFiles
-        As :func:`run_to_export` gives it.
-    form : str
-        ``safetensors`` (weights by name), ``torchscript`` or ``onnx``.
-    folder : Path
-        Where to; made if absent.
-
-    Returns
-    -------
-    Path
-        The file.
+    ``logits`` (n, classes), for any n. Each is run once and must give the model's logits.
 
     Raises
     ------
     ExportError
-        If the format does not hold the model.
+        If the format cannot hold the model.
     ModelError
         If the model cannot be built here.
     """
@@ -106,7 +85,7 @@ def export_model(run: RunFiles, form: Format, folder: Path) -> Path:
 
 
 def data_spec_of(run: RunFiles) -> DataSpec:
-    """What a run's model fits, from its files: the data themselves are not needed."""
+    """Shape and classes of the run's samples, from its files; needs no data."""
     spec: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in run.about["spec"].items()
@@ -119,7 +98,7 @@ def _torchscript(model: nn.Module, inputs: Tensor, file: Path) -> None:
 
 
 def _onnx(model: nn.Module, inputs: Tensor, file: Path) -> None:
-    # The exporter by torch.export knows no adaptive max pooling, which the digits' network has.
+    # The newer exporter (dynamo=True) lacks adaptive max pooling, which the digits' network uses.
     torch.onnx.export(
         model,
         (inputs,),
@@ -136,22 +115,22 @@ _WRITERS = {"torchscript": _torchscript, "onnx": _onnx}
 
 @torch.inference_mode()
 def _checked(model: nn.Module, inputs: Tensor, form: Format, file: Path) -> Path:
-    """Keep a file only if it gives the model's logits, on another number of samples too."""
+    """Delete the file unless it gives the model's logits, also for another batch size."""
     if form == "torchscript":
-        found = torch.jit.load(file)(inputs).numpy()  # type: ignore[no-untyped-call]
+        logits = torch.jit.load(file)(inputs).numpy()  # type: ignore[no-untyped-call]
     else:
-        (found,) = ReferenceEvaluator(str(file)).run(None, {"inputs": inputs.numpy()})
-    if not np.allclose(found, model(inputs).numpy(), atol=TOLERANCE):
+        (logits,) = ReferenceEvaluator(str(file)).run(None, {"inputs": inputs.numpy()})
+    if not np.allclose(logits, model(inputs).numpy(), atol=TOLERANCE):
         file.unlink()
         raise ExportError(
-            f"{form} cannot hold {type(model).__name__}: what it gives differs from what the "
-            "model gives (export as safetensors)"
+            f"{form} cannot hold {type(model).__name__}: its outputs differ from the model's "
+            "(export as safetensors)"
         )
     return file
 
 
 def _weights(run: RunFiles) -> dict[str, Tensor]:
-    """The model after the run's last round, from its checkpoint or from the run's end."""
+    """The model after the run's last round, from its checkpoint or the final model file."""
     file = checkpoints(run.folder).get(run.rows[-1]["round"])
     if file is None:
         return load_file(run.folder / MODEL)

@@ -1,4 +1,4 @@
-"""The report: a run, or several beside each other, as one HTML file that needs no other."""
+"""HTML reports: one run, or several compared, each a single self-contained file."""
 
 from pathlib import Path
 
@@ -20,23 +20,7 @@ __all__ = [
 
 
 def write_report(folder: Path) -> Path:
-    """Write a run's report beside its files, from them alone.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the run.
-
-    Returns
-    -------
-    Path
-        ``report.html`` in it.
-
-    Raises
-    ------
-    RunFilesError
-        If the folder holds no run, or a file is malformed.
-    """
+    """Write ``report.html`` from the files in a run's folder."""
     report = folder / REPORT
     report.write_text(run_page(read_run(folder)), encoding="utf-8")
     return report

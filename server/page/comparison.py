@@ -1,4 +1,4 @@
-"""Runs beside each other: the maths."""
+"""Comparing runs: best rounds, common accuracy, settings that differ."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ Row = Mapping[str, Any]
 
 
 def best(rows: Sequence[Row]) -> Row | None:
-    """Row of the highest accuracy, the first of equal ones; None without any."""
+    """Row with the highest accuracy, the earliest if tied; None without any."""
     scored = [row for row in rows if row["accuracy"] is not None]
     return max(scored, key=lambda row: row["accuracy"], default=None)
 
@@ -22,13 +22,13 @@ def reached(rows: Sequence[Row], accuracy: float) -> Row | None:
 
 
 def common_accuracy(runs: Sequence[Sequence[Row]]) -> float | None:
-    """Highest accuracy that every run reached; None where one has no accuracy at all."""
+    """Highest accuracy that every run reached; None if a run has no accuracy at all."""
     peaks = [best(rows) for rows in runs]
     return min((p["accuracy"] for p in peaks if p), default=None) if all(peaks) else None
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Dotted keys whose values differ, with the value of each run; None where a run lacks it."""
+    """Dotted keys whose values differ, with each run's value; None if a run lacks the key."""
     flattened = [flat(each) for each in settings]
     keys = {key: None for each in flattened for key in each}
     values = {key: [each.get(key) for each in flattened] for key in keys}
@@ -36,7 +36,7 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def labels(runs: Sequence[RunFiles]) -> list[str]:
-    """Strategy of each run, with the end of its id where two have the same."""
+    """Strategy of each run, plus the end of its id if two runs have the same strategy."""
     strategies = [str(run.settings["strategy"]) for run in runs]
     times = Counter(strategies)
     return [

@@ -1,45 +1,33 @@
-"""Runs beside each other: the tables and the page."""
+"""Report that compares runs."""
 
 from collections.abc import Sequence
 
 from server.page.comparison import best, common_accuracy, differing, labels, reached
 from server.page.curves import Series, finite
-from server.page.drawings import colour
 from server.page.layout import chart, page
 from server.page.run_files import RunFiles
+from server.page.svg import colour
 from server.page.words import data_size, percent, seconds
 from strategies.common.sections import Figure, Section, Table
 
 
 def comparison_page(runs: Sequence[RunFiles]) -> str:
-    """Return the HTML page that sets runs beside each other.
-
-    Parameters
-    ----------
-    runs : Sequence[RunFiles]
-        Two or more.
-    """
+    """HTML page that compares two or more runs."""
     first, *others = (Section(title, tables=[table]) for title, table in comparison_tables(runs))
     figures = _curves(runs)
     learning = [Section("Learning", figures=figures)] if figures else []
     return page(
         " · ".join(labels(runs)),
-        f"{len(runs)} runs of flwr-distill beside each other",
+        f"{len(runs)} runs of flwr-distill compared",
         [first, *learning, *others],
     )
 
 
 def comparison_tables(runs: Sequence[RunFiles]) -> list[tuple[str, Table]]:
-    """Return tables with their titles: results, what equal accuracy cost, settings that differ.
-
-    Parameters
-    ----------
-    runs : Sequence[RunFiles]
-        Two or more.
-    """
+    """Tables by title: results, cost of reaching the common accuracy, differing settings."""
     tables = [("Results", _results(runs))]
     if (common := common_accuracy([run.rows for run in runs])) is not None:
-        title = f"What it took to reach {percent(common)}, as all did"
+        title = f"Cost of {percent(common)} accuracy, which all runs reached"
         tables.append((title, _costs(runs, common)))
     differences = differing([run.settings for run in runs])
     if differences:
@@ -49,7 +37,6 @@ def comparison_tables(runs: Sequence[RunFiles]) -> list[tuple[str, Table]]:
 
 
 def _results(runs: Sequence[RunFiles]) -> Table:
-    """Table of what came out of each run."""
     rows = []
     for label, run in zip(labels(runs), runs, strict=True):
         peak, last = best(run.rows), run.rows[-1] if run.rows else {}
@@ -69,12 +56,11 @@ def _results(runs: Sequence[RunFiles]) -> Table:
 
 
 def _costs(runs: Sequence[RunFiles], accuracy: float) -> Table:
-    """Table of what an accuracy cost that every run reached."""
     rows = []
     for label, run in zip(labels(runs), runs, strict=True):
-        if at := reached(run.rows, accuracy):
-            sizes = data_size(at["server_bytes"]), data_size(at["link_bytes"])
-            rows.append([label, str(at["round"]), *sizes, seconds(at["seconds"])])
+        if row := reached(run.rows, accuracy):
+            sizes = data_size(row["server_bytes"]), data_size(row["link_bytes"])
+            rows.append([label, str(row["round"]), *sizes, seconds(row["seconds"])])
     return Table(["run", "#rounds", "#server", "#links", "#seconds"], rows)
 
 
@@ -99,8 +85,8 @@ def _curves(runs: Sequence[RunFiles]) -> list[Figure]:
         ),
         chart(
             "Accuracy by traffic",
-            "The same accuracy over what had gone through the server by then: "
-            "further left is cheaper.",
+            "The same accuracy by the bytes sent through the server so far: further left is "
+            "cheaper.",
             series("server_bytes", "accuracy", 1e6, 0.01),
             "accuracy, %",
             x_label="MB through the server",

@@ -1,4 +1,4 @@
-"""What the run cost, and what went wrong: bytes, time, faults."""
+"""What a run cost (bytes, time), and its warnings."""
 
 from collections import defaultdict
 from typing import Any
@@ -12,7 +12,7 @@ MOST_WARNINGS = 100
 
 
 def traffic(run: RunFiles) -> Section | None:
-    """Return the bytes by phase and link beside the papers' formulas; None before the run's end."""
+    """Bytes by phase and link, next to the papers' formulas; None if none are on record."""
     if not run.traffic:
         return None
     entries = sorted(
@@ -45,9 +45,9 @@ def traffic(run: RunFiles) -> Section | None:
     return Section(
         "Bytes",
         [
-            "Measured on the records of every message. Parcels that the server relays from node "
-            "to node count on its links, up and down, and once more between nodes. Formulas count "
-            "what their paper counts: training and preparing it, not evaluation on nodes."
+            "Measured on the records of every message. Parcels that the server relays between "
+            "nodes count on its links, up and down, and once more between nodes. Formulas count "
+            "what their paper counts: training and its preparation, not evaluation on nodes."
         ],
         [
             Table(
@@ -61,7 +61,7 @@ def traffic(run: RunFiles) -> Section | None:
 
 
 def times(run: RunFiles) -> Section | None:
-    """Return how long each phase took; None where no phase is on record."""
+    """How long each phase took; None if no phase is on record."""
     phases: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for entry in run.journal:
         if "phase" in entry:
@@ -84,13 +84,11 @@ def times(run: RunFiles) -> Section | None:
     in_rounds = sum(e["seconds"] for e in run.journal if "phase" in e and e["round"])
     if run.rows:
         totals["server"] = max(0.0, run.rows[-1]["seconds"] - in_rounds)
-        rows.append(
-            ["the server itself, between phases", "", "", seconds(totals["server"]), "", ""]
-        )
+        rows.append(["server, between phases", "", "", seconds(totals["server"]), "", ""])
     longest = max(totals.values()) or 1
     return Section(
         "Time",
-        ["A phase lasts from the first message to the last reply, or to its deadline."],
+        ["A phase lasts from its first message to its last reply or its deadline."],
         [
             Table(
                 ["phase", "#times", "#replies", "#seconds", "#mean", "#longest"],
@@ -102,15 +100,15 @@ def times(run: RunFiles) -> Section | None:
 
 
 def warnings(run: RunFiles) -> Section:
-    """Return what went wrong: equal warnings once, with their rounds."""
+    """Warnings of the run; equal ones are listed once, with their rounds."""
     rounds: dict[str, list[int]] = defaultdict(list)
     for entry in run.journal:
         if "warning" in entry:
             rounds[run.named(entry["warning"])].append(entry["round"])
     if not rounds:
         return Section("Faults", ["None: no warning in the log, no reply set aside."])
-    rows = [[text, spans(at), str(len(at))] for text, at in rounds.items()]
-    text = "Every warning of the run's log: nodes that failed or were late, replies set aside."
+    rows = [[text, spans(numbers), str(len(numbers))] for text, numbers in rounds.items()]
+    text = "All warnings in the run's log: nodes that failed or were late, replies set aside."
     if len(rows) > MOST_WARNINGS:
         text += f" The first {MOST_WARNINGS} of {len(rows)}; journal.jsonl has them all."
     table = Table(["warning", "rounds", "#times"], rows[:MOST_WARNINGS])

@@ -1,4 +1,4 @@
-"""Curves as inline SVG, coloured by the page's style."""
+"""Line charts as inline SVG."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
 
+from server.page.svg import line, svg, text
+
 WIDTH, HEIGHT = 380, 236
-LEFT, RIGHT, TOP, BOTTOM = 40, 12, 22, 30
+LEFT, RIGHT, TOP, BOTTOM = 40, 12, 22, 30  # margins
 MOST_DOTS = 40
 
 Point = tuple[float, float]
@@ -16,16 +18,9 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Series:
-    """A curve.
+    """A curve: its points by increasing x, at least one.
 
-    Parameters
-    ----------
-    label : str
-        What it shows.
-    points : Sequence[tuple[float, float]]
-        In the order of x; at least one.
-    style : str
-        A class of the page's style: ``main``, ``s0`` to ``s9``, or ``faint``.
+    ``style`` is a CSS class of the page: ``main``, ``s0`` to ``s9``, or ``faint``.
     """
 
     label: str
@@ -34,24 +29,14 @@ class Series:
 
 
 def finite(points: Iterable[Point]) -> list[Point]:
-    """Return the points that can be drawn: those of a model that diverged cannot."""
+    """Drop points that cannot be drawn, such as the loss of a model that diverged."""
     return [(x, y) for x, y in points if math.isfinite(y)]
 
 
 def line_chart(
     series: Sequence[Series], x_label: str, y_label: str, y_max: float | None = None
 ) -> Markup:
-    """Draw curves over each other, the later ones on top.
-
-    Parameters
-    ----------
-    series : Sequence[Series]
-        At least one.
-    x_label, y_label : str
-        Of the axes.
-    y_max : float, optional (default: None)
-        Where the y axis ends; None takes what the curves need. It begins at 0.
-    """
+    """Draw curves over each other, later ones on top; the y axis starts at 0."""
     xs = [x for curve in series for x, _ in curve.points]
     ys = [y for curve in series for _, y in curve.points]
     x_ticks = _ticks(max(xs), whole=all(float(x).is_integer() for x in xs))
@@ -63,35 +48,22 @@ def line_chart(
         return round(across, 1), round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * y / y_end, 1)
 
     parts = [
-        Markup('<text x="{}" y="12" class="axis">{}</text>').format(4, y_label),
-        Markup('<text x="{}" y="{}" class="axis" text-anchor="end">{}</text>').format(
-            WIDTH - RIGHT, HEIGHT - 4, x_label
-        ),
+        text(4, 12, y_label, "axis", "start"),
+        text(WIDTH - RIGHT, HEIGHT - 4, x_label, "axis"),
     ]
     for tick in y_ticks:
         y = place(0, tick)[1]
-        parts.append(
-            Markup(
-                '<line x1="{}" x2="{}" y1="{}" y2="{}" class="grid"/>'
-                '<text x="{}" y="{}" class="tick" text-anchor="end">{}</text>'
-            ).format(LEFT, WIDTH - RIGHT, y, y, LEFT - 6, y + 3.5, f"{tick:g}")
-        )
+        parts += [line(LEFT, y, WIDTH - RIGHT, y), text(LEFT - 6, y + 3.5, f"{tick:g}")]
     for tick in x_ticks:
         if tick <= x_end:
-            parts.append(
-                Markup('<text x="{}" y="{}" class="tick" text-anchor="middle">{}</text>').format(
-                    place(tick, 0)[0], HEIGHT - BOTTOM + 14, f"{tick:g}"
-                )
-            )
+            x = place(tick, 0)[0]
+            parts.append(text(x, HEIGHT - BOTTOM + 14, f"{tick:g}", anchor="middle"))
     parts += [_curve(curve, [place(x, y) for x, y in curve.points], x_label) for curve in series]
-    return Markup('<svg viewBox="0 0 {} {}" role="img">{}</svg>').format(
-        WIDTH, HEIGHT, Markup().join(parts)
-    )
+    return svg(WIDTH, HEIGHT, parts)
 
 
 def _curve(curve: Series, places: Sequence[Point], x_label: str) -> Markup:
-    line = Markup('<polyline points="{}"/>').format(" ".join(f"{x},{y}" for x, y in places))
-    dots: list[Markup] = []
+    dots = []
     if curve.style != "faint" and len(places) <= MOST_DOTS:
         dots = [
             Markup('<circle cx="{}" cy="{}" r="2.6"><title>{}</title></circle>').format(
@@ -99,10 +71,10 @@ def _curve(curve: Series, places: Sequence[Point], x_label: str) -> Markup:
             )
             for (x, y), (at, value) in zip(places, curve.points, strict=True)
         ]
-    return Markup('<g class="curve {}"><title>{}</title>{}{}</g>').format(
+    return Markup('<g class="curve {}"><title>{}</title><polyline points="{}"/>{}</g>').format(
         curve.style,
         f"{curve.label}: {curve.points[-1][1]:.4g} at the end",
-        line,
+        " ".join(f"{x},{y}" for x, y in places),
         Markup().join(dots),
     )
 

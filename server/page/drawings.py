@@ -1,4 +1,4 @@
-"""Drawings of a federation as inline SVG: who works with whom, who led when, who holds what."""
+"""Drawings as inline SVG: clusters, who led when, how classes are spread over nodes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,29 +7,14 @@ from typing import Any
 from markupsafe import Markup
 
 from server.page.run_files import short
+from server.page.svg import colour, line, svg, text
 
-COLOURS = 10
-NODE = 13
-LABEL = 46
-
-
-def colour(index: int | None) -> str:
-    """Class of the page's style for the index-th colour; grey for None."""
-    return "s-none" if index is None else f"s{index % COLOURS}"
+NODE = 13  # radius of a node, and height of its row
+LABEL = 46  # width of the row names
 
 
 def cluster_star(head: str | None, members: Sequence[str], colour_of: Mapping[str, int]) -> Markup:
-    """Draw a cluster: its head in the middle, with a line to each member; or members in a circle.
-
-    Parameters
-    ----------
-    head : str or None
-        Name of the head or leader; None for a cluster without.
-    members : Sequence[str]
-        Names of the others.
-    colour_of : Mapping[str, int]
-        Colour of each node.
-    """
+    """Draw a cluster: members in a circle, linked to the head in the middle if there is one."""
     radius = _radius(len(members), head is not None)
     middle = radius + NODE + 3
     parts, nodes = [], []
@@ -38,20 +23,17 @@ def cluster_star(head: str | None, members: Sequence[str], colour_of: Mapping[st
         x = round(middle + radius * math.cos(angle), 1)
         y = round(middle + radius * math.sin(angle), 1)
         if head is not None:
-            link = '<line x1="{}" y1="{}" x2="{}" y2="{}" class="link"/>'
-            parts.append(Markup(link).format(x, y, middle, middle))
+            parts.append(line(x, y, middle, middle, "link"))
         nodes.append(_node(member, x, y, colour(colour_of.get(member)), "member"))
     if head is None:
         parts.append(Markup('<circle cx="{0}" cy="{0}" r="{0}" class="cluster"/>').format(middle))
     else:
         nodes.append(_node(head, middle, middle, colour(colour_of.get(head)), "head"))
-    return Markup('<svg viewBox="0 0 {0} {0}" width="{0}" role="img">{1}</svg>').format(
-        2 * middle, Markup().join(parts + nodes)
-    )
+    return svg(2 * middle, 2 * middle, [*parts, *nodes], fixed=True)
 
 
 def _radius(num_members: int, led: bool) -> float:
-    """Of the circle that members stand on: none touches another, nor the head."""
+    """Radius of the members' circle, so that no two nodes overlap."""
     apart = 1.15 * NODE / math.sin(math.pi / num_members) if num_members > 1 else 0.0
     return round(max(apart, 2.6 * NODE if led and num_members else 0.0), 1)
 
@@ -64,73 +46,38 @@ def _node(name: str, x: float, y: float, colour_class: str, role: str) -> Markup
 
 
 def leader_grid(topology: Mapping[str, Any]) -> Markup:
-    """Draw who led in which round: a row for each node that ever did, a column for each round.
+    """Draw who led when: a row for each node that ever led, a column for each round.
 
-    Parameters
-    ----------
-    topology : Mapping[str, Any]
-        Content of ``topology.json``: ``clusters``, by which rows are ordered and coloured, and
-        ``heads`` by round. Nodes that have left come last, in grey.
+    `topology` is the content of ``topology.json``. Nodes that have left come last, in grey.
     """
-    cluster_of = {
-        node: index
-        for index, cluster in enumerate(topology["clusters"])
-        for node in sorted(cluster_nodes(cluster), key=by_number)
-    }
-    heads = topology["heads"]
-    led = {head for those in heads.values() for head in those}
-    gone = sorted(led - cluster_of.keys(), key=by_number)
-    rows = [*(node for node in cluster_of if node in led), *gone]
-    cell = _cell(len(heads))
+    rounds = topology["heads"]
+    leaders = {head for heads in rounds.values() for head in heads}
+    rows = {node: index for node, index in cluster_by_node(topology).items() if node in leaders}
+    cell = _cell(len(rounds))
+    bar = Markup('<rect x="{}" y="{}" width="{}" height="{}" class="{}">{}</rect>')
     parts = []
-    for index, node in enumerate(rows):
-        style = colour(cluster_of.get(node))
-        y = index * NODE
-        parts.append(
-            Markup(
-                '<text x="{}" y="{}" class="tick" text-anchor="end">{}</text>'
-                '<rect x="{}" y="{}" width="{}" height="{}" class="{} faded"/>'
-            ).format(LABEL - 5, y + 9.5, short(node), LABEL, y, cell * len(heads), NODE - 1, style)
-        )
-        for column, (number, those) in enumerate(heads.items()):
-            if node in those:
-                parts.append(
-                    Markup(
-                        '<rect x="{}" y="{}" width="{}" height="{}" class="{}">'
-                        "<title>node {} led in round {}</title></rect>"
-                    ).format(
-                        round(LABEL + column * cell + 0.5, 1),
-                        y,
-                        cell - 1,
-                        NODE - 1,
-                        style,
-                        short(node),
-                        number,
-                    )
-                )
-    return _table_drawing(parts, list(heads), cell, len(rows) * NODE, "round")
+    for row, (node, cluster) in enumerate(rows.items()):
+        style, y, name = colour(cluster), row * NODE, short(node)
+        parts.append(text(LABEL - 5, y + 9.5, name))
+        parts.append(bar.format(LABEL, y, cell * len(rounds), NODE - 1, f"{style} faded", ""))
+        for column, (number, heads) in enumerate(rounds.items()):
+            if node in heads:
+                x = round(LABEL + column * cell + 0.5, 1)
+                title = Markup("<title>node {} led in round {}</title>").format(name, number)
+                parts.append(bar.format(x, y, cell - 1, NODE - 1, style, title))
+    return _table_drawing(parts, list(rounds), cell, len(rows) * NODE, "round")
 
 
 def dot_plot(counts: Mapping[str, Sequence[int]]) -> Markup:
-    """Draw how many samples of each class nodes hold: a column for each node, a row for each class.
-
-    Parameters
-    ----------
-    counts : Mapping[str, Sequence[int]]
-        Samples of each class, by the node's name; a dot's area is in proportion.
-    """
+    """Draw samples by node (columns) and class (rows); a dot's area is the number of samples."""
     largest = max(max(of_node) for of_node in counts.values()) or 1
     num_classes = len(next(iter(counts.values())))
     cell, height = _cell(len(counts)), 18
     parts = []
     for label in range(num_classes):
         y = label * height + height / 2
-        parts.append(
-            Markup(
-                '<text x="{}" y="{}" class="tick" text-anchor="end">{}</text>'
-                '<line x1="{}" x2="{}" y1="{}" y2="{}" class="grid"/>'
-            ).format(LABEL - 5, y + 3.5, label, LABEL, LABEL + cell * len(counts), y, y)
-        )
+        parts.append(text(LABEL - 5, y + 3.5, label))
+        parts.append(line(LABEL, y, LABEL + cell * len(counts), y))
     for column, (node, of_node) in enumerate(counts.items()):
         for label, count in enumerate(of_node):
             if count:
@@ -151,38 +98,44 @@ def dot_plot(counts: Mapping[str, Sequence[int]]) -> Markup:
     return _table_drawing(parts, list(counts), cell, num_classes * height, "node")
 
 
+def cluster_by_node(topology: Mapping[str, Any]) -> dict[str, int | None]:
+    """Index of each node's cluster, in the order of clusters; last, heads that left, with None."""
+    clusters = {
+        node: index
+        for index, cluster in enumerate(topology["clusters"])
+        for node in sorted(cluster_nodes(cluster), key=by_number)
+    }
+    leaders = {head for heads in topology["heads"].values() for head in heads}
+    gone = sorted(leaders - clusters.keys(), key=by_number)
+    return clusters | dict.fromkeys(gone)
+
+
 def cluster_nodes(cluster: Mapping[str, Any]) -> list[str]:
-    """Names of all nodes of a cluster, its head first where it has one."""
+    """Names of a cluster's nodes, the head first if there is one."""
     head = cluster.get("head")
     return [*([] if head is None else [head]), *cluster["members"]]
 
 
 def by_number(name: str) -> tuple[int, str]:
-    """Nodes 2 and 10 in this order."""
+    """Sort key that puts node 2 before node 10."""
     return len(name), name
 
 
 def _cell(columns: int) -> float:
-    """Width of a column: those of few fill the page, those of many make the drawing wide."""
+    """Column width: few columns fill the page, many make the drawing wide."""
     return round(min(28.0, max(9.0, 330 / columns)), 1)
 
 
 def _table_drawing(
     parts: Sequence[Markup], columns: Sequence[str], cell: float, height: float, what: str
 ) -> Markup:
-    """Put the names of the columns below, as many as there is room for."""
+    """Add column names below, as many as fit, and wrap all in an SVG."""
     every = math.ceil(30 / cell)
     names = [
-        Markup('<text x="{}" y="{}" class="tick" text-anchor="middle">{}</text>').format(
-            round(LABEL + (index + 0.5) * cell, 1), height + 13, short(name)
-        )
+        text(round(LABEL + (index + 0.5) * cell, 1), height + 13, short(name), anchor="middle")
         for index, name in enumerate(columns)
         if index % every == 0
     ]
-    axis = Markup('<text x="{}" y="{}" class="axis" text-anchor="end">{}</text>').format(
-        LABEL - 5, height + 13, what
-    )
+    axis = text(LABEL - 5, height + 13, what, "axis")
     width = round(LABEL + cell * len(columns) + 4, 1)
-    return Markup('<svg viewBox="0 0 {0} {1}" width="{0}" role="img">{2}</svg>').format(
-        width, height + 18, Markup().join([*parts, *names, axis])
-    )
+    return svg(width, height + 18, [*parts, *names, axis], fixed=True)

@@ -1,4 +1,4 @@
-"""Who took part: clusters and their leaders, and what nodes hold."""
+"""Who took part: clusters, their heads or leaders, and the samples of each node."""
 
 from markupsafe import Markup
 
@@ -9,11 +9,11 @@ from server.page.words import between
 from strategies.common.sections import Figure, Section
 
 MOST_IN_HALF = 14
-"""More nodes or rounds than these take a drawing the page's width."""
+"""With more nodes or rounds, a drawing takes the full width of the page."""
 
 
 def topology(run: RunFiles) -> Section | None:
-    """Return clusters and leaders; None where the strategy has no clusters."""
+    """Clusters and who led them; None if the strategy has no clusters."""
     clusters = run.topology.get("clusters")
     if not clusters:
         return None
@@ -23,9 +23,9 @@ def topology(run: RunFiles) -> Section | None:
     sizes = [len(cluster_nodes(cluster)) for cluster in clusters]
     led = any(cluster.get("head") is not None for cluster in clusters)
     caption = f"At the end of the run: {len(clusters)} clusters, of {between(sizes)} nodes"
-    caption += ", each with its head or leader, filled, in the middle." if led else "."
+    caption += ", each with its head or leader (filled) in the middle." if led else "."
     if run.topology.get("groups"):
-        caption += f" Colours are the {len(groups)} homogeneous groups: nodes of like labels."
+        caption += f" Colours are the {len(groups)} homogeneous groups: nodes with similar labels."
     drawing = Markup('<div class="clusters">{}</div>').format(Markup().join(stars))
     figures = [Figure("Clusters", caption, drawing, wide=sum(sizes) > MOST_IN_HALF)]
     heads = run.topology.get("heads", {})
@@ -33,8 +33,8 @@ def topology(run: RunFiles) -> Section | None:
         figures.append(
             Figure(
                 "Who led",
-                "A row for each node that was ever head or leader, a column for each round: filled "
-                "where it was.",
+                "A row for each node that was ever a head or leader, a column for each round: "
+                "filled when it was one.",
                 scrolling(leader_grid(run.topology)),
                 wide=len(heads) > MOST_IN_HALF,
             )
@@ -43,22 +43,21 @@ def topology(run: RunFiles) -> Section | None:
 
 
 def partition(run: RunFiles) -> Section | None:
-    """Return who holds how much of each class; None where the settings do not tell."""
+    """Samples by node and class; None if the settings do not determine them."""
     if not run.partition:
         return None
-    held = [sum(count > 0 for count in of_node) for of_node in run.partition.values()]
-    sizes = [sum(of_node) for of_node in run.partition.values()]
-    most = max(max(of_node) for of_node in run.partition.values())
+    classes = [sum(count > 0 for count in counts) for counts in run.partition.values()]
+    sizes = [sum(counts) for counts in run.partition.values()]
+    largest = max(max(counts) for counts in run.partition.values())
     caption = (
-        f"A column for each node, a row for each class; the largest dot stands for {most} samples. "
-        f"Nodes hold {between(held)} classes and {between(sizes)} samples, what they keep for "
-        "evaluation among them."
+        f"A column for each node, a row for each class; the largest dot is {largest} samples. "
+        f"Nodes hold {between(classes)} classes and {between(sizes)} samples, held-out samples "
+        "included."
     )
     drawing = scrolling(dot_plot(run.partition))
-    figure = Figure("Samples", caption, drawing, wide=len(held) > MOST_IN_HALF)
+    figure = Figure("Samples", caption, drawing, wide=len(sizes) > MOST_IN_HALF)
     text = (
-        "Worked out from the settings, which say how the data set is split. Nodes were not asked: "
-        "how many samples of a class a node holds is its own affair, and of nodes with data of "
-        "their own nothing is drawn here."
+        "Computed from the settings, which say how the data set is split. Class counts are "
+        "private: nodes were not asked for them, and private data sets are not shown."
     )
     return Section("What nodes hold", [text], figures=[figure])

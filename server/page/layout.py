@@ -1,4 +1,4 @@
-"""What a page is made of, and the page from it."""
+"""Builds the HTML page from sections."""
 
 from collections.abc import Sequence
 
@@ -16,16 +16,9 @@ def page(
     sections: Sequence[Section],
     numbers: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Return the HTML of a page; whatever is not `Markup` is escaped.
+    """Render a page; everything except `Markup` is escaped.
 
-    Parameters
-    ----------
-    title, subtitle : str
-        Its head.
-    sections : Sequence[Section]
-        From top to bottom.
-    numbers : Sequence[tuple[str, str]] (default: ())
-        Name and value of what stands first.
+    `numbers` are pairs of name and value, shown first.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.from_string(PAGE).render(
@@ -46,12 +39,12 @@ def chart(
     x_label: str = "round",
     y_max: float | None = None,
 ) -> Figure:
-    """Return curves with a legend of those that are not faint."""
+    """Line chart with a legend; faint curves are left out of it."""
     legend = [(curve.style, curve.label) for curve in series if curve.style != "faint"]
     drawing = line_chart(series, x_label, y_label, y_max)
     return Figure(title, caption, drawing, legend if len(series) > 1 else ())
 
 
 def scrolling(drawing: Markup) -> Markup:
-    """Let a wide drawing scroll by itself, where the page is narrow."""
+    """Let a wide drawing scroll on narrow pages."""
     return Markup('<div class="scroll">{}</div>').format(drawing)

@@ -1,4 +1,4 @@
-"""How well the model got on: curves of the whole, of classes and of nodes."""
+"""Learning curves: overall, by class and by node."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ PERCENT = 100
 
 
 def learning(run: RunFiles) -> Section | None:
-    """Return the curves; None where no model was evaluated and no node said anything."""
+    """Learning curves; None without any evaluation or number from a node."""
     figures = _overall(run.scored)
     by_class: dict[str, list[Point]] = defaultdict(list)
     for row in run.scored:
@@ -59,7 +59,7 @@ def _overall(rows: list[dict[str, Any]]) -> list[Figure]:
 
 
 def _by_node(run: RunFiles, key: str, unit: float) -> dict[str, list[Point]]:
-    """What nodes said under a key, by node and round."""
+    """A metric that nodes reported, by node and round."""
     by_node: dict[str, list[Point]] = defaultdict(list)
     for entry in run.journal:
         for node, numbers in entry.get("nodes", {}).items():
@@ -75,12 +75,12 @@ def _spread(
     y_label: str,
     y_max: float | None = None,
 ) -> Figure:
-    """Many curves: their mean in each round, and those that end lowest and highest, stand out."""
+    """Many faint curves; their mean and those that end lowest and highest stand out."""
     values: dict[float, list[float]] = defaultdict(list)
     for curve in curves.values():
-        for at, value in curve:
-            values[at].append(value)
-    mean = [(at, sum(those) / len(those)) for at, those in sorted(values.items())]
+        for number, value in curve:
+            values[number].append(value)
+    mean = [(number, sum(v) / len(v)) for number, v in sorted(values.items())]
     by_end = sorted(curves, key=lambda name: curves[name][-1][1])
     low, high = by_end[0], by_end[-1]
     others = [Series(name, curves[name], "faint") for name in curves if name not in (low, high)]

@@ -1,4 +1,4 @@
-"""What the strategy's method adds to the report of a run."""
+"""What the strategy's method adds to a run's report."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from task.settings import SettingsError
 
 
 def panels(run: RunFiles) -> list[Section]:
-    """Return the method's own sections, what its settings disclose first."""
+    """The method's own sections, after what its settings disclose."""
     method = method_of_run(run)
     if method is None:
         return []
@@ -31,7 +31,7 @@ def panels(run: RunFiles) -> list[Section]:
 
 
 def disclosed(run: RunFiles) -> str:
-    """Return what left nodes besides models and virtual data, by the run's settings."""
+    """What leaves nodes besides models and virtual data, under the run's settings."""
     method = method_of_run(run)
     if method is None or method.disclosed is None:
         return ""
@@ -40,11 +40,11 @@ def disclosed(run: RunFiles) -> str:
         settings = method_settings(method, table, run.settings.get("strategy-args", ""))
         return method.disclosed(settings)
     except SettingsError:
-        return ""  # of another version: what is meant by its settings is not known
+        return ""  # settings of another version: their meaning is unknown
 
 
 def method_of_run(run: RunFiles) -> Method | None:
-    """Return the method of a run's strategy; None if it is not installed here."""
+    """Method of a run's strategy; None if it is not installed here."""
     name = run.settings["strategy"]
     try:
         return find_method(name) or (find_strategy(name)[1] if ":" in name else None)

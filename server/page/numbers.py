@@ -1,4 +1,4 @@
-"""What came out of a run, in a few numbers."""
+"""A run's result in a few numbers."""
 
 from server.page.comparison import best, reached
 from server.page.run_files import RunFiles
@@ -8,28 +8,20 @@ TARGET = 0.8
 
 
 def numbers(run: RunFiles) -> list[tuple[str, str]]:
-    """Return name and value of each; nothing before the first round has ended.
-
-    Parameters
-    ----------
-    run : RunFiles
-        As read from its folder.
-    """
+    """Name and value of each number; empty before the end of round 0."""
     if not run.rows:
         return []
-    last, peak, at = run.rows[-1], best(run.rows), reached(run.rows, TARGET)
+    last, peak, target = run.rows[-1], best(run.rows), reached(run.rows, TARGET)
     nodes = run.about.get("nodes", {})
-    samples = sum(known["samples"] or 0 for known in nodes.values())
-    accuracy = (
-        [
+    samples = sum(node["samples"] or 0 for node in nodes.values())
+    accuracy = []
+    if peak:
+        accuracy = [
             ("accuracy", percent(last["accuracy"])),
             ("best accuracy", f"{percent(peak['accuracy'])}, round {peak['round']}"),
             ("loss", f"{last['loss']:.3f}"),
-            ("rounds to 80 %", str(at["round"]) if at else "not reached"),
+            ("rounds to 80 %", str(target["round"]) if target else "not reached"),
         ]
-        if peak
-        else []
-    )
     if last.get("node_accuracy") is not None:
         accuracy.append(("mean over nodes", percent(last["node_accuracy"])))
     return [

@@ -4,32 +4,32 @@ from server.page.run_files import RunFiles
 from strategies.common.sections import Section, Table
 
 MOST_OPEN = 12
-"""More nodes than these wait to be opened."""
+"""With more nodes, the table is folded."""
 EXPLAINED = (
-    "It bounds what all that a node sent in this run tells of whether any one sample was among "
-    "those it trained on. Epsilon is counted by Rényi differential privacy over the steps that the "
-    "node took. Not covered: how many samples a node has and of which classes, what it reports of "
-    "held-out samples, and what its other runs tell."
+    "It bounds how much a node's messages in this run reveal about whether any one sample was in "
+    "its training data. Epsilon is counted by Rényi differential privacy over the node's training "
+    "steps. Not covered: how many samples a node has and of which classes, metrics on its held-out "
+    "samples, and other runs with the same data."
 )
 TRAINED_WITHOUT = (
-    "Only virtual data were made under differential privacy: train.dp-noise was 0, and what nodes "
-    "sent besides is not covered."
+    "Only the virtual data were made under differential privacy: train.dp-noise was 0, so "
+    "everything else that nodes sent is not covered."
 )
 
 
 def spent(run: RunFiles) -> dict[str, float]:
     """Largest epsilon that each node reported, by name."""
-    found: dict[str, float] = {}
+    epsilons: dict[str, float] = {}
     for entry in run.journal:
         for node, numbers in entry.get("nodes", {}).items():
             if "dp-epsilon" in numbers:
                 name = run.name(node)
-                found[name] = max(found.get(name, 0.0), numbers["dp-epsilon"])
-    return found
+                epsilons[name] = max(epsilons.get(name, 0.0), numbers["dp-epsilon"])
+    return epsilons
 
 
 def privacy(run: RunFiles) -> Section | None:
-    """Return what nodes have spent; None where none has reported it."""
+    """Epsilon by node; None if no node reported any."""
     if not (epsilons := spent(run)):
         return None
     train = run.settings["train"]

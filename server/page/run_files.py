@@ -1,4 +1,4 @@
-"""A run as its files tell it."""
+"""Reads a run's folder."""
 
 import json
 import re
@@ -14,32 +14,15 @@ FLOWER_ID = re.compile(r"\b\d{15,20}\b")
 
 
 class RunFilesError(ValueError):
-    """A folder that holds no run, or a file of one that cannot be read; the message says which."""
+    """The folder holds no run, or a file in it is malformed; the message names it."""
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What is known of a run.
+    """Content of a run's folder.
 
-    Of a run that goes on or was broken off, and of one by an older version, some files are missing;
-    what they would tell is then empty.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the run, named by Flower's id of it.
-    settings : Mapping[str, Any]
-        ``settings.json``.
-    about : Mapping[str, Any]
-        ``about.json``: start, data, nodes, versions.
-    rows : list[dict[str, Any]]
-        ``metrics.jsonl``, a row for each round.
-    journal : list[dict[str, Any]]
-        ``journal.jsonl``: phases and warnings.
-    topology, traffic, partition : Mapping[str, Any]
-        The files of these names.
-    picture : bytes
-        ``virtual.png``, of the server's virtual data.
+    Files are missing while a run is in progress, if it broke off, or if an older version wrote it;
+    their fields are then empty.
     """
 
     folder: Path
@@ -50,7 +33,7 @@ class RunFiles:
     topology: Mapping[str, Any]
     traffic: Mapping[str, Any]
     partition: Mapping[str, Any]
-    picture: bytes
+    picture: bytes  # virtual.png
 
     @property
     def title(self) -> str:
@@ -59,12 +42,12 @@ class RunFiles:
 
     @property
     def scored(self) -> list[dict[str, Any]]:
-        """Rows of the rounds whose model was evaluated at the server."""
+        """Rows of the rounds whose model the server evaluated."""
         return [row for row in self.rows if row["accuracy"] is not None]
 
     @property
     def changed_settings(self) -> dict[str, Any]:
-        """The strategy, and the settings that differ from the defaults, by dotted key."""
+        """The strategy, and settings that differ from the defaults, by dotted key."""
         defaults = flat(default_settings())
         settings = flat(self.settings)
         changed = {key: value for key, value in settings.items() if defaults.get(key) != value}
@@ -72,30 +55,25 @@ class RunFiles:
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """Name of each node that the run began with, by Flower's id."""
-        return {node: short(known["name"]) for node, known in self.about.get("nodes", {}).items()}
+        """Names of the nodes by Flower's id."""
+        return {node: short(entry["name"]) for node, entry in self.about.get("nodes", {}).items()}
 
     def name(self, node: str) -> str:
         """Name of a node, from its Flower id."""
         return self.names.get(node, short(node))
 
     def named(self, text: str) -> str:
-        """Return a text with nodes by name in place of their Flower ids."""
-        return FLOWER_ID.sub(lambda found: self.name(found[0]), text)
+        """Replace Flower's node ids in a text by names."""
+        return FLOWER_ID.sub(lambda match: self.name(match[0]), text)
 
 
 def read_run(folder: Path) -> RunFiles:
-    """Read the files of a run.
-
-    Parameters
-    ----------
-    folder : Path
-        As the ServerApp wrote it.
+    """Read the folder of a run.
 
     Raises
     ------
     RunFilesError
-        If it is not the folder of a run, or a file is malformed; the text names it.
+        If it is not the folder of a run, or a file is malformed.
     """
     if not (folder / "settings.json").is_file():
         raise RunFilesError(
@@ -128,8 +106,8 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def short(name: str) -> str:
-    """Return a node's or a run's name, of Flower's long ids the end only."""
-    return FLOWER_ID.sub(lambda found: f"…{found[0][-5:]}", name)
+    """Shorten Flower's long ids in a name to their last digits."""
+    return FLOWER_ID.sub(lambda match: f"…{match[0][-5:]}", name)
 
 
 def _json(file: Path) -> dict[str, Any]:
@@ -139,7 +117,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
-    """Lines of a file; without the last one where a killed process left it half written."""
+    """Lines of a file, without a half-written last one (the process was killed)."""
     if not file.exists():
         return []
     whole, _, _ = file.read_text(encoding="utf-8").rpartition("\n")

@@ -1,4 +1,4 @@
-"""The page of one run."""
+"""Report of one run."""
 
 from server.page.costs import times, traffic, warnings
 from server.page.federation import partition, topology
@@ -12,13 +12,7 @@ from strategies.common.sections import Section, Table
 
 
 def run_page(run: RunFiles) -> str:
-    """Return the HTML page of a run; what its files do not tell is left out.
-
-    Parameters
-    ----------
-    run : RunFiles
-        As read from its folder.
-    """
+    """HTML page of a run; sections without content are left out."""
     sections = [
         learning(run),
         topology(run),
@@ -47,4 +41,6 @@ def _settings(run: RunFiles) -> Section:
         Table(["setting", "value"], rows, folded=f"All {len(rows)} settings"),
         Table(["package", "version"], versions, folded="Versions"),
     ]
-    return Section("Settings", ["The strategy, and what differs from the defaults:"], tables)
+    return Section(
+        "Settings", ["The strategy, and settings that differ from the defaults:"], tables
+    )

@@ -1,4 +1,4 @@
-"""The page itself: a Jinja template in Python, since an app bundle carries no HTML."""
+"""HTML template and style; Python strings because an app bundle carries no HTML files."""
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #f7f6f3; --panel: #ffffff; --ink: #1c2227;

@@ -1,4 +1,4 @@
-"""Numbers as a reader wants them."""
+"""Numbers as text."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ def data_size(num_bytes: float | None) -> str:
 
 
 def seconds(duration: float | None) -> str:
-    """Seconds, with one digit after the point below 100."""
+    """One decimal below 100, none above."""
     return "-" if duration is None else f"{duration:.0f}" if duration >= 100 else f"{duration:.1f}"
 
 

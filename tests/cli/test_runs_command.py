@@ -50,7 +50,7 @@ def test_runs_are_compared(finished_run):
         finished_run("2", strategy="hfldd", accuracies=(0.1, 0.7)),
     ]
     output = invoke("compare", *folders).output
-    assert "What it took to reach 60.0 %" in output
+    assert "Cost of 60.0 % accuracy" in output
     assert "70.0 %" in output
 
 

@@ -68,7 +68,7 @@ def test_safetensors_are_the_weights_by_name(run, tmp_path):
 def test_a_program_that_gives_other_logits_is_not_kept(run, tmp_path):
     file = export_model(run, "onnx", tmp_path)
     other = create_model("auto", data_spec(TaskSettings()), seed=9).eval()
-    with pytest.raises(ExportError, match=r"differs from .*export as safetensors"):
+    with pytest.raises(ExportError, match=r"differ from .*export as safetensors"):
         _checked(other, INPUTS, "onnx", file)
     assert not file.exists()
 
