@@ -19,7 +19,7 @@ from client.dp_sgd import SPENT, BudgetSpentError, PrivacyAccount, PrivateTraini
 from client.moon import ModelContrastive
 from client.session import Session
 from client.terms import Proximal
-from client.training import label_knowledge, train_round
+from client.training import soft_labels, train_round
 from links.store import NodeStore
 from protocol.moon import MOONSettings
 from task.datasets import DataSpec, Samples, load_dataset
@@ -260,7 +260,7 @@ def test_even_classes_are_refused(private, samples, model):
 def test_label_knowledge_is_booked(private, samples, model):
     auxiliary = torch.randn(4, 1, 4, 4, generator=generator())
     asked = {"steps": 10, "lr": 0.01, "batch_size": 64}
-    label_knowledge(model, samples, auxiliary, generator=generator(), privacy=private, **asked)
+    soft_labels(model, samples, auxiliary, generator=generator(), privacy=private, **asked)
     assert json.loads(private.account.store.read(SPENT))["history"] == [[0.7, 1.0, 10]]
 
 

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from torch import nn
 from torch.nn import functional
 
-from client import virtual_training
+from client import fedlgd
 from client.fedlgd import global_samples, joined, loss_gradient, virtual_samples
 from client.session import Session
 from distill.errors import VirtualDataError
@@ -102,7 +102,7 @@ def test_the_gradient_is_that_of_the_mean_loss_in_however_many_pieces(monkeypatc
     samples = Samples(torch.randn(7, 1, 2, 3), torch.tensor([0, 1, 2, 0, 1, 2, 0]))
     plain = copy.deepcopy(model).eval()
     functional.cross_entropy(plain(samples.inputs), samples.labels).backward()
-    monkeypatch.setattr(virtual_training, "BATCH_SIZE", 3)
+    monkeypatch.setattr(fedlgd, "BATCH_SIZE", 3)
     gradient = loss_gradient(model, samples)
     assert sorted(gradient) == ["2.weight", "3.weight"]
     for name, found in gradient.items():

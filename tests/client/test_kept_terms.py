@@ -1,4 +1,4 @@
-"""What terms keep on a node: FedDyn's gradient, SCAFFOLD's c_i, MODEL_CONTRAST's previous model."""
+"""What terms keep on a node: FedDyn's gradient, SCAFFOLD's c_i, MOON's previous model."""
 
 import logging
 

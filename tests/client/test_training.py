@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from client.terms import Proximal
-from client.training import epoch_batches, fit, label_knowledge, train_round
+from client.training import epoch_batches, fit, soft_labels, train_round
 from task.datasets import Samples
 from task.settings import TrainSettings
 
@@ -165,7 +165,7 @@ def test_each_epoch_of_a_round_shows_every_sample_once_in_minibatches_of_its_own
 def test_label_knowledge_is_a_distribution_over_classes_that_knows_the_own_class(samples, model):
     own = samples.subset(torch.arange(30))  # class 0 alone
     auxiliary = torch.randn(20, 1, 4, 4, generator=generator(2))
-    soft = label_knowledge(
+    soft = soft_labels(
         model, own, auxiliary, steps=50, lr=0.1, batch_size=64, generator=generator()
     )
     assert soft.shape == (20, 3)
