@@ -2,14 +2,14 @@
 
 Started by `node.executor`. It pulls what a task needs from the SuperNode and pushes the reply by
 itself, so that no payload passes through the executor: the two exchange short notes, made of
-built-in types only, because an app bundle may bring a package `client` of its own.
+built-in types only. An app bundle may bring packages that are called as those installed here, as
+ours does: of them, this module imports `node` alone, so that the bundle's are found first.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import sys
 import time
 from contextlib import suppress
 from logging import ERROR
@@ -150,13 +150,6 @@ def _warm_up(preload: list[str], device: str) -> str:
     return ""
 
 
-def _forget_own_packages() -> None:
-    """Make room for the packages of the same names that an app bundle may bring."""
-    for name in list(sys.modules):
-        if name.partition(".")[0] == "client":
-            del sys.modules[name]
-
-
 def main() -> None:
     """Run the worker as the executor starts it."""
     parser = argparse.ArgumentParser(prog="node.worker", description=main.__doc__)
@@ -174,7 +167,6 @@ def main() -> None:
         notes.send(("unfit", 0, reason))
         return
     notes.send(("ready", 0, ""))
-    _forget_own_packages()
     Worker(channel, notes).serve()
 
 

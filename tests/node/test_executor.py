@@ -27,6 +27,7 @@ from flwr.supernode.start_client_internal import _insert_message, run_clientappi
 pytestmark = pytest.mark.faults
 
 NODE_ID = 5
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class SuperNode:
@@ -247,15 +248,34 @@ def test_an_app_may_bring_packages_that_are_called_as_ours(
     node: SuperNode, tmp_path: Path, rewrite_tiny_app: Callable[..., None]
 ) -> None:
     app_dir = tmp_path / "app"
-    (app_dir / "client").mkdir(parents=True)
+    app_dir.mkdir()
     rewrite_tiny_app(app_dir)
-    (app_dir / "client" / "__init__.py").write_text('GREETING = "from the bundle"')
+    names = ("client", "server", "strategies", "protocol")
+    for name in names:
+        (app_dir / name).mkdir()
+        (app_dir / name / "__init__.py").write_text("")
+        (app_dir / name / "registry.py").write_text(f'WHOSE = "the bundle\'s {name}"')
     code = app_dir / "tiny" / "client.py"
-    code.write_text(code.read_text().replace("GREETING = 'hello'", "from client import GREETING"))
+    imports = "".join(f"import {name}.registry\n" for name in names)
+    greeting = "', '.join(m.registry.WHOSE for m in (client, server, strategies, protocol))"
+    code.write_text(imports + code.read_text().replace("'hello'", greeting))
+    code.rename(app_dir / "client" / "app.py")
+    settings = app_dir / "pyproject.toml"
+    settings.write_text(settings.read_text().replace("tiny.client:app", "client.app:app"))
     node.submit(app_dir)
     with running_executor(node, tmp_path):
         node.send()
-        assert told(node.reply())["greeting"] == "from the bundle"
+        greeting = told(node.reply())["greeting"]
+    assert greeting == ", ".join(f"the bundle's {name}" for name in names)
+
+
+def test_a_worker_imports_no_package_of_ours_but_its_own() -> None:
+    """So that the bundle's are found, whichever it brings."""
+    code = "import sys, node.worker; print(*{name.partition('.')[0] for name in sys.modules})"
+    imported = subprocess.check_output([sys.executable, "-P", "-c", code], text=True).split()
+    ours = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert {"client", "fleet", "links", "node", "protocol", "server", "task"} <= ours
+    assert ours & set(imported) == {"node"}
 
 
 def test_a_task_whose_message_is_gone_ends_the_executor_for_it_cannot_be_answered(

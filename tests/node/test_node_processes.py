@@ -12,7 +12,7 @@ from node.processes import start_bound, stop
 PARENT = """
 import sys, time
 from pathlib import Path
-from client.processes import start_bound
+from node.processes import start_bound
 child = start_bound([sys.executable, "-c", "import time; time.sleep(60)"])
 Path(sys.argv[1]).write_text(str(child.pid))
 time.sleep(60)

@@ -7,7 +7,7 @@ import pytest
 
 FAILS = """
 import threading, time
-from client import supernode
+from node import supernode
 
 def refused():
     threading.Thread(target=time.sleep, args=(600,)).start()  # as Flower leaves them
