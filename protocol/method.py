@@ -50,10 +50,11 @@ class Method:
     ----------
     name : str
         As in ``strategy = "name"``.
-    strategy : str
+    strategy : str (default: "")
         ``module:Class`` of a Flower strategy, at the module that defines it. If the class has
         ``from_run(settings, run, **arguments)``, that makes it, see
-        :class:`strategies.common.run.Run`; else its constructor gets the settings by name.
+        :class:`strategies.common.run.Run`; else its constructor gets the settings by name. Empty
+        for a package that brings models, data sets or distillers alone.
     summary : str (default: "")
         One sentence on what it does.
     settings : type[Block], optional (default: None)
@@ -84,7 +85,7 @@ class Method:
     """
 
     name: str
-    strategy: str
+    strategy: str = ""
     summary: str = ""
     settings: type[Block] | None = None
     table: str = ""

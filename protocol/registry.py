@@ -57,7 +57,8 @@ def find_method(name: str) -> Method | None:
 
 def method_of(strategy: type) -> Method | None:
     """Find the method of a strategy class, or of the nearest of its base classes."""
-    by_class = {method.strategy: method for method in all_methods().values()}
+    # a plug-in may declare a class of ours or Flower's, which does not become its own
+    by_class = {method.strategy: method for method in reversed(all_methods().values())}
     names = (f"{base.__module__}:{base.__qualname__}" for base in strategy.__mro__)
     return next((by_class[name] for name in names if name in by_class), None)
 

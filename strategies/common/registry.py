@@ -37,7 +37,7 @@ def find_strategy(name: str, setting: str = "strategy") -> tuple[type[Strategy],
     method = find_method(name)
     path = method.strategy if method else name
     if ":" not in path:
-        known = ", ".join(sorted(all_methods()))
+        known = ", ".join(sorted(name for name, m in all_methods().items() if m.strategy))
         raise SettingsError(f"{setting} = {name!r}: not one of {known}, nor module:Class")
     try:
         strategy = import_object(path)

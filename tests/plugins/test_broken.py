@@ -1,0 +1,167 @@
+"""Packages that cannot be used: what is said of them, and that nothing else suffers."""
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+
+from client.app import app
+from protocol.registry import all_methods, find_method, handlers
+from server.settings import composed_settings
+from strategies.common.registry import find_strategy
+from task.settings import SettingsError
+
+METHOD = "from protocol.method import Method, Phase\nfrom task.settings import Block\n"
+STRATEGY = "from flwr.serverapp.strategy import FedAvg\nclass Mine(FedAvg): pass\n"
+
+
+def refused(name):
+    """What is said of a method that is asked for."""
+    with pytest.raises(SettingsError) as caught:
+        find_strategy(name)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason", "line"),
+    [
+        ("x = 1\nimport no_such_thing\n", "No module named 'no_such_thing'", 2),
+        ("x = 1\n\nx.y\n", "AttributeError", 3),
+        ("def f(:\n", "SyntaxError", 1),
+    ],
+)
+def test_a_module_that_fails_is_named_with_package_reason_and_line(install, source, reason, line):
+    site = install("mine", source, mine="mine:METHOD")
+    text = refused("mine")
+    for part in ("method 'mine' of someones==1.0", "mine:METHOD", reason, f"line {line})"):
+        assert part in text
+    assert str(site / "mine.py") in text
+
+
+def test_a_strategy_that_fails_to_import_is_named_with_setting_package_and_line(install):
+    source = METHOD + "METHOD = Method('mine', 'mine_server:Mine')\n"
+    site = install("mine", source, mine="mine:METHOD")
+    (site / "mine_server.py").write_text("x = 1\ny = x / 0\n")
+    text = refused("mine")
+    for part in (
+        "strategy = 'mine' of someones==1.0, on the server",
+        "module 'mine_server'",
+        "ZeroDivisionError",
+        "line 2)",
+    ):
+        assert part in text
+
+
+def test_a_handler_that_fails_to_import_is_named_on_the_node(install):
+    source = METHOD + (
+        "METHOD = Method('mine', 'mine:X', "
+        "phases=(Phase('query.mine', 'nodes do', (), 'mine_client:do'),))\n"
+    )
+    site = install("mine", source, mine="mine:METHOD")
+    (site / "mine_client.py").write_text("import no_such_thing\n")
+    with pytest.raises(ValueError, match=r"'mine_client' cannot be imported .*no_such_thing"):
+        app(Message(RecordDict(), 1, "query.mine"), Context(1, 1, {}, RecordDict(), {}))
+
+
+def test_a_loss_term_that_fails_to_import_is_named_and_hurts_its_method_alone(
+    install, run, rows, caplog
+):
+    source = (
+        STRATEGY
+        + METHOD
+        + (
+            "from flwr.app import ConfigRecord\n"
+            "class Asks(FedAvg):\n"
+            "    def configure_train(self, *arguments):\n"
+            "        for message in super().configure_train(*arguments):\n"
+            "            message.content['mine'] = ConfigRecord({'on': 1})\n"
+            "            yield message\n"
+            "METHOD = Method('mine', 'mine:Asks', terms={'mine': 'mine_client:Term'})\n"
+        )
+    )
+    install("mine", source, mine="mine:METHOD")
+    caplog.set_level("INFO")
+    run(strategy="mine", num_rounds=1)
+    assert "loss term of 'mine': module 'mine_client' cannot be imported" in caplog.text
+    assert len(rows(run(strategy="fedavg", num_rounds=1, run_id=8))) == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (f"{STRATEGY}METHOD = 'mine'\n", "mine:METHOD is a str, need a protocol.method.Method"),
+        (f"{METHOD}METHOD = Method('yours', 'mine:X')\n", "declares itself as 'yours'"),
+        ("x = 1\n", "has no attribute 'METHOD'"),
+    ],
+)
+def test_an_entry_point_to_no_method_of_this_name_is_refused(install, source, said):
+    install("mine", source, mine="mine:METHOD")
+    text = refused("mine")
+    assert said in text
+    assert "someones==1.0" in text
+
+
+def test_an_entry_point_to_a_class_that_is_no_strategy_is_refused(install):
+    install("mine", "class Mine: pass\n", mine="mine:Mine")
+    assert "mine:Mine is not a flwr.serverapp.strategy.Strategy" in refused("mine")
+
+
+def test_a_name_that_is_taken_by_one_of_ours_is_refused_and_ours_is_not_replaced(install, caplog):
+    install("mine", STRATEGY, moon="mine:Mine")
+    assert "the name is taken by a method of flwr-distill (rename it)" in refused("moon")
+    assert all_methods()["moon"].strategy == "strategies.moon:MOON"
+    assert "method 'moon' of someones==1.0" in caplog.text
+
+
+def test_two_packages_with_one_name_are_both_named_and_neither_is_taken(install):
+    install("mine", STRATEGY, mine="mine:Mine")
+    install("other", STRATEGY, name="others", version="2.0", mine="other:Mine")
+    text = refused("mine")
+    assert "someones==1.0" in text
+    assert "others==2.0" in text
+    assert "mine" not in all_methods()
+
+
+@pytest.mark.parametrize(
+    ("declared", "taken"),
+    [
+        ("phases=(Phase('train.pool', 'x', (), 'mine:train'),)", "train.pool"),
+        ("phases=(Phase('query.describe', 'x', (), 'mine:train'),)", "query.describe"),
+        ("phases=(Phase('train', 'x', (), 'mine:train'),)", "train"),
+        ("terms={'proximal-mu': 'mine:Term'}", "proximal-mu"),
+        ("terms={'control-variate': 'mine:Term'}", "control-variate"),
+    ],
+)
+def test_what_is_ours_cannot_be_given_another_meaning(install, declared, taken):
+    before = handlers()
+    install("mine", f"{METHOD}METHOD = Method('mine', 'mine:X', {declared})\n", mine="mine:METHOD")
+    assert f"{taken!r} is taken by flwr-distill (rename it)" in refused("mine")
+    assert handlers() == before
+
+
+def test_a_package_may_use_our_phases_and_terms_as_they_are(install):
+    source = METHOD + (
+        "from protocol.scaffold import METHODS\n"
+        "(ours,) = METHODS\n"
+        "METHOD = Method('mine', 'mine:X', phases=ours.phases, terms=ours.terms)\n"
+    )
+    install("mine", source, mine="mine:METHOD")
+    assert find_method("mine").phases
+
+
+@pytest.mark.parametrize("table", ["train", "hfldd", "num-rounds"])
+def test_a_table_of_settings_cannot_take_the_name_of_others(install, table):
+    source = METHOD + (
+        "class Own(Block):\n    x: int = 1\n"
+        f"METHOD = Method('mine', 'mine:X', settings=Own, table={table!r})\n"
+    )
+    install("mine", source, mine="mine:METHOD")
+    with pytest.raises(SettingsError, match=f"its table, {table}, is taken by other settings"):
+        composed_settings()
+
+
+def test_runs_of_other_methods_go_on_beside_a_broken_package_which_is_named_once(
+    install, run, rows, caplog
+):
+    install("mine", "import no_such_thing\n", mine="mine:METHOD")
+    folder = run(strategy="fedavg", num_rounds=1)
+    assert len(rows(folder)) == 2
+    assert caplog.text.count("method 'mine' of someones==1.0") == 1
