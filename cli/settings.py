@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 
 def settings(
-    name: Annotated[
-        str, typer.Argument(help="Table or method: core, train, hfldd ...", show_default="all")
-    ] = "",
+    name: Annotated[str, typer.Argument(show_default="all")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
     preset: Annotated[
         Path | None,
@@ -28,6 +26,8 @@ def settings(
     ] = None,
 ) -> None:
     """Print every setting of a run: its default, the values it takes, and what it is.
+
+    NAME is a table (core, partition, train, hfldd ...) or a method, which may share a table.
 
     With --preset, they are written to a file at their defaults, explained in comments: change what
     you want to, and start a run with `flwr run . -c FILE`.
@@ -46,8 +46,8 @@ def settings(
         known = dict.fromkeys([*(table.name for table in tables), *methods])
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            fail(f"{name!r} is no table and no method; {hint}There are {', '.join(known)}")
+            hint = f"; did you mean {near[0]}?" if near else "."
+            fail(f"{name!r} is no table and no method{hint} There are {', '.join(known)}")
         tables = [
             table
             for table in tables
@@ -95,12 +95,12 @@ def _show(tables: list["SettingsTable"], strategy: str) -> None:
         given = f"{example.key}={json.dumps(example.default)}"
         chosen = f'strategy="{strategy}" ' if strategy else ""
         console.print(f"Set them: flwr run . -c '{chosen}{given}'")
-        console.print("In a file: flwr-distill settings NAME --preset FILE.toml")
+        console.print("Write them to a file: --preset FILE.toml")
 
 
 def _in_terminal(table: "SettingsTable") -> Table:
     title: list[str | tuple[str, str]] = [(table.name, "bold"), "  ", table.meaning]
-    if table.methods:
+    if len(table.methods) > 1:
         title.append(f" For {', '.join(method.name for method in table.methods)}.")
     shown = Table(
         title=Text.assemble(*title), title_justify="left", title_style="", box=box.SIMPLE_HEAD

@@ -156,7 +156,7 @@ def settings_tables(methods: Mapping[str, Method]) -> list[SettingsTable]:
     core = tuple(setting for setting in _settings(composed) if "." not in setting.key)
     tables = [SettingsTable(CORE, "What every run has besides the tables below.", (), core)]
     common = _tables(RunSettings)
-    for name, table in sorted(_tables(composed).items(), key=lambda item: item[0] not in common):
+    for name, table in sorted(_tables(composed).items(), key=lambda t: (t[0] not in common, t[0])):
         owners = [m for m in methods.values() if m.settings and _hyphenated(m.table_name) == name]
         meaning = _markdown(_docstring(table).short_description)
         settings = tuple(_settings(table, f"{name}."))
