@@ -1,1 +1,1 @@
-"""The grid of a run: fast polling, deadlines, byte ledger, spool, screening of replies."""
+"""The grid of a run: polling, deadlines, byte counts, disk storage, screening of replies."""

@@ -1,4 +1,4 @@
-"""Replies to a phase's messages, fetched as they come in."""
+"""Fetches the replies to a phase's messages as they arrive."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -20,23 +20,16 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.superlink.grid import GrpcGrid
 
-LOOKS = 64
-"""Announced replies looked at in one fetch, so that its cost does not grow with the nodes."""
-ROLL_CALL = 5.0
-"""Seconds between two looks whether those who send are still connected."""
+PULLS = 64
+"""Announced replies to try in one fetch, so that its cost does not grow with the nodes."""
+CHECK_SENDERS = 5.0
+"""Seconds between checks that the senders of incomplete replies are still connected."""
 
 
 class Inbox:
     """Replies that a phase waits for, over any Flower Grid.
 
-    Every reply is from the node that the message was sent to, whoever answered for it.
-
-    Parameters
-    ----------
-    grid : Grid
-        Where the messages were pushed.
-    asked : Mapping[str, Message]
-        The messages by id.
+    A reply's sender is the node that its message went to, whatever the reply itself says.
 
     Attributes
     ----------
@@ -44,91 +37,86 @@ class Inbox:
         Ids of the messages without a reply so far.
     """
 
-    def __init__(self, grid: Grid, asked: Mapping[str, Message]) -> None:
-        self.waiting = set(asked)
+    def __init__(self, grid: Grid, messages: Mapping[str, Message]) -> None:
+        self.waiting = set(messages)
         self._grid = grid
-        self._asked = asked
+        self._messages = messages
 
     def fetch(self, end: float) -> Iterator[Message]:
-        """Replies that are there by now.
-
-        Parameters
-        ----------
-        end : float
-            When to stop, in the seconds of ``time.monotonic()``.
-        """
+        """Yield the replies that have arrived; stop at `end`, in ``time.monotonic()`` seconds."""
         for reply in self._grid.pull_messages(set(self.waiting)):
             answer = reply.error if reply.has_error() else reply.content
             yield self._reply(reply.metadata.reply_to_message_id, answer)
 
     @property
     def coming(self) -> bool:
-        """Whether a part of a reply is there, so that it pays to look again soon."""
+        """Whether part of a reply has arrived, so that it pays to poll again soon."""
         return False
 
     def close(self) -> None:
-        """Give up what is still waited for."""
+        """Stop waiting for the remaining replies."""
 
     def _reply(self, message_id: str, answer: RecordDict | Error) -> Message:
         self.waiting.discard(message_id)
-        return Message(answer, reply_to=self._asked[message_id])
+        return Message(answer, reply_to=self._messages[message_id])
 
 
 class SuperLinkInbox(Inbox):
-    """Replies that come through a SuperLink, each as soon as it is there as a whole.
+    """Replies through a SuperLink, each as soon as it is complete.
 
-    A SuperLink announces a reply before its objects have come. Flower's `pull_messages` waits for
-    them one reply after the other, so that a reply whose sender died while sending holds up those
-    behind it. This looks for the objects that are sent last; where they are not there, it goes on
-    to the next reply. What a reply answers is taken from the SuperLink's word, not the sender's.
+    A SuperLink announces a reply before its objects have arrived. Flower's `pull_messages` waits
+    for them one reply after the other, so if a sender dies midway, it blocks all replies behind
+    it. This inbox looks for the objects sent last; if they are missing, it tries the next reply.
 
-    A SuperLink keeps a message that its node never fetched, and with it the model, until the run
-    ends. It is told to drop those of nodes that are late or lost.
+    A SuperLink also keeps messages that their nodes never fetched, each with a model, until the
+    run ends. `close` makes it drop them.
     """
 
     _grid: GrpcGrid
 
-    def __init__(self, grid: GrpcGrid, asked: Mapping[str, Message]) -> None:
-        super().__init__(grid, asked)
+    def __init__(self, grid: GrpcGrid, messages: Mapping[str, Message]) -> None:
+        super().__init__(grid, messages)
         self._announced: dict[str, ObjectTree] = {}
-        """What each reply that is on its way is made of, by the id of the message it answers."""
-        self._roll_call = time.monotonic() + ROLL_CALL
+        """Objects of each incomplete reply, by the id of the message it answers."""
+        self._next_check = time.monotonic() + CHECK_SENDERS
 
     def fetch(self, end: float) -> Iterator[Message]:
-        """Replies that are there as a whole by now; see `Inbox`."""
+        """Yield the replies that are complete; see `Inbox`."""
         if unknown := self.waiting - self._announced.keys():
             request = PullAppMessagesRequest(message_ids=unknown)
-            found = self._grid._stub.PullMessages(request)
-            for reply, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+            response = self._grid._stub.PullMessages(request)
+            for reply, tree in zip(
+                response.messages_list, response.message_object_trees, strict=True
+            ):
                 self._announced[reply.metadata.reply_to_message_id] = tree
-        for message_id in list(islice(self._announced, LOOKS)):
+        for message_id in list(islice(self._announced, PULLS)):
             if time.monotonic() >= end:
                 return
             tree = self._announced.pop(message_id)
             if (answer := self._pull(tree)) is None:
-                self._announced[message_id] = tree  # behind the others
+                self._announced[message_id] = tree  # to the end of the queue
                 continue
-            if isinstance(answer, Error):  # perhaps the SuperLink's own, for a lost node
+            if isinstance(answer, Error):  # may be the SuperLink's own, for a lost node
                 self._drop(message_id)
             yield self._reply(message_id, answer)
-        if self._announced and time.monotonic() > self._roll_call:
-            self._roll_call = time.monotonic() + ROLL_CALL
-            yield from self._broken_off()
+        if self._announced and time.monotonic() > self._next_check:
+            self._next_check = time.monotonic() + CHECK_SENDERS
+            yield from self._lost_senders()
 
     @property
     def coming(self) -> bool:
-        """Whether a reply is on its way; see `Inbox`."""
+        """Whether a reply is announced but incomplete; see `Inbox`."""
         return bool(self._announced)
 
     def close(self) -> None:
-        """Have the SuperLink drop what is still waited for."""
+        """Make the SuperLink drop messages and incomplete replies."""
         for message_id in self.waiting:
             self._drop(message_id)
         for tree in self._announced.values():
             self._drop(tree.object_id)
 
     def _pull(self, tree: ObjectTree) -> RecordDict | Error | None:
-        """Pull a reply; None if it is not there as a whole."""
+        """Pull a reply; None if it is incomplete."""
         parts = [part.object_id for part in iterate_object_tree(tree)]
         pull_object = make_pull_object_fn_protobuf(
             self._grid._stub.PullObject, self._grid.node, self._grid.run.run_id
@@ -143,21 +131,20 @@ class SuperLinkInbox(Inbox):
         try:
             reply = cast(Message, inflate_object_from_contents(tree.object_id, contents))
             return reply.error if reply.has_error() else reply.content
-        except Exception as error:  # whatever it is that a node sent
+        except Exception as error:  # a node may send anything
             return _unreadable(error)
 
-    def _broken_off(self) -> Iterator[Message]:
-        """Errors of nodes that were lost while they sent."""
+    def _lost_senders(self) -> Iterator[Message]:
+        """Errors for nodes that were lost while they sent."""
         connected = set(self._grid.get_node_ids())
         for message_id, tree in list(self._announced.items()):
-            if self._asked[message_id].metadata.dst_node_id not in connected:
+            if self._messages[message_id].metadata.dst_node_id not in connected:
                 del self._announced[message_id]
                 self._drop(tree.object_id)
                 reason = "The node was lost while it sent its reply"
                 yield self._reply(message_id, Error(ErrorCode.NODE_UNAVAILABLE, reason))
 
     def _drop(self, object_id: str) -> None:
-        """Have the SuperLink drop a message."""
         self._grid._stub.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(
                 node=self._grid.node, run_id=self._grid.run.run_id, message_object_id=object_id
@@ -165,9 +152,9 @@ class SuperLinkInbox(Inbox):
         )
 
 
-def open_inbox(grid: Grid, asked: Mapping[str, Message]) -> Inbox:
-    """Open the inbox that fits a grid."""
-    return SuperLinkInbox(grid, asked) if isinstance(grid, GrpcGrid) else Inbox(grid, asked)
+def open_inbox(grid: Grid, messages: Mapping[str, Message]) -> Inbox:
+    """Open the inbox for this kind of grid."""
+    return SuperLinkInbox(grid, messages) if isinstance(grid, GrpcGrid) else Inbox(grid, messages)
 
 
 def _unreadable(error: Exception) -> Error:

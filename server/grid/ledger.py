@@ -1,4 +1,4 @@
-"""Bytes that a run sends, by round, phase and link, measured from the records themselves."""
+"""Counts the bytes that a run sends, by phase and link, from the records themselves."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -16,22 +16,20 @@ DIRECT = "member->head, direct"
 
 @dataclass
 class Ledger:
-    """Book of bytes by (phase, link).
+    """Bytes by (phase, link); a phase is a message type such as ``train``.
 
-    A phase is a message type (``train``, ``query.label_knowledge`` ...). Parcels that nodes send
-    each other through the server count on the server's links, up and down, and once more as
-    ``member->head, relayed``: what that link would carry by itself. Of those that go directly, only
-    the receipts pass the server; what went is booked as ``member->head, direct``.
+    Parcels relayed between nodes count on the server's links, up and down, and once more as
+    ``member->head, relayed``: the bytes of that link alone. For parcels sent directly, only
+    receipts pass the server; the parcels themselves count as ``member->head, direct``.
     """
 
     entries: Counter[tuple[str, str]] = field(default_factory=Counter)
     payloads: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Of the entries on the server's links, arrays and sealed parcels: what is left without the
-    control messages (settings, routes, receipts, metrics) that every node gets and sends."""
+    """Arrays and sealed parcels on the server's links: no settings, routes, receipts, metrics."""
 
     def book_sent(self, messages: list[Message]) -> None:
-        """Book messages from the server to nodes."""
-        sizes: dict[int, tuple[int, int]] = {}  # messages of a phase often share one record
+        """Count messages from the server to nodes."""
+        sizes: dict[int, tuple[int, int]] = {}  # by record: messages of a phase often share one
         for message in messages:
             content = message.content
             if id(content) not in sizes:
@@ -41,7 +39,7 @@ class Ledger:
             self.payloads[message.metadata.message_type, DOWN] += payload
 
     def book_received(self, phase: str, replies: list[Message]) -> None:
-        """Book replies from nodes to the server; error replies carry no records."""
+        """Count replies from nodes; error replies carry no records."""
         for reply in replies:
             if reply.has_content():
                 self.entries[phase, UP] += content_bytes(reply.content)
@@ -57,12 +55,12 @@ class Ledger:
 
     @property
     def server_bytes(self) -> int:
-        """All bytes of records through the server, both ways."""
+        """Bytes of all records through the server, both ways."""
         return self.total(DOWN, UP)
 
     @property
     def link_bytes(self) -> int:
-        """Bytes that nodes sent to each other."""
+        """Bytes sent between nodes."""
         return self.total(RELAYED, DIRECT)
 
     def by_phase(self) -> dict[str, dict[str, int]]:
@@ -74,15 +72,15 @@ class Ledger:
         return _by_phase(self.payloads)
 
     def state_dict(self) -> dict[str, dict[str, dict[str, int]]]:
-        """All that is booked, for a checkpoint."""
+        """All counts, for a checkpoint."""
         return {"entries": self.by_phase(), "payloads": self.payloads_by_phase()}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
-        """Add what was booked in an earlier run, as `state_dict` gave it."""
-        for book, table in ((self.entries, state["entries"]), (self.payloads, state["payloads"])):
-            for phase, sizes in table.items():
+        """Add the counts of a checkpoint."""
+        for counter, key in ((self.entries, "entries"), (self.payloads, "payloads")):
+            for phase, sizes in state[key].items():
                 for link, size in sizes.items():
-                    book[phase, link] += size
+                    counter[phase, link] += size
 
 
 def content_bytes(content: RecordDict) -> int:
@@ -94,7 +92,7 @@ def content_bytes(content: RecordDict) -> int:
 
 
 def payload_bytes(content: RecordDict) -> int:
-    """Bytes of a message's arrays and of the sealed parcels that ride in it."""
+    """Bytes of a message's arrays and sealed parcels."""
     arrays = sum(record.count_bytes() for record in content.array_records.values())
     payloads = (record.get("payload") for record in content.config_records.values())
     return arrays + sum(len(payload) for payload in payloads if isinstance(payload, bytes))
@@ -108,7 +106,7 @@ def _by_phase(sizes: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
 
 
 def _parcel_bytes(record: ConfigRecord) -> tuple[str, int]:
-    """Link that a parcel took, and its bytes there; a receipt says how many went directly."""
+    """A parcel's link and its bytes there; for direct parcels, from the receipt."""
     size = record.get("num-bytes")
     if record.get("link") == "direct" and isinstance(size, int):
         return DIRECT, max(size, 0)
@@ -116,7 +114,7 @@ def _parcel_bytes(record: ConfigRecord) -> tuple[str, int]:
 
 
 def _config_bytes(record: ConfigRecord) -> int:
-    """Like Flower's own count, which refuses an empty string."""
+    """Same as Flower's count, which raises on an empty string."""
     total = 0
     for key, value in record.items():
         total += len(key)

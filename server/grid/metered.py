@@ -1,4 +1,4 @@
-"""A Flower Grid that polls fast, ends each phase at a deadline, and books every byte."""
+"""Flower Grid with fast polling, a deadline for each phase, and byte counts."""
 
 import math
 import random
@@ -24,35 +24,34 @@ LONGEST_POLL = 0.5
 SOON = 0.05
 """Longest poll while a reply is on its way."""
 SAME_LOOK = 0.5
-"""Seconds for which a list of connected nodes is as good as new, within a phase."""
+"""Seconds for which a list of connected nodes is reused within a phase."""
 
 
 class QuorumError(RuntimeError):
-    """Fewer nodes sent what they trained than the run needs."""
+    """Fewer nodes than the quorum sent usable training results."""
 
 
 class MeteredGrid(Grid):
-    """Wraps the Grid that Flower gives a ServerApp.
+    """Wraps the Grid that Flower passes to a ServerApp.
 
-    Nodes and replies come in the order of ``order``, so that sums over replies do not depend on who
-    was faster. Python's global generator, from which Flower's strategies sample nodes, is seeded
-    anew with each round and after each phase: Flower's retries draw from it too, as often as they
-    like.
+    Nodes and replies come in the order of ``order``, so sums over replies do not depend on which
+    node was faster. Flower's strategies sample nodes with Python's global generator, which is
+    seeded again for each round and after each phase, because Flower's retries draw from it too.
 
     Parameters
     ----------
     grid : Grid
-        Flower's own grid, of a deployment or of the simulation.
+        Flower's own grid, of a deployment or a simulation.
     deadline : float
         Seconds after which a phase ends without the nodes that have not replied.
     seed : int (default: 0)
-        Seed of the run, for the sampling of nodes.
+        Seed of the run, for sampling nodes.
     journal : Journal, optional (default: None)
-        Where phases are written.
+        Where phases are recorded.
     quorum : float (default: 0.0)
-        Share of the nodes that must send something usable in time, in phases that have a quorum.
+        Share of nodes that must send a usable reply in time, in phases with a quorum.
     phases : Mapping[str, Phase], optional (default: None)
-        Phases of the run by message type; None takes those of all runs.
+        Phases of the run by message type; None allows those of all methods.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class MeteredGrid(Grid):
         self.begin_round(0)
 
     def begin_round(self, server_round: int) -> None:
-        """Have draws depend on the round, and then on the phases in it."""
+        """Seed node sampling for a round."""
         self._round = server_round
         random.seed(f"{self._seed} {server_round}")
 
@@ -100,20 +99,19 @@ class MeteredGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Create a message (deprecated in Flower, kept for its contract)."""
+        """Create a message (deprecated in Flower, part of its interface)."""
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> list[int]:
         """Ids of connected nodes, in a stable order.
-
-        Looks in quick succession see the same nodes. Flower's sampling counts them in one and draws
-        them in the next, and waits for as many as it counted, which may take for ever.
 
         Raises
         ------
         TooFewNodesError
             If no node has been connected for as long as a phase may take.
         """
+        # Flower counts the nodes, then samples that many from a second list, and waits without
+        # end if that one is shorter: both must be the same list.
         now = time.monotonic()
         if not self._nodes or now > self._looked + SAME_LOOK:
             self._nodes, self._looked = list(self._grid.get_node_ids()), now
@@ -126,112 +124,96 @@ class MeteredGrid(Grid):
         return sorted(self._nodes, key=self._rank)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Push messages and book their bytes."""
+        """Push messages and count their bytes."""
         messages = list(messages)
         self.ledger.book_sent(messages)
         return list(self._grid.push_messages(messages))
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Pull replies as Flower does; those of :meth:`send_and_receive` alone are booked."""
+        """Pull replies without counting them; only :meth:`send_and_receive` counts."""
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Push messages and wait for their replies, at most until the deadline.
+        """Push the messages of a phase and wait for replies, until the deadline.
 
         Parameters
         ----------
         messages : Iterable[Message]
-            All of one type: one phase.
+            All of one type.
         timeout : float, optional (default: None)
-            Seconds to wait, where shorter than the grid's deadline.
+            Seconds to wait, if shorter than the grid's deadline.
 
         Returns
         -------
         list[Message]
-            Replies, error replies among them, in the order of the nodes. Nodes that did not reply
-            in time are named in the log.
+            Replies, error replies included, in the order of the nodes. The log names the nodes that
+            did not reply in time.
 
         Raises
         ------
         QuorumError
-            If too few of the nodes that were asked to train sent something usable.
+            If fewer nodes than the quorum sent a usable reply.
         """
         messages = list(messages)
         if not messages:
             return []
-        wait = self._deadline if timeout is None else min(timeout, self._deadline)
+        wait = min(self._deadline, math.inf if timeout is None else timeout)
         for message in messages:
             message.metadata.ttl = min(message.metadata.ttl, wait)
-        begin = time.monotonic()
+        start = time.monotonic()
         pending = dict(zip(self.push_messages(messages), messages, strict=True))
-        pending.pop("", None)  # a message that the SuperLink did not take
+        pending.pop("", None)  # messages that the SuperLink refused have no id
         phase = messages[0].metadata.message_type
         replies, spool = [], Spool()
-        to_node = {message.metadata.dst_node_id: message for message in messages}
-        for reply in self._arriving(pending, begin + wait):
+        by_node = {message.metadata.dst_node_id: message for message in messages}
+        for reply in self._arriving(pending, start + wait):
             self.ledger.book_received(phase, [reply])
-            reply = self._accepted(to_node[reply.metadata.src_node_id], reply)
+            reply = self._accepted(by_node[reply.metadata.src_node_id], reply)
             if reply.has_content():
                 spool.keep(reply.content)
             replies.append(reply)
         if self._journal:
-            self._journal.book_phase(phase, time.monotonic() - begin, len(messages), replies)
+            self._journal.book_phase(phase, time.monotonic() - start, len(messages), replies)
         random.seed(f"{self._seed} {self._round} {phase}")
         self._nodes = []
-        late = {message.metadata.dst_node_id for message in messages}
-        late -= {reply.metadata.src_node_id for reply in replies}
-        if late:
-            log(
-                WARNING,
-                "%s goes on without %d of %d nodes, which did not reply within %.0f s: %s",
-                phase,
-                len(late),
-                len(messages),
-                wait,
-                sorted(late),
-            )
+        if late := by_node.keys() - {reply.metadata.src_node_id for reply in replies}:
+            text = "%s goes on without %d of %d nodes, which did not reply within %.0f s: %s"
+            log(WARNING, text, phase, len(late), len(messages), wait, sorted(late))
         replies.sort(key=lambda reply: self._rank(reply.metadata.src_node_id))
         replies = self._screened(messages, replies)
         if phase in self._phases and self._phases[phase].quorum:
-            usable = sum(reply.has_content() for reply in replies)
-            self._check_quorum(phase, usable, len(messages), wait)
+            self._check_quorum(phase, replies, len(messages), wait)
         return replies
 
     def _accepted(self, message: Message, reply: Message) -> Message:
-        """A reply as it is taken in; a subclass turns some into error replies."""
+        """Check one reply as it arrives; subclasses may return an error reply instead."""
         return reply
 
     def _screened(self, messages: list[Message], replies: list[Message]) -> list[Message]:
-        """Replies as the strategy gets them; a subclass turns some into error replies."""
+        """Compare the replies; subclasses may replace some by error replies."""
         return replies
 
-    def _check_quorum(self, phase: str, usable: int, asked: int, wait: float) -> None:
-        """Raise QuorumError if too few replies are usable."""
-        needed = math.ceil(round(self._quorum * asked, 6))
+    def _check_quorum(
+        self, phase: str, replies: list[Message], num_nodes: int, wait: float
+    ) -> None:
+        usable = sum(reply.has_content() for reply in replies)
+        needed = math.ceil(round(self._quorum * num_nodes, 6))
         if usable < needed:
             where = f"round {self._journal.round}, {phase}" if self._journal else phase
             raise QuorumError(
-                f"{where}: {usable} of {asked} nodes sent something usable within {wait:.0f} s, "
-                f"and quorum = {self._quorum} needs {needed} (the log says what the others did; "
+                f"{where}: {usable} of {num_nodes} nodes sent a usable reply within {wait:.0f} s, "
+                f"and quorum = {self._quorum} needs {needed} (see the log for the other nodes; "
                 "bring them back, raise phase-timeout, or lower quorum)"
             )
 
     def _rank(self, node: int) -> tuple[int, int]:
         return self.order.get(node, len(self.order)), node
 
-    def _arriving(self, asked: Mapping[str, Message], end: float) -> Iterator[Message]:
-        """Replies as they arrive, until each message is answered or the time is over.
-
-        Parameters
-        ----------
-        asked : Mapping[str, Message]
-            The messages, by id.
-        end : float
-            When the time is over, in the seconds of ``time.monotonic()``.
-        """
-        inbox, poll = open_inbox(self._grid, asked), FIRST_POLL
+    def _arriving(self, messages: Mapping[str, Message], end: float) -> Iterator[Message]:
+        """Replies as they arrive, until all are in or it is `end`, in monotonic seconds."""
+        inbox, poll = open_inbox(self._grid, messages), FIRST_POLL
         while inbox.waiting and time.monotonic() < end:
             poll = min(poll * 1.5, SOON if inbox.coming else LONGEST_POLL)
             for reply in inbox.fetch(end):

@@ -1,7 +1,7 @@
-"""A Flower Grid that sets hostile and broken replies aside before a strategy sees them.
+"""Flower Grid that sets broken and hostile replies aside before a strategy sees them.
 
-Each reply is checked by itself as it comes, against what its phase allows. Replies that are
-averaged are then compared with each other.
+Each reply is checked against its phase's schemas as it arrives. Replies that are averaged are
+then compared with each other.
 """
 
 from collections import Counter, defaultdict
@@ -19,25 +19,24 @@ from protocol.replies import SET_ASIDE
 from server.grid.metered import MeteredGrid
 
 EXAMPLES_THRESHOLD = 7.0
-"""For claimed samples: 1,100 times the median, or more where nodes differ more."""
+"""Allows num-examples up to 1,100 times the median, or more if nodes differ more."""
 
 
 class ScreeningGrid(MeteredGrid):
-    """Metered grid in which a reply that no strategy should see becomes an error reply.
+    """Metered grid that replaces bad replies by error replies.
 
-    Flower's strategies, and anyone's, leave nodes that failed out of the round. Each case is named
-    in the log, and booked in the journal.
+    Flower's strategies skip nodes with error replies. The log and the journal name each case.
 
     Parameters
     ----------
     *args, **kwargs
-        As :class:`server.grid.metered.MeteredGrid` takes them.
+        See :class:`server.grid.metered.MeteredGrid`.
     norm_threshold : float (default: 5.0)
         For norms of updates, see :func:`protocol.outliers.absurdly_large`.
     model : Mapping[str, ndarray]
-        A model of the run. Where a message brings a model, the reply's is compared with that, but
-        for types: Flower's strategies make floats of whole numbers, such as BatchNorm's count of
-        batches, and nodes send them back as this model has them.
+        A model of the run. If a message carries a model, the reply is compared with that one, but
+        the types are always this model's: Flower's strategies turn integers, such as BatchNorm's
+        count of batches, into floats, and nodes return them as integers.
     """
 
     def __init__(
@@ -54,11 +53,11 @@ class ScreeningGrid(MeteredGrid):
         self._start: Arrays = {}
 
     def _accepted(self, message: Message, reply: Message) -> Message:
-        """A reply, or an error in its place if it is not what its phase allows."""
+        """The reply, or an error reply if it matches none of its phase's schemas."""
         if not reply.has_content():
             return reply
         phase = self._phases.get(message.metadata.message_type)
-        checks = [allowed.check for allowed in phase.replies] if phase else [_check_readable]
+        checks = [schema.check for schema in phase.replies] if phase else [_check_readable]
         reasons = []
         for check in checks:
             try:
@@ -69,7 +68,7 @@ class ScreeningGrid(MeteredGrid):
         return self._set_aside(message, reasons[0])
 
     def _screened(self, messages: list[Message], replies: list[Message]) -> list[Message]:
-        """Replies, with errors in place of those that stand out from the others."""
+        """The replies, with error replies in place of outliers."""
         phase = self._phases.get(messages[0].metadata.message_type)
         if phase is None or not phase.compared:
             return replies
@@ -85,35 +84,37 @@ class ScreeningGrid(MeteredGrid):
     def _outliers(
         self, messages: Mapping[int, Message], replies: Sequence[Message]
     ) -> dict[int, str]:
-        """By position of a reply, why it is to be set aside."""
-        judged = {
+        """Reasons to set replies aside, by their position."""
+        trained = {
             place: reply
             for place, reply in enumerate(replies)
             if reply.has_content() and NUM_EXAMPLES in reply.content.metric_records.get(METRICS, {})
         }
-        reasons = dict.fromkeys(_unlike_most(judged), "its records are not those of most replies")
-        judged = {place: reply for place, reply in judged.items() if place not in reasons}
+        reasons = dict.fromkeys(
+            _unlike_most(trained), "its records differ from those of most replies"
+        )
+        trained = {place: reply for place, reply in trained.items() if place not in reasons}
         examples: dict[int, float] = {}
         norms: dict[str, dict[int, float]] = defaultdict(dict)
-        for place, reply in judged.items():
+        for place, reply in trained.items():
             examples[place] = reply.content.metric_records[METRICS][NUM_EXAMPLES]  # type: ignore[assignment]
             for name, record in reply.content.array_records.items():
-                start = self._start_of(messages[reply.metadata.src_node_id])
-                began = start if name == ARRAYS else None
-                norms[name][place] = update_norm(RecordArrays(record), began)
+                model = self._start_of(messages[reply.metadata.src_node_id])
+                start = model if name == ARRAYS else None
+                norms[name][place] = update_norm(RecordArrays(record), start)
         for place in absurdly_large(examples, EXAMPLES_THRESHOLD):
-            reasons.setdefault(place, f"its {NUM_EXAMPLES} are absurdly many")
-        for name, of_name in norms.items():
-            for place in absurdly_large(of_name, self._norm_threshold):
-                reasons.setdefault(place, f"the norm of its {name} is beyond norm-threshold")
+            reasons.setdefault(place, f"its {NUM_EXAMPLES} is far above the others'")
+        for name, by_place in norms.items():
+            for place in absurdly_large(by_place, self._norm_threshold):
+                reasons.setdefault(place, f"the norm of its {name} exceeds norm-threshold")
         return reasons
 
     def _start_of(self, message: Message) -> Arrays:
-        """The model that a node begins with: the message's, else the run's."""
+        """The model that a node starts from: the message's, else the run's."""
         record = message.content.array_records.get(ARRAYS)
         if record is None:
             return self._model
-        if record is not self._sent:  # most strategies send all nodes the same one
+        if record is not self._sent:  # most strategies send the same one to all nodes
             self._sent = record
             self._start = {
                 name: array.astype(self._model[name].dtype, copy=False)
@@ -132,13 +133,13 @@ class ScreeningGrid(MeteredGrid):
 
 
 def _check_readable(content: RecordDict, model: Arrays) -> None:
-    """Check what is needed of any reply, also in a phase that no method declares."""
+    """Check a reply of a phase that no method declares."""
     for record in content.array_records.values():
         decode(record)
 
 
 def _unlike_most(replies: Mapping[int, Message]) -> list[int]:
-    """Positions of replies whose records differ from most, which Flower's strategies refuse."""
+    """Positions of replies whose records differ from most; Flower's strategies raise on them."""
     forms = {place: _form(reply) for place, reply in replies.items()}
     counts = Counter(forms.values())
     usual = max(counts, key=lambda form: (counts[form], len(form)), default=None)
@@ -146,7 +147,7 @@ def _unlike_most(replies: Mapping[int, Message]) -> list[int]:
 
 
 def _form(reply: Message) -> frozenset[tuple[str, ...]]:
-    """Names of the array records, and of each metric record the keys with lengths of lists."""
+    """Names of array records; record, key and list length of each metric."""
     metrics = (
         (name, key, str(len(value) if isinstance(value, list) else ""))
         for name, record in reply.content.metric_records.items()

@@ -1,4 +1,4 @@
-"""Models of many nodes, which wait on disk for the moment when they are averaged."""
+"""Stores many nodes' models on disk until they are averaged."""
 
 import tempfile
 import weakref
@@ -16,26 +16,26 @@ IN_MEMORY = 64 * 2**20
 
 
 class Spool:
-    """Keeps the arrays of a phase's replies: in memory, and from some size on in a file.
+    """Keeps the arrays of a phase's replies in memory up to a size, then in a file.
 
-    The file is temporary and nameless: it goes with the last of its arrays, or with the process.
+    The file is temporary and unnamed, and goes with the last of its arrays or with the process.
 
     Parameters
     ----------
     in_memory : int (default: 64 MiB)
-        Bytes of arrays above which further replies go to the file.
+        Bytes of arrays to keep in memory.
     """
 
     def __init__(self, in_memory: int = IN_MEMORY) -> None:
         self._left = in_memory
 
     def keep(self, content: RecordDict) -> None:
-        """Decode a reply's arrays; those that go to the file become `StoredArray`.
+        """Decode a reply's arrays; those stored in the file become `StoredArray`.
 
         Raises
         ------
         ValueError
-            If the bytes of an array are not those of an array of numbers.
+            If bytes do not decode to an array of numbers.
         OSError
             If the disk is full.
         """
@@ -47,13 +47,7 @@ class Spool:
                     record[name] = StoredArray(array.numpy(), self)
 
     def write(self, data: bytes) -> int:
-        """Append data to the file, and return where they begin.
-
-        Raises
-        ------
-        OSError
-            If the disk is full.
-        """
+        """Append data to the file; return their offset."""
         begin = self._file.seek(0, 2)
         try:
             self._file.write(data)
@@ -61,7 +55,7 @@ class Spool:
         except OSError as error:
             raise OSError(
                 f"no room for the models that nodes sent, in {tempfile.gettempdir()}: {error} "
-                "(have TMPDIR name a folder with room for all of a round)"
+                "(set TMPDIR to a folder with room for all models of a round)"
             ) from error
         return begin
 
@@ -72,21 +66,13 @@ class Spool:
 
     @cached_property
     def _file(self) -> IO[bytes]:
-        file = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the spool)
+        file = tempfile.TemporaryFile()  # noqa: SIM115 (closed by the finalizer)
         weakref.finalize(self, file.close)
         return file
 
 
 class StoredArray(DecodedArray):
-    """A decoded array whose values lie in a file; they are read each time they are asked for.
-
-    Parameters
-    ----------
-    values : ndarray
-        What to store.
-    spool : Spool
-        Where.
-    """
+    """A decoded array whose values are read from the spool's file each time."""
 
     def __init__(self, values: NDArray[np.generic], spool: Spool) -> None:
         super().__init__(values)
@@ -101,4 +87,4 @@ class StoredArray(DecodedArray):
         return np.frombuffer(self._spool.read(self._begin, size), self._type).reshape(self.shape)
 
 
-StoredArray.__qualname__ = DecodedArray.__qualname__
+StoredArray.__qualname__ = DecodedArray.__qualname__  # Flower writes it into messages

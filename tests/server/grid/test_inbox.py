@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.common.constant import ErrorCode
 
 from server.grid import inbox as inbox_module
-from server.grid.inbox import LOOKS, open_inbox
+from server.grid.inbox import PULLS, open_inbox
 from server.grid.metered import MeteredGrid
 
 PARTS = 10
@@ -129,7 +129,7 @@ def test_a_lost_node_is_an_error_at_once_and_its_message_is_dropped(superlink):
 def test_a_node_that_is_lost_while_it_sends_is_an_error_as_soon_as_that_is_known(
     superlink, monkeypatch
 ):
-    monkeypatch.setattr(inbox_module, "ROLL_CALL", 0.2)
+    monkeypatch.setattr(inbox_module, "CHECK_SENDERS", 0.2)
     link = superlink(trained(1), trained(2))
     slow, lost = link.ids
     link.sends = {slow: 3, lost: 3}
@@ -175,7 +175,7 @@ def test_a_reply_that_cannot_be_read_is_an_error_of_its_node_alone(superlink, co
 
 
 def test_a_look_for_replies_costs_the_same_for_any_number_of_nodes(superlink):
-    count = 2 * LOOKS
+    count = 2 * PULLS
     link = superlink(*[trained(1)] * count)
     link.sends = dict.fromkeys(link.ids, 0)
     inbox = inbox_of(link)
@@ -185,9 +185,9 @@ def test_a_look_for_replies_costs_the_same_for_any_number_of_nodes(superlink):
         link.calls.clear()
         assert list(inbox.fetch(end)) == []
         assert link.calls.count("PullMessages") <= 1
-        assert LOOKS <= link.calls.count("PullObject") <= 2 * LOOKS
+        assert PULLS <= link.calls.count("PullObject") <= 2 * PULLS
     for node in link.ids:
         link.push(node, PARTS)
     found = [list(inbox.fetch(end)), list(inbox.fetch(end))]
-    assert [len(each) for each in found] == [LOOKS, LOOKS]
+    assert [len(each) for each in found] == [PULLS, PULLS]
     assert not inbox.waiting

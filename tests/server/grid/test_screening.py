@@ -301,8 +301,8 @@ def test_replies_are_compared_with_each_other_only_where_their_phase_says_so(cap
     replies = asked(answers, phases={"train": phase})
     assert [place for place, reply in enumerate(replies) if reply is None] == [2, 4] * compared
     assert reasons(caplog) == [
-        "its num-examples are absurdly many",
-        "the norm of its arrays is beyond norm-threshold",
+        "its num-examples is far above the others'",
+        "the norm of its arrays exceeds norm-threshold",
     ] * (compared)
 
 
