@@ -16,23 +16,8 @@ _OPTIONS = [
 
 
 def open_channel(address: str, root_certificates: bytes | None) -> grpc.Channel:
-    """Open a channel to a SuperNode's ClientAppIo API.
-
-    Calls on it are not retried, unlike those of Flower's own processes, whose retry code sends
-    SIGINT to its process on an UNAUTHENTICATED reply.
-
-    Parameters
-    ----------
-    address : str
-        ``host:port`` of the API.
-    root_certificates : bytes | None
-        PEM of the authority that signed the API's certificate. `None`: no TLS.
-
-    Returns
-    -------
-    grpc.Channel
-        A channel that connects on first use and again after an outage.
-    """
+    """Open a channel to a SuperNode's ClientAppIo API, with TLS if there are root certificates."""
+    # Without Flower's retries: its retry code sends SIGINT to its own process on UNAUTHENTICATED.
     if root_certificates is None:
         channel = grpc.insecure_channel(address, options=_OPTIONS)
     else:

@@ -1,51 +1,38 @@
-"""The executor's hold on its child, `node.worker`."""
+"""Starts the executor's child (`node.worker`) and talks to it."""
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from multiprocessing import Pipe
 
 from node.processes import kill_group, start_bound
 
 
 class ChildDiedError(Exception):
-    """The child ended on its own; the text says how."""
+    """The child ended on its own."""
 
 
 class Child:
-    """A worker process and the notes that go to and fro.
+    """A worker process and the pipe for notes to and from it.
 
-    Parameters
-    ----------
-    arguments : Sequence[str]
-        Arguments of `node.worker`, but for the notes' file descriptor.
-    env : Mapping[str, str] | None (default: None)
-        More environment variables.
-
-    Attributes
-    ----------
-    bundle : str | None
-        Hash of the app bundle that the child has been given work of, if any.
-    ready : bool
-        Whether the child has said that it is warm.
+    `bundle` is the hash of the app bundle whose tasks it serves, None before the first task;
+    `ready` says whether it is warm.
     """
 
-    def __init__(self, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, arguments: Sequence[str]) -> None:
         self.bundle: str | None = None
         self.ready = False
-        self._notes, theirs = Pipe()
-        with theirs:
+        self._notes, child_notes = Pipe()
+        with child_notes:
             self._process = start_bound(
                 [
                     *(sys.executable, "-P", "-m", "node.worker"),
                     *arguments,
-                    *("--notes-fd", str(theirs.fileno())),
+                    *("--notes-fd", str(child_notes.fileno())),
                 ],
-                env={**os.environ, **(env or {})},
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_notes.fileno()],
             )
 
     @property
@@ -54,30 +41,18 @@ class Child:
         return self._process.pid
 
     def hand(self, token: str, tree: bytes) -> None:
-        """Give the child a task: its token, and its message's serialized object tree.
-
-        Raises
-        ------
-        ChildDiedError
-            If the child has ended.
-        """
+        """Give the child a task: its token, and its message's serialized object tree."""
         try:
             self._notes.send((token, tree))
         except OSError as error:
             raise ChildDiedError(self._how_it_ended()) from error
 
     def has_note(self) -> bool:
-        """Whether `note` would return, or raise, at once."""
+        """Whether `note` would return or raise without waiting."""
         return self._notes.poll()
 
     def note(self) -> tuple[str, int, str]:
-        """Wait for the child's next note: its kind, an error code, a reason.
-
-        Raises
-        ------
-        ChildDiedError
-            If the child has ended.
-        """
+        """Wait for the child's next note: its kind, an error code, a reason."""
         try:
             kind, code, reason = self._notes.recv()
         except (EOFError, OSError) as error:
@@ -85,7 +60,7 @@ class Child:
         return kind, code, reason
 
     def kill(self) -> None:
-        """Kill the child and whatever it started."""
+        """Kill the child's process group."""
         kill_group(self._process)
         self._notes.close()
 

@@ -1,14 +1,12 @@
-"""A persistent executor of ClientApp tasks: the reason why a message costs what its work costs.
+"""Executes ClientApp tasks in one warm process; Flower would start a process for every message.
 
-Flower starts a Python process for every message. This executor speaks the same ClientAppIo API
-to a SuperNode in ``--isolation process``, and keeps one warm child (`node.worker`) for all
-messages of an app. It stays thin itself, without torch, so that its heartbeats go on whatever the
-child does.
+The executor speaks the ClientAppIo API to a SuperNode with ``--isolation process``. It imports no
+torch, so its heartbeats go on whatever its child (`node.worker`) does.
 
-A child that dies is answered for at once and replaced; so is one whose app bundle is not the one
-that a task asks for, and one that has been without work for a while, which frees what a finished
-run left in its memory and on its GPU. What can no longer be answered ends the executor: whoever
-supervises it must then restart the SuperNode too, for Flower waits for the answer forever.
+If the child dies, the executor reports an error and starts another. It also starts another for a
+different app bundle, and after a while without tasks, to free (GPU) memory. If it cannot answer a
+task, it exits. Its supervisor must then restart the SuperNode too: Flower waits for the answer
+forever.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -46,34 +43,18 @@ from node.pace import Pace
 
 
 class UnfitError(Exception):
-    """The machine cannot do what the node's settings ask for; the text says why."""
+    """The node's settings ask for what this machine cannot do."""
 
 
 class UnanswerableError(Exception):
     """A task can be neither finished nor answered with an error."""
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why a task failed, as Flower's error code and text."""
-
-    code: int
-    reason: str
-
-
 class Executor:
     """Claims a SuperNode's tasks, one after the other, and has the child run them.
 
-    Parameters
-    ----------
-    stub : ClientAppIoStub
-        The SuperNode's ClientAppIo API.
-    child_arguments : list[str]
-        Arguments of `node.worker`.
-    report : Connection | None (default: None)
-        Told ``("worker", pid)`` when a child is started and ``("ready", pid)`` when it is warm.
-    release_after : float (default: 120.0)
-        Seconds without a task after which a used child is replaced by a fresh one.
+    It sends ``("worker", pid)`` to `report` when a child starts, ``("ready", pid)`` when it is
+    warm.
     """
 
     def __init__(
@@ -92,19 +73,9 @@ class Executor:
         self._child = self._start_child()
 
     def serve(self) -> None:
-        """Serve tasks forever.
-
-        Raises
-        ------
-        UnfitError
-            If the child says that it cannot work on this machine.
-        UnanswerableError
-            If a task was lost in a way that cannot be told to the SuperNode.
-        ChildDiedError
-            If a child died while it was starting.
-        """
+        """Serve tasks until one cannot be answered, or a child cannot start."""
         while True:
-            self._tend_child()
+            self._check_idle_child()
             if (claim := self._claim()) is None:
                 time.sleep(self._pace.pause)
                 continue
@@ -113,24 +84,23 @@ class Executor:
             self._pace.worked()
 
     def close(self) -> None:
-        """End the child."""
+        """Kill the child."""
         self._child.kill()
 
     def _start_child(self) -> Child:
         child = Child(self._child_arguments)
-        self._tell("worker", child.pid)
+        self._send_report("worker", child.pid)
         return child
 
     def _replace_child(self) -> None:
         self._child.kill()
         self._child = self._start_child()
 
-    def _tell(self, what: str, value: int) -> None:
+    def _send_report(self, kind: str, pid: int) -> None:
         if self._report is not None:
-            self._report.send((what, value))
+            self._report.send((kind, pid))
 
-    def _tend_child(self) -> None:
-        """Look after a child that has no task: hear that it is warm, or replace it."""
+    def _check_idle_child(self) -> None:
         try:
             while self._child.has_note():
                 self._handle_note(*self._child.note())
@@ -146,10 +116,10 @@ class Executor:
             raise UnfitError(reason)
         if kind == "ready":
             self._child.ready = True
-            self._tell("ready", self._child.pid)
+            self._send_report("ready", self._child.pid)
 
     def _claim(self) -> tuple[str, str] | None:
-        """Claim the oldest pending task: its token, and the hash of its app bundle."""
+        """Claim the oldest pending task; return its token and the hash of its app bundle."""
         try:
             pending = self._stub.PullPendingTasks(PullPendingTasksRequest(), timeout=10).tasks
             if not pending:
@@ -170,13 +140,13 @@ class Executor:
         try:
             with task.heartbeats():
                 message, tree = task.pull_header()
-                if failure := self._run(token, tree):
-                    task.answer(message, failure)
+                if error := self._run(token, tree):
+                    task.answer(message, error)
         except grpc.RpcError as error:
             raise UnanswerableError(f"the SuperNode refused to serve a task: {error}") from error
 
-    def _run(self, token: str, tree: ObjectTree) -> Failure | None:
-        """Have the child run a task; return why it failed, if it did."""
+    def _run(self, token: str, tree: ObjectTree) -> Error | None:
+        """Have the child run a task; return the error if it failed."""
         pushing = False
         try:
             self._child.hand(token, tree.SerializeToString())
@@ -185,27 +155,23 @@ class Executor:
                 if kind == "done":
                     return None
                 if kind == "failed":
-                    return Failure(code, reason)
+                    return Error(code, reason)
                 pushing = pushing or kind == "pushing"
                 self._handle_note(kind, code, reason)
         except ChildDiedError as death:
             if pushing:
                 raise UnanswerableError(f"{death}, with its reply half sent") from death
             self._child = self._start_child()
-            return Failure(ErrorCode.CLIENT_APP_CRASHED, str(death))
+            return Error(ErrorCode.CLIENT_APP_CRASHED, str(death))
 
 
 class _Task:
-    """What the executor itself says to the SuperNode about one task."""
-
     def __init__(self, stub: ClientAppIoStub, token: str) -> None:
         self._stub = stub
         self._token = ((TASK_TOKEN_HEADER, token),)
 
     @contextmanager
     def heartbeats(self) -> Iterator[None]:
-        """Keep the task's claim alive."""
-
         def beat() -> bool:
             try:
                 self._stub.SendTaskHeartbeat(
@@ -223,13 +189,13 @@ class _Task:
             sender.stop()
 
     def pull_header(self) -> tuple[Message, ObjectTree]:
-        """Pull the task's message without its content, and the tree of the content's objects."""
+        """Pull the task's message without content, and the content's object tree."""
         pulled = self._stub.PullMessages(PullAppMessagesRequest(), metadata=self._token, timeout=60)
         return message_from_proto(pulled.messages_list[0]), pulled.message_object_trees[0]
 
-    def answer(self, message: Message, failure: Failure) -> None:
+    def answer(self, message: Message, error: Error) -> None:
         """Push an error reply and end the task."""
-        reply = Message(Error(code=failure.code, reason=failure.reason), reply_to=message)
+        reply = Message(error, reply_to=message)
         reply.metadata.__dict__["_message_id"] = reply.object_id
         pushed = self._stub.PushMessages(
             PushAppMessagesRequest(
@@ -251,7 +217,7 @@ class _Task:
                 timeout=60,
             )
         self._stub.PushTaskOutput(
-            PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=failure.reason),
+            PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=error.reason or ""),
             metadata=self._token,
             timeout=60,
         )
@@ -268,8 +234,7 @@ def main() -> None:
     parser.add_argument("--report-fd", type=int, help="used by flwr-distill node")
     args = parser.parse_args()
     child_arguments = ["--appio-address", args.appio_address, "--device", args.device]
-    for module in args.preload:
-        child_arguments += ["--preload", module]
+    child_arguments += [f"--preload={module}" for module in args.preload]
     certificates: bytes | None = None
     if args.root_certificates is not None:
         child_arguments += ["--root-certificates", str(args.root_certificates)]

@@ -1,10 +1,9 @@
-"""The timing of Flower that we override, and one repair of it, all of it here.
+"""Overrides of Flower's hard-coded waits, and one bug fix.
 
-Flower 1.32.1 fixes its waits in code: an idle SuperNode looks for messages every 3 s, looks for a
-ClientApp's reply every 0.5 s, and a pull of an object that is not there yet waits 1 s before the
-next try. And it offers a message as a task before the message is all there. All overrides check
-that Flower is the version they were written for and that what they replace is still there; if not,
-they warn and leave Flower as it is.
+In Flower 1.32.1 an idle SuperNode polls for messages every 3 s and for a ClientApp's reply every
+0.5 s; it waits 1 s before pulling an object again that has not arrived yet. It also offers a
+message as a task before the message is complete. Each override checks Flower's version and that
+the code it replaces still exists; if not, it warns, changes nothing and returns False.
 """
 
 from __future__ import annotations
@@ -24,46 +23,30 @@ from node.pace import Pace
 T = TypeVar("T")
 
 FLOWER_VERSION = "1.32.1"
-"""The version of Flower that these overrides were written and tested for."""
-
 IDLE_SLEEP = 3
 REPLY_SLEEP = 0.5
-"""Flower's own sleeps in the SuperNode's loop, in seconds; the numbers tell them apart."""
+"""Flower's sleeps in the SuperNode's loop, in seconds; `_PacedTime` tells them apart by value."""
 
 
 def patch_pull_backoff(*, initial: float = 0.02, cap: float = 0.25) -> bool:
-    """Ask again soon for an object that is announced but still on its way.
+    """Retry sooner to pull an object that is announced but has not arrived yet.
 
-    Flower's limit on the number of tries falls with the waits, so that only a limit on the time
-    remains: a slow link is not cut off.
-
-    Parameters
-    ----------
-    initial : float (default: 0.02)
-        Seconds before the second try; Flower: 1.
-    cap : float (default: 0.25)
-        Seconds that the wait grows to by doubling; Flower: 10.
-
-    Returns
-    -------
-    bool
-        Whether it was done.
+    `initial` and `cap` are the shortest and longest wait in seconds (Flower: 1 and 10).
     """
     from flwr.supercore.inflatable import inflatable_utils
 
     changes = {
         "initial_backoff": initial,
         "backoff_cap": cap,
-        "max_tries_per_object": None,
+        "max_tries_per_object": None,  # Flower's limit would cut off slow links at these waits
     }
     functions = [
         getattr(inflatable_utils, name, None)
         for name in ("pull_objects", "pull_and_inflate_object_from_tree")
     ]
     defaults = [getattr(function, "__kwdefaults__", None) or {} for function in functions]
-    if not _as_expected(
-        "the pull back-off", all(changes.keys() <= each.keys() for each in defaults)
-    ):
+    present = all(changes.keys() <= each.keys() for each in defaults)
+    if not _can_override("the pull back-off", present):
         return False
     for each in defaults:
         each.update(changes)
@@ -71,46 +54,29 @@ def patch_pull_backoff(*, initial: float = 0.02, cap: float = 0.25) -> bool:
 
 
 def patch_supernode_sleep(pace: Pace, *, reply_poll: float = 0.02) -> bool:
-    """Let the SuperNode look for messages at our pace, and for replies every few milliseconds.
+    """Let the SuperNode poll for messages at `pace`, and for replies every `reply_poll` seconds.
 
-    Parameters
-    ----------
-    pace : Pace
-        How long to wait when the SuperLink had no message; waiting for a reply counts as work.
-    reply_poll : float (default: 0.02)
-        Seconds between two looks for the ClientApp's reply, in this process's memory.
-
-    Returns
-    -------
-    bool
-        Whether it was done.
+    Waiting for a reply counts as work.
     """
     from flwr.supernode import start_client_internal
 
-    if not _as_expected(
-        "the SuperNode's sleep", getattr(start_client_internal, "time", None) is time
-    ):
+    present = getattr(start_client_internal, "time", None) is time
+    if not _can_override("the SuperNode's sleep", present):
         return False
     setattr(start_client_internal, "time", _PacedTime(pace, reply_poll))  # noqa: B010 (not exported)
     return True
 
 
 def patch_intake() -> bool:
-    """Have the SuperNode offer a message as a task once the message is all there.
+    """Let the SuperNode offer a message as a task only once it is complete.
 
-    Flower offers it before its objects are pulled. If the run ends meanwhile, or the pull fails,
-    they never come, and whoever claimed the task waits for them, and with it the node, whatever
-    comes next. Here such a message is given up, and the next one pulled.
-
-    Returns
-    -------
-    bool
-        Whether it was done.
+    Flower offers it before it pulls its objects. If the run ends meanwhile or the pull fails, they
+    never arrive, and the node waits for them forever. This drops the message and pulls the next.
     """
     from flwr.supernode import start_client_internal
 
     present = hasattr(start_client_internal, "_pull_and_store_message")
-    if not _as_expected("the SuperNode's intake", present):
+    if not _can_override("the SuperNode's intake", present):
         return False
     pull_and_store: Callable[..., int | None] = start_client_internal._pull_and_store_message
 
@@ -124,11 +90,11 @@ def patch_intake() -> bool:
         deferring = _DeferringState(state)
         run_id = pull_and_store(
             state=deferring,
-            pull_object=_ending(pull_object),
-            confirm_message_received=_ending(confirm_message_received),
+            pull_object=_run_end_as_error(pull_object),
+            confirm_message_received=_run_end_as_error(confirm_message_received),
             **others,
         )
-        if deferring.given_up:
+        if deferring.dropped:
             return None
         if deferring.task is not None:
             state.create_task(**deferring.task)
@@ -138,46 +104,39 @@ def patch_intake() -> bool:
     return True
 
 
-def _ending(call: Callable[[int, str], T]) -> Callable[[int, str], T]:
-    """The call, whose end of the run is an error like any other, after which Flower clears away."""
-
-    def called(run_id: int, name: str) -> T:
+def _run_end_as_error(call: Callable[[int, str], T]) -> Callable[[int, str], T]:
+    # Flower cleans up after other errors, but not after the end of a run.
+    def wrapper(run_id: int, name: str) -> T:
         try:
             return call(run_id, name)
         except RunNotRunningException:
-            raise RunEndedError("the run has ended") from None
+            raise RuntimeError("the run has ended") from None
 
-    return called
+    return wrapper
 
 
 class _DeferringState:
-    """A SuperNode's state that takes note of a task in place of creating it."""
+    """A SuperNode's state that records a task instead of creating it."""
 
     def __init__(self, state: Any) -> None:
         self._state = state
         self.task: dict[str, Any] | None = None
-        self.given_up = False
+        self.dropped = False
 
     def create_task(self, **task: Any) -> int:
-        """Take note of a task."""
         self.task = task
         return 0
 
-    def finish_task(self, task_id: int, **how: Any) -> bool:
-        """Give the task up; nobody has seen it."""
-        self.given_up = True
+    def finish_task(self, task_id: int, **arguments: Any) -> bool:
+        self.dropped = True
         return True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._state, name)
 
 
-class RunEndedError(RuntimeError):
-    """A message's run ended while it came in."""
-
-
 class _PacedTime(ModuleType):
-    """Stands in for the module `time` where the SuperNode's loop sleeps."""
+    """Replaces the module `time` in the SuperNode's loop."""
 
     def __init__(self, pace: Pace, reply_poll: float) -> None:
         super().__init__("time")
@@ -185,7 +144,6 @@ class _PacedTime(ModuleType):
         self._reply_poll = reply_poll
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for our time instead of Flower's."""
         if seconds == IDLE_SLEEP:
             time.sleep(self._pace.pause)
         elif seconds == REPLY_SLEEP:
@@ -198,18 +156,17 @@ class _PacedTime(ModuleType):
         return getattr(time, name)
 
 
-def _as_expected(what: str, present: bool) -> bool:
-    """Check version and internals before an override; warn if it cannot be done."""
-    found = version("flwr")
-    if found == FLOWER_VERSION and present:
+def _can_override(name: str, present: bool) -> bool:
+    installed = version("flwr")
+    if installed == FLOWER_VERSION and present:
         return True
     log(
         WARNING,
         "%s stays Flower's own, which is slower or may hang: flwr %s is installed, the override "
         "was written for %s%s",
-        what,
-        found,
+        name,
+        installed,
         FLOWER_VERSION,
-        "" if present else ", and what it replaces has moved",
+        "" if present else ", and the code it replaces has moved",
     )
     return False

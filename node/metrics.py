@@ -1,4 +1,4 @@
-"""How a node fares, for Prometheus."""
+"""Metrics of a node for Prometheus."""
 
 from __future__ import annotations
 
@@ -15,17 +15,14 @@ from node.settings import NodeError
 class NodeMetrics(Collector):
     """Whether a node is online and warm, and how often its parts were started.
 
-    Parameters
-    ----------
-    status : Mapping[str, Any]
-        What the node knows of itself (``node.json``); read whenever Prometheus asks.
+    Reads the status (the content of ``node.json``) at every scrape.
     """
 
     def __init__(self, status: Mapping[str, Any]) -> None:
         self._status = status
 
     def collect(self) -> Iterable[Metric]:
-        """Yield everything."""
+        """Yield all metrics."""
         for name, text in (
             ("online", "1 while the SuperLink admits the node."),
             ("ready", "1 while the process that trains is warm."),
@@ -33,19 +30,13 @@ class NodeMetrics(Collector):
             yield GaugeMetricFamily(f"flwr_distill_node_{name}", text, value=name in self._status)
         yield CounterMetricFamily(
             "flwr_distill_node_starts",
-            "Starts of the node's parts; one if nothing failed.",
+            "Starts of the node's parts; 1 if nothing failed.",
             value=self._status["starts"],
         )
 
 
 def serve_metrics(status: Mapping[str, Any], port: int) -> None:
-    """Answer Prometheus until the process ends.
-
-    Raises
-    ------
-    NodeError
-        If the port is taken.
-    """
+    """Serve metrics until the process ends; `NodeError` if the port is in use."""
     registry = CollectorRegistry()
     registry.register(NodeMetrics(status))
     try:

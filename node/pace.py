@@ -1,4 +1,4 @@
-"""How often to look for work: often while there is some, seldom on an idle node."""
+"""How long to wait between polls: short after recent work, longer on an idle node."""
 
 from __future__ import annotations
 
@@ -7,19 +7,7 @@ from collections.abc import Callable
 
 
 class Pace:
-    """The pause between two looks, short for a while after work was last found.
-
-    Parameters
-    ----------
-    busy : float
-        Seconds between two looks within `keen` seconds of the last work.
-    idle : float
-        Seconds between two looks after that.
-    keen : float (default: 10.0)
-        Seconds for which work is expected to be followed by more.
-    clock : Callable[[], float] (default: time.monotonic)
-        The time in seconds.
-    """
+    """Pause between polls, in seconds: `busy` for `keen` seconds after work, then `idle`."""
 
     def __init__(
         self,
@@ -36,15 +24,15 @@ class Pace:
         self._last_work = clock()
 
     def worked(self) -> None:
-        """Note that there was work just now."""
+        """Record that there was work just now."""
         self._last_work = self._clock()
 
     @property
     def pause(self) -> float:
-        """Seconds to wait until the next look."""
+        """Seconds to wait until the next poll."""
         return self._busy if self.idle_for < self._keen else self._idle
 
     @property
     def idle_for(self) -> float:
-        """Seconds since there was work."""
+        """Seconds since the last work."""
         return self._clock() - self._last_work

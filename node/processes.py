@@ -1,4 +1,4 @@
-"""Start and stop processes that never outlive the process that started them."""
+"""Starts processes that never outlive their parent, and stops them."""
 
 from __future__ import annotations
 
@@ -24,28 +24,11 @@ def start_bound(
     cwd: Path | None = None,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a command, in a session of its own, that gets SIGTERM when this process dies.
+    """Start a command in its own process group; it gets SIGTERM if this process dies.
 
     The kernel ties it to the *thread* that calls this function: call it from one that lives as long
-    as the process should. On systems other than Linux a parent killed with -9 leaves it running.
-
-    Parameters
-    ----------
-    command : Sequence[str]
-        Program and arguments.
-    log : Path | None (default: None)
-        File that standard output and error are appended to. `None`: those of this process.
-    env : Mapping[str, str] | None (default: None)
-        The environment. `None`: that of this process.
-    cwd : Path | None (default: None)
-        Working directory. `None`: that of this process.
-    pass_fds : Sequence[int] (default: ())
-        File descriptors that stay open in the new process.
-
-    Returns
-    -------
-    subprocess.Popen[bytes]
-        The process; its id is also the id of its process group.
+    as the process should. On systems other than Linux it survives a parent killed with -9. Standard
+    output and error are appended to `log`; like `env` and `cwd`, None inherits this process's.
     """
     launcher = [sys.executable, "-P", "-m", "node.processes", str(os.getpid())]
     with contextlib.ExitStack() as stack:
@@ -66,14 +49,9 @@ def start_bound(
 
 
 def stop(processes: Sequence[subprocess.Popen[bytes]], *, grace: float = 8.0) -> None:
-    """Ask processes to end, all at once, and kill what is left of their groups.
+    """Send SIGTERM to processes from `start_bound`, then SIGKILL to what remains of their groups.
 
-    Parameters
-    ----------
-    processes : Sequence[subprocess.Popen[bytes]]
-        Processes from `start_bound`; those that have ended already are fine.
-    grace : float (default: 8.0)
-        Seconds, for all of them together, between SIGTERM and SIGKILL.
+    `grace` is the time in seconds, for all of them together, between the two signals.
     """
     for process in processes:
         if process.poll() is None:
@@ -86,18 +64,17 @@ def stop(processes: Sequence[subprocess.Popen[bytes]], *, grace: float = 8.0) ->
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process from `start_bound`, and its group, with SIGKILL, and reap it."""
+    """Kill a process from `start_bound` and its group with SIGKILL."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _become(parent: int, command: Sequence[str]) -> None:
-    """Bind this process to its parent, then replace it by the command."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
-        sys.exit("the process that asked for this one has ended")
+        sys.exit("the parent process has ended")
     os.execvp(command[0], list(command))
 
 

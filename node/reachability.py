@@ -1,4 +1,4 @@
-"""Find out whether a SuperLink answers at an address, with or without TLS as expected."""
+"""Checks that a SuperLink answers at an address, with or without TLS as expected."""
 
 from __future__ import annotations
 
@@ -21,26 +21,10 @@ def check_superlink(
     root_certificates: Path | None,
     timeout: float,
 ) -> None:
-    """Return once a SuperLink answers, as far as can be told without knowing its key.
+    """Wait until a SuperLink's Fleet API answers at an address.
 
-    Flower itself tries a wrong address, or one without TLS, for ever; this tells them from a
-    SuperLink that is merely not up yet, for which it waits.
-
-    Parameters
-    ----------
-    address : str
-        ``host:port`` of the Fleet API.
-    insecure : bool
-        Expect no TLS.
-    root_certificates : Path | None
-        PEM file of the authority to trust. `None`: the system's.
-    timeout : float
-        Seconds to wait for an answer.
-
-    Raises
-    ------
-    NodeError
-        If the address or certificate is wrong, or nothing answers in time.
+    Flower would retry a wrong address or certificate forever; this raises `NodeError` for them and
+    waits only for a SuperLink that is not up yet. `root_certificates` None: the system's.
     """
     host, port = _split(address)
     context = None if insecure else _tls_context(root_certificates)
@@ -87,7 +71,7 @@ def _tls_context(root_certificates: Path | None) -> ssl.SSLContext:
 
 
 def _greet(host: str, port: int, context: ssl.SSLContext | None) -> None:
-    """Open an HTTP/2 connection, as gRPC does, up to the server's first frame."""
+    """Open an HTTP/2 connection as gRPC does, up to the server's first frame."""
     with socket.create_connection((host, port), timeout=5) as plain:
         if context is None:
             _expect_settings(plain)
@@ -101,7 +85,7 @@ def _expect_settings(connection: socket.socket) -> None:
     frame = b""
     while len(frame) < _FRAME_HEADER:
         if not (more := connection.recv(_FRAME_HEADER - len(frame))):
-            raise EOFError("it closes the connection")
+            raise EOFError("the server closes the connection")
         frame += more
     if frame[3] != _SETTINGS_FRAME:
-        raise EOFError("what answers does not speak HTTP/2")
+        raise EOFError("the server does not speak HTTP/2")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 
 from links.loopback import is_loopback
 
@@ -20,62 +23,32 @@ _OWN_KEYS = {
 
 
 class NodeError(Exception):
-    """The node cannot work; the text says why, in one line."""
+    """The node cannot work."""
 
 
 class NodeSettings(BaseModel):
-    """Everything that a node is told when it starts.
+    """Settings of a node; `flwr-distill node --help` explains those that are options there.
 
     Attributes
     ----------
-    superlink : str (default: "127.0.0.1:9092")
-        ``host:port`` of the SuperLink's Fleet API.
-    insecure : bool (default: False)
-        Talk to the SuperLink without TLS.
-    root_certificates : Path | None (default: None)
-        PEM file of the authority that signed the SuperLink's certificate. `None`: the system's.
     auth_key : Path | None (default: None)
-        The node's private key (OpenSSH, NIST curve), for SuperLinks that admit registered nodes.
+        Private key (OpenSSH, NIST curve), for SuperLinks that admit only registered nodes.
     peer_address : str | None (default: None)
-        ``host:port`` where other nodes can send to this one, and where it listens for them. `None`:
-        what they send comes through the SuperLink, sealed.
+        ``host:port`` where the node listens for other nodes' parcels. None: they arrive through the
+        SuperLink.
     peer_certificate : Path | None (default: None)
-        PEM certificate of this node among its peers, for client and server authentication, signed
-        by the authority in `root_certificates`. Other machines are sent to directly only with one.
+        PEM certificate for client and server authentication, signed by the authority in
+        `root_certificates`. Needed to send directly to other machines.
     peer_key : Path | None (default: None)
         The certificate's private key, on an elliptic curve.
-    partition_id : int | None (default: None)
-        Which part of the data is this node's.
-    num_partitions : int | None (default: None)
-        Into how many parts the data are cut.
-    sector : int | None (default: None)
-        The sector that this node belongs to, for strategies that form sectors (FedHEAD). `None`:
-        the server draws one.
-    data : Path | None (default: None)
-        Directory of the node's own data, handed to the app.
     dataset : str | None (default: None)
-        Named data set that this node holds in place of the run's, brought to the run's images; it
-        is tested on that set's own test samples.
-    device : str (default: "auto")
-        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``, handed to the app.
-    threads : int (default: number of cores)
-        Threads that the app's process computes with.
-    state_dir : Path (default: "state/node")
-        The node's own directory: what must last, and its Flower home.
+        Named data set that this node holds in place of the run's, converted to the run's image
+        shape; the node is tested on that set's own test samples.
     preload : tuple[str, ...] (default: ("torch", "torch._dynamo"))
         Modules that the app's process imports before the first message. PyTorch's optimisers
         import the second at their first use, which takes as long as PyTorch itself.
-    release_after : float (default: 120.0)
-        Seconds without a message after which the memory, and GPU memory, of a run is given back.
-    metrics_port : int | None (default: None)
-        Port where the node answers Prometheus, without TLS. `None`: nowhere.
     connect_timeout : float (default: 60.0)
-        Seconds to wait for the SuperLink at the start before giving up. Later outages are waited
-        out, however long they take.
-    log_level : str (default: "INFO")
-        ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``.
-    node_config : dict[str, bool | int | float | str] (default: {})
-        More keys for the app's node config.
+        Seconds to wait for the SuperLink at the start. The node waits out later outages.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -104,7 +77,7 @@ class NodeSettings(BaseModel):
 
     @field_validator("root_certificates", "auth_key", "peer_certificate", "peer_key", "data")
     @classmethod
-    def _is_there(cls, path: Path | None) -> Path | None:
+    def _check_exists(cls, path: Path | None) -> Path | None:
         if path is None:
             return None
         path = path.expanduser().resolve()
@@ -118,7 +91,7 @@ class NodeSettings(BaseModel):
         return path.expanduser().resolve()
 
     @model_validator(mode="after")
-    def _fit_together(self) -> Self:
+    def _check_combinations(self) -> Self:
         if self.num_partitions is None:
             if self.partition_id is not None and self.data is None and self.dataset is None:
                 raise ValueError(f"partition-id={self.partition_id} needs num-partitions")
@@ -138,69 +111,62 @@ class NodeSettings(BaseModel):
         if (self.peer_certificate is None) != (self.peer_key is None):
             raise ValueError("peer-certificate and peer-key need each other: give both")
         if self.peer_certificate is not None and self.root_certificates is None:
-            raise ValueError("peer-certificate needs root-certificates: who signs the nodes'")
+            raise ValueError(
+                "peer-certificate needs root-certificates: the authority that signs nodes' "
+                "certificates"
+            )
         if self.peer_address and not (self.peer_certificate or is_loopback(self.peer_address)):
             raise ValueError(
                 f"peer-address={self.peer_address} is reached from other machines: give "
                 "peer-certificate and peer-key, or an address on loopback"
             )
-        if taken := _OWN_KEYS & self.node_config.keys():
-            raise ValueError(f"node-config: {min(taken)} is an option of its own, use that")
+        if options := _OWN_KEYS & self.node_config.keys():
+            raise ValueError(f"node-config: {min(options)} is an option of its own, use that")
         return self
 
     @property
     def app_config(self) -> dict[str, NodeConfigValue]:
         """The node config that apps see in ``context.node_config``."""
-        config: dict[str, NodeConfigValue] = {
+        values: dict[str, NodeConfigValue | Path | None] = {
             "device": self.device,
-            "state-dir": str(self.state_dir),
+            "state-dir": self.state_dir,
+            "partition-id": self.partition_id,
+            "num-partitions": self.num_partitions,
+            "sector": self.sector,
+            "data": self.data,
+            "dataset": self.dataset,
+            "peer-address": self.peer_address,
+            "peer-authority": self.root_certificates if self.peer_certificate else None,
+            "peer-certificate": self.peer_certificate,
+            "peer-key": self.peer_key,
         }
-        if self.partition_id is not None:
-            config["partition-id"] = self.partition_id
-        if self.num_partitions is not None:
-            config["num-partitions"] = self.num_partitions
-        if self.sector is not None:
-            config["sector"] = self.sector
-        if self.data is not None:
-            config["data"] = str(self.data)
-        if self.dataset is not None:
-            config["dataset"] = self.dataset
-        if self.peer_address is not None:
-            config["peer-address"] = self.peer_address
-        if self.peer_certificate is not None:
-            config["peer-authority"] = str(self.root_certificates)
-            config["peer-certificate"] = str(self.peer_certificate)
-            config["peer-key"] = str(self.peer_key)
+        config = {
+            key: str(value) if isinstance(value, Path) else value
+            for key, value in values.items()
+            if value is not None
+        }
         return config | self.node_config
 
 
-def load_settings(file: Path | None, given: dict[str, Any]) -> NodeSettings:
-    """Build settings from a YAML file and from options, which come first.
+def load_settings(file: Path | None, options: dict[str, Any]) -> NodeSettings:
+    """Build settings from a YAML file and from options, which override it unless they are None.
 
-    Parameters
-    ----------
-    file : Path | None
-        YAML file: the option names as keys, with hyphens (``partition-id: 3``).
-    given : dict[str, Any]
-        Settings by attribute name, from command line and environment; those that are `None` were
-        not given.
-
-    Returns
-    -------
-    NodeSettings
-        The checked settings.
-
-    Raises
-    ------
-    NodeError
-        If the file cannot be read, or a setting is unknown or wrong; it names setting and value.
+    The file's keys are the option names, with hyphens (``partition-id: 3``).
     """
     settings = _read_yaml(file) if file is not None else {}
-    settings |= {name: value for name, value in given.items() if value is not None}
+    settings |= {name: value for name, value in options.items() if value is not None}
     try:
         return NodeSettings(**settings)
     except ValidationError as error:
-        raise NodeError("; ".join(_complaints(error))) from error
+        raise NodeError("; ".join(map(_describe, error.errors()))) from error
+
+
+def flat_toml(values: Mapping[str, Any]) -> str:
+    """Write a flat mapping as TOML, where strings, numbers and booleans look as in JSON."""
+    return "".join(
+        f"{json.dumps(key)} = {json.dumps(value, ensure_ascii=False)}\n"
+        for key, value in values.items()
+    )
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:
@@ -213,14 +179,10 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     return {str(key).replace("-", "_"): value for key, value in content.items()}
 
 
-def _complaints(error: ValidationError) -> list[str]:
-    """Say what is wrong with each setting, in one line each."""
-    lines = []
-    for problem in error.errors():
-        name = ".".join(str(part) for part in problem["loc"]).replace("_", "-")
-        message = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] == "extra_forbidden":
-            allowed = ", ".join(NodeSettings.model_fields).replace("_", "-")
-            message = f"there is no such setting (there are {allowed})"
-        lines.append(f"{name}={problem['input']}: {message}" if name else message)
-    return lines
+def _describe(problem: ErrorDetails) -> str:
+    name = ".".join(str(part) for part in problem["loc"]).replace("_", "-")
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        allowed = ", ".join(NodeSettings.model_fields).replace("_", "-")
+        message = f"there is no such setting (there are {allowed})"
+    return f"{name}={problem['input']}: {message}" if name else message

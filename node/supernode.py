@@ -1,4 +1,4 @@
-"""Flower's SuperNode with our timing, telling its supervisor how it fares."""
+"""Flower's SuperNode with our timing; reports its state to the supervisor."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _REMEDIES = {
 
 
 class _Reporter(logging.Handler):
-    """Reads from Flower's log what the supervisor wants to know, for it is told nowhere else.
+    """Reports ``("online", node_id)``, or ``("unfit", reason)`` if a restart would not help.
 
-    Reports ``("online", node_id)``, and ``("unfit", reason)`` for what no new start will mend.
+    It reads both from Flower's log: Flower has no other interface for them.
     """
 
     def __init__(self, report: Connection) -> None:
@@ -46,9 +46,9 @@ class _Reporter(logging.Handler):
 
 
 def _why_unfit(error: str) -> str:
-    """Return why a SuperNode that says this before it is online can never work, or nothing."""
-    for sign, remedy in _REMEDIES.items():
-        if sign in error:
+    """Return why a SuperNode that logs this error before it is online can never work, or ''."""
+    for text, remedy in _REMEDIES.items():
+        if text in error:
             return remedy
     if error.startswith("Exit Code: "):
         return " ".join(error.splitlines()[1:2])
@@ -56,7 +56,7 @@ def _why_unfit(error: str) -> str:
 
 
 def main() -> None:
-    """Run a SuperNode: first argument the report's file descriptor, then Flower's arguments."""
+    """Run a SuperNode; the first argument is the report's file descriptor, the rest Flower's."""
     report = Connection(int(sys.argv[1]))
     logging.getLogger("flwr").addHandler(_Reporter(report))
     patch_supernode_sleep(Pace(busy=0.05, idle=0.25))
@@ -66,10 +66,10 @@ def main() -> None:
     try:
         flower_supernode()
     except KeyboardInterrupt:
-        pass  # Flower interrupts itself when the SuperLink admits it no longer
+        pass  # Flower interrupts itself when the SuperLink no longer admits it
     except Exception:
         traceback.print_exc()
-    os._exit(1)  # Flower leaves threads behind that the interpreter would wait for
+    os._exit(1)  # sys.exit would wait for threads that Flower leaves running
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""A node: SuperNode, executor and, where it has a peer address, mailbox, supervised as one unit.
+"""Supervises a node's processes: SuperNode, executor and, with a peer address, mailbox.
 
-If one of them ends, the others are ended too and all are started again: a SuperNode that lost its
-executor in mid-task would wait for its answer forever, and an executor's task is void without the
-SuperNode that it came from. A SuperNode that is ended with SIGTERM tells the SuperLink, so that
-strategies get an error for it at once; one that was killed is refused for up to a minute under the
-same key, and started again until it is accepted.
+If one of them ends, all are stopped and started again: a SuperNode whose executor died would wait
+for its answer forever, and an executor's task is void without its SuperNode. On SIGTERM a SuperNode
+tells the SuperLink, so strategies get an error for it at once. After SIGKILL the SuperLink refuses
+the node's key for up to a minute; the node restarts until it is accepted.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -26,39 +25,33 @@ from typing import Any
 
 from node.processes import start_bound, stop
 from node.reachability import check_superlink
-from node.settings import NodeError, NodeSettings
+from node.settings import NodeError, NodeSettings, flat_toml
 
 MAILBOX_ENVIRONMENT = {"GRPC_VERBOSITY": "info"}
-"""gRPC itself then says which TLS handshakes it refused, and why; Flower would have it silent."""
+"""Makes gRPC log refused TLS handshakes, which Flower silences."""
 
 _LONGEST_PAUSE = 10.0
 _SETTLED_AFTER = 30.0
 
 
-class _AskedToStop(BaseException):
-    """A signal asked the node to end."""
+class _StopSignal(BaseException):
+    pass
 
 
 class _Part:
-    """A supervised process and the reports that it sends."""
+    """A supervised process and the pipe on which it reports."""
 
     def __init__(self, name: str, command: Callable[[int], Sequence[str]], env: dict[str, str]):
         self.name = name
-        self.reports, theirs = Pipe(duplex=False)
-        with theirs:
+        self.reports, writer = Pipe(duplex=False)
+        with writer:
             self.process: subprocess.Popen[bytes] = start_bound(
-                command(theirs.fileno()), env=env, pass_fds=[theirs.fileno()]
+                command(writer.fileno()), env=env, pass_fds=[writer.fileno()]
             )
 
 
 class Node:
-    """Runs a node until it is told to end.
-
-    Parameters
-    ----------
-    settings : NodeSettings
-        What the node is told.
-    """
+    """Runs a node until SIGTERM or SIGINT."""
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
@@ -66,21 +59,21 @@ class Node:
         self._parts: list[_Part] = []
 
     def run(self) -> None:
-        """Run the node; return after SIGTERM or SIGINT, with all of its processes ended.
+        """Run the node; after SIGTERM or SIGINT stop all of its processes and return.
 
         Raises
         ------
         NodeError
-            If the node cannot work, however often it is started.
+            If a restart would not help.
         """
         previous = {
-            number: signal.signal(number, _raise_asked_to_stop)
+            number: signal.signal(number, _raise_stop_signal)
             for number in (signal.SIGTERM, signal.SIGINT)
         }
         try:
             self._prepare()
             self._supervise()
-        except _AskedToStop:
+        except _StopSignal:
             pass
         finally:
             for number in previous:
@@ -93,13 +86,7 @@ class Node:
     def _prepare(self) -> None:
         settings = self._settings
         settings.state_dir.mkdir(parents=True, exist_ok=True)
-        self._node_config.write_text(
-            "".join(
-                f"{json.dumps(key)} = {json.dumps(value, ensure_ascii=False)}\n"
-                for key, value in settings.app_config.items()
-            ),
-            encoding="utf-8",
-        )
+        self._node_config.write_text(flat_toml(settings.app_config), encoding="utf-8")
         check_superlink(
             settings.superlink,
             insecure=settings.insecure,
@@ -107,7 +94,7 @@ class Node:
             timeout=settings.connect_timeout,
         )
         if settings.metrics_port is not None:
-            from node.metrics import serve_metrics  # here: most nodes do without
+            from node.metrics import serve_metrics  # imports Prometheus
 
             serve_metrics(self._status, settings.metrics_port)
 
@@ -116,11 +103,12 @@ class Node:
         while True:
             started = time.monotonic()
             self._start_parts()
-            why = self._wait_for_an_end()
+            reason = self._wait_for_an_end()
             self._stop_parts()
             if time.monotonic() - started > _SETTLED_AFTER:
                 pause = 1.0
-            _say(f"{why}: starting all parts again in {pause:.0f} s")
+            text = f"flwr-distill node: {reason}: starting all parts again in {pause:.0f} s"
+            print(text, file=sys.stderr, flush=True)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -128,35 +116,30 @@ class Node:
         address = f"127.0.0.1:{_free_port()}"
         env = self._environment()
         self._status["starts"] += 1
-        self._parts = []
-        self._parts.append(
-            _Part("supernode", lambda report: self._supernode_command(address, report), env)
-        )
-        self._parts.append(
-            _Part("executor", lambda report: self._executor_command(address, report), env)
-        )
+        # One by one, so that a stop signal in between finds those that have started.
+        self._parts.append(_Part("supernode", partial(self._supernode_command, address), env))
+        self._parts.append(_Part("executor", partial(self._executor_command, address), env))
         if self._settings.peer_address is not None:
-            self._parts.append(
-                _Part("mailbox", self._mailbox_command, {**env, **MAILBOX_ENVIRONMENT})
-            )
+            env |= MAILBOX_ENVIRONMENT
+            self._parts.append(_Part("mailbox", self._mailbox_command, env))
         self._status |= {part.name: part.process.pid for part in self._parts}
         self._write_status()
 
     def _wait_for_an_end(self) -> str:
-        """Read the parts' reports until one of them ends; say which."""
+        """Record the parts' reports in the status until a part ends; return which."""
         parts = {part.reports: part for part in self._parts}
         while True:
             for reports in wait(list(parts)):
                 assert isinstance(reports, Connection)
                 try:
-                    what, value = reports.recv()
+                    kind, value = reports.recv()
                 except EOFError:
                     return f"the {parts[reports].name} ended"
-                if what == "unfit":
+                if kind == "unfit":
                     raise NodeError(value)
-                if what == "worker":
+                if kind == "worker":
                     self._status.pop("ready", None)
-                self._status[what] = value
+                self._status[kind] = value
                 self._write_status()
 
     def _stop_parts(self) -> None:
@@ -164,8 +147,8 @@ class Node:
         for part in self._parts:
             part.reports.close()
         self._parts = []
-        for what in ("supernode", "executor", "mailbox", "worker", "ready", "online"):
-            self._status.pop(what, None)
+        for name in self._status.keys() - {"pid", "starts"}:
+            del self._status[name]
 
     def _supernode_command(self, appio_address: str, report: int) -> list[str]:
         settings = self._settings
@@ -186,16 +169,14 @@ class Node:
 
     def _executor_command(self, appio_address: str, report: int) -> list[str]:
         settings = self._settings
-        command = [
+        return [
             *(sys.executable, "-P", "-m", "node.executor"),
             *("--appio-address", appio_address),
             *("--device", settings.device),
             *("--release-after", str(settings.release_after)),
             *("--report-fd", str(report)),
+            *(f"--preload={module}" for module in settings.preload),
         ]
-        for module in settings.preload:
-            command += ["--preload", module]
-        return command
 
     def _mailbox_command(self, report: int) -> list[str]:
         module = "links.mailbox"
@@ -203,7 +184,6 @@ class Node:
 
     @property
     def _node_config(self) -> Path:
-        """The file with what SuperNode, apps and mailbox are told."""
         return self._settings.state_dir / "node-config.toml"
 
     def _environment(self) -> dict[str, str]:
@@ -220,29 +200,22 @@ class Node:
         """Write `node.json`: process ids, `online` (Flower's node id), `ready` (the warm child)."""
         file = status_file(self._settings.state_dir)
         if ended:
-            with suppress(FileNotFoundError):
-                file.unlink()
+            file.unlink(missing_ok=True)
             return
-        fresh = file.with_suffix(".new")
-        fresh.write_text(json.dumps(self._status), encoding="utf-8")
-        fresh.replace(file)
+        temporary = file.with_suffix(".new")
+        temporary.write_text(json.dumps(self._status), encoding="utf-8")
+        temporary.replace(file)
 
 
 def status_file(state_dir: Path) -> Path:
-    """Return the file in which a running node keeps its process ids and how it fares."""
+    """Return the file with the state and process ids of a running node."""
     return state_dir / "node.json"
 
 
-def _raise_asked_to_stop(number: int, frame: FrameType | None) -> None:
-    raise _AskedToStop(number)
-
-
-def _say(text: str) -> None:
-    print(f"flwr-distill node: {text}", file=sys.stderr, flush=True)
+def _raise_stop_signal(number: int, frame: FrameType | None) -> None:
+    raise _StopSignal(number)
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
