@@ -6,6 +6,7 @@ from flwr.app import Context, RecordDict
 
 from client import distillation
 from client.distillation import distilled
+from distill.virtual_data import VirtualData
 from protocol.hfldd import Distillation
 
 NUM_NODES = 12
@@ -32,7 +33,9 @@ def test_a_batch_of_virtual_nodes_gets_what_each_would_make_alone(name, context_
     alone = {i: distilled(context_of(i), request) for i in range(3)}
     monkeypatch.setattr(distillation, "_in_simulation", lambda: True)
     for i, expected in alone.items():
-        found = distilled(context_of(i, "together"), request)
+        found, expected = map(
+            VirtualData.from_bytes, (distilled(context_of(i, "together"), request), expected)
+        )
         assert found.method == expected.method
         assert torch.equal(found.labels, expected.labels)
         scale = float(expected.images.max() - expected.images.min()) / 255

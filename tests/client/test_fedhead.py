@@ -1,62 +1,95 @@
 """A node in its sector: what a leader keeps is bounded, and nothing but ranks names its files."""
 
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from client.fedhead import OWN, aggregate_sector, hand_in, hand_out, received_arrays
+from client.app import app
+from client.fedhead import OWN, mean_of_sector
 from client.session import Session
+from protocol.arrays import as_arrays
+from protocol.fedhead import AGGREGATE_SECTOR, GLOBAL_MODEL, HAND_OUT, TRAIN_SECTOR
 from task.models import create_model
+
+NODE = 2**64 - 5
 
 
 @pytest.fixture
-def session(tmp_path):
+def context(tmp_path):
     node_config = {"partition-id": 0, "num-partitions": 5, "state-dir": str(tmp_path)}
-    return Session.of(Context(1, 2**64 - 5, node_config, RecordDict(), {}))
+    return Context(1, NODE, node_config, RecordDict(), {"train.local-epochs": 1})
+
+
+@pytest.fixture
+def session(context):
+    return Session.of(context)
+
+
+@pytest.fixture
+def ask(context):
+    """Content of the node's reply to a message."""
+
+    def answered(message_type, content):
+        message = Message(content, NODE, message_type)
+        message.metadata.__dict__["_message_id"] = "1"
+        return app(message, context).content
+
+    return answered
 
 
 def config(**values):
     return RecordDict({"config": ConfigRecord({k.replace("_", "-"): v for k, v in values.items()})})
 
 
-def model_of(session, seed=0):
-    return create_model("auto", session.data.spec, seed=seed)
+def with_model(content, session, seed=0):
+    model = create_model("auto", session.data.spec, seed=seed)
+    content["arrays"] = ArrayRecord(model.state_dict())
+    return content
 
 
-def test_without_a_route_the_model_goes_to_the_server(session):
-    model = model_of(session)
-    reply = hand_in(session, RecordDict(), model)
-    assert list(reply) == ["arrays"]
-    assert reply["arrays"].keys() == model.state_dict().keys()
+def test_what_plain_training_made_goes_to_the_server_and_is_not_kept(ask, session):
+    content = with_model(config(), session)
+    reply = ask("train", content)
+    assert sorted(reply) == ["arrays", "metrics"]
+    assert reply["arrays"].keys() == content["arrays"].keys()
     assert session.store.names() == []
 
 
-def test_a_leader_keeps_its_model_and_one_round_takes_the_place_of_another(session):
+def test_what_a_leader_trains_stays_with_it(ask, session):
+    reply = ask(TRAIN_SECTOR, with_model(config(leads=True, server_round=1), session))
+    assert list(reply) == ["metrics"]
+    assert len(session.store.names()) == 2  # the model as it came, and as it was trained
+
+
+def test_a_leader_keeps_its_model_and_one_round_takes_the_place_of_another(ask, session):
     for seed in (1, 2):
-        model = model_of(session, seed)
-        assert not hand_in(session, config(leads=True), model)
-        content = config(**{f"num-examples.{OWN}": 7, "server_round": seed})
-        mean = aggregate_sector(session, content)
+        content = with_model(config(leads=True, lr=1e-9, server_round=seed), session, seed)
+        ask(TRAIN_SECTOR, content)  # which hardly changes the model
+        mean = mean_of_sector(session, config(**{f"num-examples.{OWN}": 7, "server_round": seed}))
         assert (mean.num_examples, mean.rejected) == (7, {})
-        for name, value in model.state_dict().items():
-            assert (mean.arrays[name] == value.numpy()).all()
-    assert len(session.store.names()) == 2  # the model, and which round's it is
+        for name, value in as_arrays(content["arrays"]).items():
+            assert abs(mean.arrays[name] - value).max() < 1e-6
+    # the model as it came and as it was trained, and which round's it is
+    assert len(session.store.names()) == 3
 
 
-def test_a_leader_trains_the_model_that_it_handed_out(session):
-    model = model_of(session, seed=3)
-    content = RecordDict({"arrays": ArrayRecord(model.state_dict())})
-    assert not hand_out(session, content)
-    kept = received_arrays(session, config(leads=True))
-    assert all((kept[name] == value.numpy()).all() for name, value in model.state_dict().items())
+def test_a_leader_trains_the_model_that_it_handed_out(ask, session):
+    content = with_model(RecordDict(), session, seed=3)
+    assert not ask(HAND_OUT, content)
+    assert session.store.names() == [GLOBAL_MODEL]
+    again = config(leads=True, lr=1e-9, server_round=1)
+    ask(TRAIN_SECTOR, again)
+    mean = mean_of_sector(session, config(**{f"num-examples.{OWN}": 7, "server_round": 1}))
+    for name, value in as_arrays(content["arrays"]).items():
+        assert abs(mean.arrays[name] - value).max() < 1e-6
 
 
-def test_no_usable_model_is_an_error_that_says_so(session):
+def test_no_usable_model_is_an_error_that_says_so(ask):
     with pytest.raises(ValueError, match="no models to take the mean of"):
-        aggregate_sector(session, config(server_round=1))
+        ask(AGGREGATE_SECTOR, config(server_round=1))
 
 
-def test_a_rank_that_is_no_number_is_refused(session):
+def test_a_rank_that_is_no_number_is_refused(ask):
     content = config(server_round=1)
     content["delivery.../../evil"] = ConfigRecord()
     with pytest.raises(ValueError, match="invalid literal"):
-        aggregate_sector(session, content)
+        ask(AGGREGATE_SECTOR, content)

@@ -98,5 +98,5 @@ def test_a_run_needs_permission_for_a_real_start() -> None:
     with pytest.raises(SettingsError, match=r"hfldd\.allow-real-start = False: must be true"):
         RunSettings.from_run_config({"hfldd.start": "real"})
     permitted = {"hfldd.start": "real", "hfldd.allow-real-start": True}
-    request = RunSettings.from_run_config(permitted).hfldd.strategy_arguments()["distillation"]
+    request = RunSettings.from_run_config(permitted).hfldd.distillation
     assert (request.start, request.allow_real_start) == ("real", True)

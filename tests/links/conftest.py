@@ -50,8 +50,8 @@ links = "direct"
 from dataclasses import dataclass
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from client.links import introduce, receive, send
-from client.store import NodeStore
+from links import introduce, receive, send
+from links.store import NodeStore
 
 app = ClientApp()
 
@@ -63,7 +63,8 @@ class Session:
 
 @app.query("describe")
 def describe(message: Message, context: Context) -> Message:
-    content = RecordDict({"introduction": introduce(Session(context))})
+    metrics = MetricRecord({"num-examples": 1})
+    content = RecordDict({"metrics": metrics, "introduction": introduce(Session(context))})
     return Message(content, reply_to=message)
 
 @app.train("send")
@@ -80,14 +81,17 @@ def take(message: Message, context: Context) -> Message:
     "sending/server.py": """
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
-from strategies.links import Links
+from links.routes import Links
+from strategies.common.directory import Directory
 
 app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     sender, receiver = sorted(grid.get_node_ids())
-    links = Links.meet(grid, [sender, receiver], context.run_config["links"], 60)
+    found = Directory().look_up(grid, [sender, receiver], 60)
+    introductions = {node: described.introduction for node, described in found.items()}
+    links = Links(introductions, context.run_config["links"])
     route = links.route(sender, receiver, "pattern")
     (reply,) = grid.send_and_receive(
         [Message(RecordDict({"route": route}), sender, "train.send")], timeout=60

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from subprocess import run
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ("links_pb2.py", "links_pb2.pyi", "links_pb2_grpc.py")
 
 
@@ -12,7 +12,7 @@ def test_the_generated_code_agrees_with_the_proto(tmp_path):
     outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
     proto = "links/links.proto"
     run([sys.executable, "-m", "grpc_tools.protoc", "-I.", *outputs, proto], cwd=ROOT, check=True)
-    made = {path.name: path.read_bytes() for path in (tmp_path / "client" / "links").iterdir()}
-    assert made == {name: (ROOT / "client" / "links" / name).read_bytes() for name in GENERATED}, (
+    made = {path.name: path.read_bytes() for path in (tmp_path / "links").iterdir()}
+    assert made == {name: (ROOT / "links" / name).read_bytes() for name in GENERATED}, (
         "run `make proto`"
     )

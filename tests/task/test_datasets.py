@@ -248,7 +248,9 @@ def test_a_missing_set_is_refused_with_every_place_sought_and_the_remedy(tmp_pat
 
 
 def test_an_unknown_name_is_refused_with_all_names():
-    with pytest.raises(DatasetError, match="'imagenet' is unknown; choose one of digits, mnist"):
+    with pytest.raises(
+        DatasetError, match="'imagenet' is unknown here; choose one of digits, mnist"
+    ):
         load_dataset("imagenet")
 
 

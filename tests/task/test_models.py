@@ -147,7 +147,7 @@ def test_a_model_that_does_not_fit_is_refused_with_those_that_do():
 
 
 def test_an_unknown_name_is_refused_with_all_names():
-    with pytest.raises(ModelError, match="'lenet' is unknown; choose auto, digits-cnn"):
+    with pytest.raises(ModelError, match="'lenet' is unknown here; choose auto, digits-cnn"):
         create_model("lenet", MNIST)
 
 
