@@ -17,7 +17,7 @@ import protocol
 from protocol.meeting import PHASES as MEETING
 from protocol.method import EVALUATE_PHASE, TRAIN_PHASE, Method, Phase
 from task.plugin import PluginError, installed_plugins, load_plugin
-from task.settings import SettingsError
+from task.settings import Block, SettingsError
 
 
 @cache
@@ -104,6 +104,9 @@ def _installed_method(name: str) -> Method:
         )
     if plugin.name != name:
         raise SettingsError(f"{where}: it declares itself as {plugin.name!r} (name both alike)")
+    lacking = [k for k, f in (plugin.settings or Block).model_fields.items() if f.is_required()]
+    if lacking:
+        raise SettingsError(f"{where}: its setting {lacking[0]!r} has no default (give it one)")
     if taken := _taken(plugin):
         raise SettingsError(f"{where}: {taken!r} is taken by flwr-distill (rename it)")
     return replace(plugin, package=packages[0])
