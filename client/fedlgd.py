@@ -140,7 +140,7 @@ def virtual_samples(
             generator=session.generator("refine", server_round),
             network=_extractor(model, session.task.train.feature_layer),
             bank=REFINE_BANK,
-            begin=virtual.images,
+            initial_images=virtual.images,
         )
         payload = refined.to_bytes()
         store.write(OWN, payload)

@@ -1,4 +1,4 @@
-"""The maths of distillation: virtual data and ensembles; knows nothing of Flower or nodes."""
+"""The maths of distillation: virtual data and ensembles; independent of Flower and nodes."""
 
 from distill.auto import distill_auto
 from distill.distribution_matching import distill_dm

@@ -1,8 +1,8 @@
-"""Differentiable Siamese augmentation (Zhao and Bilen 2021) without flips.
+"""Differentiable Siamese augmentation (Zhao and Bilen 2021), without flips.
 
-One draw is one linear or affine map, used alike on real and virtual images and differentiable
-by its input. Strengths are those of the published DSA code. Flips are left out: they turn
-digits into other shapes.
+Each draw is one linear or affine map, applied to both real and virtual images and differentiable by
+its input. Strengths are those of the published DSA code. No flips: they turn digits into other
+shapes.
 """
 
 import math
@@ -19,18 +19,8 @@ _Draw = Callable[[], float]
 def draw_augmentation(height: int, width: int, generator: torch.Generator) -> Augmentation:
     """Draw one augmentation for images of shape (n, C, height, width).
 
-    Parameters
-    ----------
-    height, width : int
-        Pixels.
-    generator : torch.Generator
-        Source of the draws, on the CPU.
-
-    Returns
-    -------
-    Augmentation
-        One of colour (brightness, saturation, contrast), shift, cutout, scale and rotation,
-        with equal chance and its strength fixed.
+    Colour (brightness, saturation, contrast), shift, cutout, scale or rotation, with equal
+    probability. The generator must be on the CPU.
     """
 
     def uniform() -> float:

@@ -1,4 +1,4 @@
-"""A picture of virtual images: a row for each class."""
+"""A picture of virtual images, with one row per class."""
 
 from collections.abc import Sequence
 
@@ -14,24 +14,19 @@ WHITE = 255
 
 
 def contact_sheet(images: Tensor, labels: Tensor, class_names: Sequence[str]) -> Image.Image:
-    """Draw images in rows by class, each row headed by the class's name.
+    """Draw at most 20 images per class in rows, each headed by the class name.
 
-    Pixels from the 0.5th to the 99.5th percentile of all images become black to white, since
-    virtual images know no bounds. Small images are enlarged by whole factors.
+    Virtual images have no bounded range, so the 0.5th to 99.5th percentile of all pixels becomes
+    black to white. Small images are enlarged by whole factors.
 
     Parameters
     ----------
     images : Tensor
-        float32 (n, C, H, W); drawn in colour if C is 3, else the mean over channels in grey.
+        float32 (n, C, H, W); in colour if C is 3, else the mean over channels in grey.
     labels : Tensor
         int64 (n,).
     class_names : Sequence[str]
-        One for each class.
-
-    Returns
-    -------
-    Image
-        With at most 20 images of each class.
+        One per class.
     """
     images = images if images.shape[1] == 3 else images.mean(1, keepdim=True).expand(-1, 3, -1, -1)
     shown = {int(c): images[labels == c][:COLUMNS] for c in labels.unique()}  # type: ignore[no-untyped-call]

@@ -10,11 +10,11 @@ TEMPERATURE = 0.07
 def supervised_contrastive_loss(
     features: Tensor, labels: Tensor, temperature: float = TEMPERATURE
 ) -> Tensor:
-    """Mean over anchors of how little likely their positives are (FedLGD eq. 2-4).
+    """Mean over anchors of how unlikely their positives are (FedLGD eq. 2-4).
 
-    For an anchor j with positives P(j), the other samples of its class, ``-1/|P(j)| sum_{p in P(j)}
+    For an anchor j with positives P(j), the other samples of its class: ``-1/|P(j)| sum_{p in P(j)}
     log(exp(f_j f_p / temperature) / sum_{a != j} exp(f_j f_a / temperature))``, with features of
-    unit length. The mean is over anchors that have a positive.
+    unit length. The mean is over anchors with a positive.
 
     Parameters
     ----------
@@ -23,12 +23,12 @@ def supervised_contrastive_loss(
     labels : Tensor
         Class of each sample, int64 (n,).
     temperature : float (default: 0.07)
-        The published codes' (SupCon, FedLGD).
+        Default of the published codes (SupCon, FedLGD).
 
     Returns
     -------
     Tensor
-        Scalar; 0 where no two samples share a class.
+        Scalar; 0 if no two samples share a class.
     """
     unit = functional.normalize(features, dim=1)
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)

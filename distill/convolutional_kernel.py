@@ -1,9 +1,8 @@
 """Neural tangent kernel of a wide convolutional network without pooling, in bounded memory.
 
-Without pooling, a network that ends in a flattening and a dense layer compares two images pixel
-by pixel: of the covariances only those between the same pixel of both are needed, (m, n, H, W)
-numbers instead of (m, n, H, W, H, W). They are computed a few real images at a time, and again
-on the way back, so that memory does not grow with m.
+Without pooling, only covariances between the same pixel of both images matter: (m, n, H, W) numbers
+instead of (m, n, H, W, H, W). They are computed a few real images at a time, and again in the
+pull-back, so memory does not grow with m.
 """
 
 from collections.abc import Iterator
@@ -34,27 +33,22 @@ class _Layers(NamedTuple):
 
 
 def convolutional_ntk(shape: tuple[int, ...], *, depth: int = DEPTH) -> Kernel:
-    """Make the NTK of `depth` 3x3 convolutions with ReLU, then flattening and a dense layer.
+    """NTK of `depth` 3x3 convolutions with ReLU, then flattening and a dense layer.
 
-    Arora et al. 2019, section 4.2 (CNTK with vectorisation in place of pooling), zero padding,
-    stride 1. With A the mean over a pixel's 3x3 neighbours, of both images at once::
+    Arora et al. 2019, section 4.2 (CNTK with vectorisation instead of pooling), zero padding,
+    stride 1. With A the mean over a pixel's 3x3 neighbours, in both images at once::
 
         S_0 = T_0 = w A(x z) + b;  S <- A(S') + b,  T <- S + A(T')
 
-    for each layer (`distill.kernels.relu_layer`), with the mean over all pixels in place of A
-    after the last. Costs about 40 element-wise passes a layer over (m, n, H, W).
+    per layer (`distill.kernels.relu_layer`), with the mean over all pixels instead of A after the
+    last one. Costs about 40 element-wise passes per layer over (m, n, H, W).
 
     Parameters
     ----------
     shape : tuple[int, int, int]
-        (C, H, W) of the images that come flattened.
+        (C, H, W); the kernel takes images flattened to (..., n, C * H * W).
     depth : int (default: 3)
         Convolutions; at least 1.
-
-    Returns
-    -------
-    Kernel
-        Of images flattened to (..., n, C * H * W).
     """
 
     def kernel(virtual: Tensor, real: Tensor | None = None) -> tuple[Tensor, Pullback]:
@@ -91,11 +85,11 @@ def convolutional_ntk(shape: tuple[int, ...], *, depth: int = DEPTH) -> Kernel:
 def _forward(
     own: Tensor, images: Tensor, left: Tensor, right: Tensor, depth: int, same: int | None
 ) -> _Layers:
-    """Compare `own` images with all virtual ones; `same` is their first, if they are of these."""
+    """Compare `own` images with all virtual ones; `same` is their index if they are virtual."""
     w, b = WEIGHT_VARIANCE, BIAS_VARIANCE
 
     def exact(covariance: Tensor) -> Tensor:
-        """Give an image's covariance with itself the very bits of its own."""
+        """Set an image's covariance with itself to the exact bits of its own."""
         if same is not None:
             diagonal = covariance.diagonal(same, dim1=-4, dim2=-3)
             diagonal.copy_(left.movedim(-3, -1))
@@ -140,10 +134,8 @@ def _squares(images: Tensor) -> Tensor:
 
 
 def _blur(maps: Tensor) -> Tensor:
-    """A: sum of the 3x3 neighbours over 9, zeros outside; its own adjoint.
-
-    As two matrix products, which on a CPU beat an average pooling by far.
-    """
+    """A: sum of the 3x3 neighbours over 9, zeros outside; its own adjoint."""
+    # Two matrix products, much faster on a CPU than average pooling.
     height, width = maps.shape[-2:]
     rows, columns = (
         torch.ones(size, size, dtype=maps.dtype, device=maps.device).triu(-1).tril(1) / 3

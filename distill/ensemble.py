@@ -1,4 +1,4 @@
-"""Ensemble distillation: a student learns the weighted mean of several models' outputs."""
+"""Ensemble distillation: train a student on the weighted mean of several models' outputs."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from distill.errors import DistillError
 Average = Literal["probabilities", "logits"]
 
 HELD_OUT = 0.1
-"""Share of the samples that early stopping looks at and the student does not train on."""
+"""Share of the samples held out of training for early stopping."""
 PREDICTION_BATCH = 1024
 
 
 @dataclass(frozen=True)
 class Distilled:
-    """What came of a distillation.
+    """Result of a distillation.
 
     Parameters
     ----------
     epochs : int
-        Epochs that were trained, the ones without improvement among them.
+        Epochs trained, including those without improvement.
     best_epoch : int
-        Epoch whose student was kept; 0 is the student as it came.
+        Epoch of the student that was kept; 0 is the untrained one.
     loss : float
         Its loss on the held-out part, in nats.
     """
@@ -42,11 +42,10 @@ def teacher_probabilities(
     *,
     average: Average = "probabilities",
 ) -> Tensor:
-    """The teacher: weighted mean of the members' outputs (FedHEAD, step 4).
+    """Weighted mean of the members' outputs (FedHEAD, step 4).
 
-    ``sum_k p_k f(x; w_k) / sum_k p_k``, with f the softmax outputs, or the softmax of the mean of
-    the logits (as in FedDF). One member is needed at a time: an iterator that loads them keeps the
-    memory of one model.
+    ``sum_k p_k f(x; w_k) / sum_k p_k``, with f the softmax outputs; or the softmax of the mean of
+    the logits (as in FedDF). Uses one member at a time, so an iterator may load them one by one.
 
     Parameters
     ----------
@@ -56,7 +55,7 @@ def teacher_probabilities(
     inputs : Tensor
         Samples x, (n, ...).
     average : str (default: "probabilities")
-        ``probabilities`` or ``logits``: what the mean is taken of.
+        ``probabilities`` or ``logits``: what is averaged.
 
     Returns
     -------
@@ -69,7 +68,7 @@ def teacher_probabilities(
         If there are no members or no samples.
     """
     if not len(inputs):
-        raise DistillError("an ensemble needs at least one sample to give outputs on")
+        raise DistillError("an ensemble needs at least one sample")
     mean: Tensor | float = 0.0
     total = 0.0
     for weight, model in members:
@@ -97,36 +96,36 @@ def distil_ensemble(
 ) -> Distilled:
     """Train a student on a teacher's outputs, with early stopping (FedHEAD, step 4; FedHEAD+).
 
-    The loss is ``KL(teacher || student)``, a mean over samples, minimised by Adam. A tenth of the
-    samples (at least one) is held out; training stops once the loss there has not fallen for
-    ``patience`` epochs, and the student with the lowest is kept, be it the one that came. A single
-    sample serves as both parts.
+    The loss is ``KL(teacher || student)``, averaged over samples, minimised by Adam. A tenth of the
+    samples (at least one) is held out; training stops when the loss there has not fallen for
+    ``patience`` epochs. The student with the lowest loss is kept, which may be the untrained one. A
+    single sample serves as both parts.
 
     Parameters
     ----------
     student : nn.Module
-        Trained in place; on the device of ``inputs``. Left in evaluation mode.
+        Trained in place, on the device of ``inputs``. Left in evaluation mode.
     inputs : Tensor
-        Samples x, (n, ...); labels are not needed.
+        Samples x, (n, ...); no labels needed.
     teacher : Tensor
-        What `teacher_probabilities` gave on them, (n, classes).
+        Output of `teacher_probabilities` on them, (n, classes).
     epochs : int (default: 20)
-        Most passes over the samples; n_s on a leader, n_g on the server.
+        Maximum passes over the samples; n_s on a leader, n_g on the server.
     patience : int (default: 5)
-        Epochs without improvement after which training stops.
+        Epochs without improvement before training stops.
     lr : float (default: 1e-3)
         Learning rate of Adam.
     weight_decay : float (default: 1e-4)
         L2 penalty of Adam.
     batch_size : int (default: 128)
-        Samples in a minibatch. A remainder of one sample is left out, as in local training.
+        Samples per minibatch. A last minibatch of one sample is skipped, as in local training.
     generator : torch.Generator
-        CPU generator of the held-out part and of the minibatches.
+        For the held-out part and minibatches, on the CPU.
 
     Raises
     ------
     DistillError
-        If there are no samples, or not one row of the teacher for each.
+        If there are no samples, or the teacher's rows do not match them.
     """
     if not len(inputs) or len(teacher) != len(inputs):
         raise DistillError(
@@ -146,8 +145,8 @@ def distil_ensemble(
         student.train()
         for batch in _batches(training, batch_size, generator):
             optimizer.zero_grad(set_to_none=True)
-            chosen = batch.to(inputs.device)
-            _divergence(student(inputs[chosen]), teacher[chosen]).backward()  # type: ignore[no-untyped-call]
+            indices = batch.to(inputs.device)
+            _divergence(student(inputs[indices]), teacher[indices]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         loss = _held_out_loss(student, inputs[held_out], teacher[held_out])
         if loss < lowest:

@@ -1,16 +1,22 @@
-"""The exceptions of this package.
+"""Errors of this package.
 
 ::
 
     ValueError
-    └── DistillError          a distillation cannot be done as asked
-        └── VirtualDataError  virtual data is malformed or does not fit
+    └── DistillError          a distillation is not possible with these arguments
+        └── VirtualDataError  virtual data is malformed or does not fit the task
 """
 
 
 class DistillError(ValueError):
-    """A distillation cannot be done as asked; the message names the value and the remedy."""
+    """A distillation is not possible; the message names the value and the remedy."""
 
 
 class VirtualDataError(DistillError):
-    """Virtual data is malformed, or does not fit the task it is meant for."""
+    """Virtual data is malformed or does not fit the task."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise a VirtualDataError unless the condition holds."""
+    if not condition:
+        raise VirtualDataError(message)

@@ -1,4 +1,4 @@
-"""Random convolutional features: untrained ConvNets that see images as a classifier would."""
+"""Random convolutional features: untrained ConvNets."""
 
 from dataclasses import dataclass
 
@@ -13,15 +13,10 @@ SMALLEST_SIDE = 4
 
 @dataclass(frozen=True, eq=False)
 class RandomConvNet:
-    """The ConvNet of the distillation papers at a random start, without its classifier.
+    """The ConvNet of the distillation papers with random weights, without its classifier.
 
-    Up to three blocks of 3x3 convolution, instance norm, ReLU and 2x2 average pooling; as many
-    as leave a side of at least 2 pixels.
-
-    Parameters
-    ----------
-    filters : tuple[Tensor, ...]
-        One (width, inputs, 3, 3) a block.
+    Up to three blocks of 3x3 convolution (`filters`, (width, inputs, 3, 3) each), instance norm,
+    ReLU and 2x2 average pooling, as long as at least 2 pixels a side remain.
     """
 
     filters: tuple[Tensor, ...]
@@ -35,30 +30,12 @@ class RandomConvNet:
         generator: torch.Generator,
         device: torch.device | str = "cpu",
     ) -> "RandomConvNet":
-        """Draw a network.
-
-        Parameters
-        ----------
-        channels : int
-            Of the images.
-        side : int
-            Their shorter side in pixels; at least 4.
-        width : int
-            Filters a block.
-        generator : torch.Generator
-            Source of the filters, on the CPU.
-        device : torch.device or str (default: "cpu")
-            Where the network lives.
-
-        Returns
-        -------
-        RandomConvNet
-            With He-normal filters.
+        """Draw a network with He-normal filters, `width` per block; the generator is on the CPU.
 
         Raises
         ------
         DistillError
-            If the images are too small.
+            If `side`, the images' shorter side, is below 4 pixels.
         """
         if side < SMALLEST_SIDE:
             raise DistillError(
@@ -74,7 +51,7 @@ class RandomConvNet:
         return cls(tuple(filters))
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return the features of images (n, C, H, W), flattened to (n, features)."""
+        """Features of images (n, C, H, W), flattened to (n, features)."""
         for weight in self.filters:
             images = functional.conv2d(images, weight.to(images.dtype), padding=1)
             images = functional.relu(functional.group_norm(images, len(weight)))
@@ -83,20 +60,10 @@ class RandomConvNet:
 
 
 def halve(images: Tensor) -> Tensor:
-    """Average 2x2 pixels into one, as a matrix product.
+    """Average 2x2 pixels into one: (n, C, H, W) to (n, C, H // 2, W // 2).
 
-    Equal to `torch.nn.functional.avg_pool2d(images, 2)`, odd last rows and columns dropped;
-    on a CPU that one is several times slower, and slower still in its gradient.
-
-    Parameters
-    ----------
-    images : Tensor
-        (n, C, H, W).
-
-    Returns
-    -------
-    Tensor
-        (n, C, H // 2, W // 2).
+    Equals `torch.nn.functional.avg_pool2d(images, 2)`, which drops odd last rows and columns too.
+    As a matrix product it is several times faster on a CPU, its gradient even more.
     """
     height, width = images.shape[2] // 2, images.shape[3] // 2
     row_pairs = images[..., : 2 * height, : 2 * width].reshape(*images.shape[:2], height, -1)

@@ -1,8 +1,8 @@
 """Gradient matching (dataset condensation; Zhao, Mopuri and Bilen 2021).
 
-Virtual images are those on which a network's gradient points where it does on the real ones.
-Two uses: `distill_gm` distils a node's own images, with the Siamese augmentation of Zhao and
-Bilen 2021; `match_gradient` is the server's step of FedLGD, which has gradients only.
+Learns virtual images whose gradient through a network points the same way as that of real images.
+`distill_gm` distils a node's own images, with the Siamese augmentation of Zhao and Bilen 2021;
+`match_gradient` is the server's step of FedLGD, which has gradients only.
 """
 
 import copy
@@ -36,15 +36,15 @@ CHUNK_FLOATS = 2**20
 def gradient_distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     """Sum over layers and output nodes of 1 - cos (FedLGD eq. 5-6; DC eq. 10).
 
-    An output node is a row of the weight flattened to (out, all inputs). One-dimensional
-    parameters (biases, scales of norms) do not enter. The length of a row does not matter, so
-    a weight difference serves as well as a gradient. A row of norm below 1e-8, where the cosine
-    has no meaning, tends to count as 1, at zero exactly, and has no slope there.
+    An output node is a row of the weight flattened to (out, all inputs); one-dimensional parameters
+    (biases, norm scales) are skipped. The length of a row does not matter, so weight differences
+    work as well as gradients. A row of norm below 1e-8, which has no direction, counts close to 1
+    (a zero row exactly 1, with zero gradient).
 
     Parameters
     ----------
     a, b : Sequence[Tensor]
-        One gradient a parameter, of the same shapes in the same order.
+        One gradient per parameter, with the same shapes in the same order.
 
     Returns
     -------
@@ -71,31 +71,31 @@ def match_gradient(
 ) -> Tensor:
     """Refine virtual images until a model's gradient on them matches a target (FedLGD eq. 5-6).
 
-    The gradient is that of the mean cross-entropy on all images at once, by the parameters that
-    `model` has now. The model is left as it is: a copy in evaluation mode is used, so that batch
-    norm goes by its running statistics and dropout is off.
+    The gradient is that of the mean cross-entropy over all images, at the current parameters of
+    `model`. Works on a copy in evaluation mode: batch norm uses its running statistics, dropout is
+    off.
 
-    Adam moves the pixels. The published code takes 500 steps of SGD (learning rate 1, momentum
-    0.5), which barely move images that start as noise.
+    Optimises the pixels by Adam. The published code's 500 steps of SGD (learning rate 1, momentum
+    0.5) barely move images that start as noise.
 
     Parameters
     ----------
     images : Tensor
-        float32 of shape (n, C, H, W), on the device of `model`.
+        float32 (n, C, H, W), on the device of `model`.
     labels : Tensor
-        int64 of shape (n,).
+        int64 (n,).
     target : Mapping[str, Tensor]
-        By parameter name: a gradient, or anything that points along it, such as the weights
-        before training less those after. At least every parameter of two or more dimensions;
-        others are not looked at.
+        By parameter name: a gradient, or anything in its direction, such as the weights before
+        training minus those after. Must have all parameters of two or more dimensions; others are
+        ignored.
     model : nn.Module
         Maps images to logits.
     steps : int (default: 100)
-        Of Adam.
+        Steps of Adam.
     learning_rate : float (default: 0.1)
-        In units of the normalised pixels.
+        In units of normalised pixels.
     progress : callable, optional (default: None)
-        Called after each step with (steps done, steps in all, distance before the step).
+        Called after each step with (steps done, all steps, distance before the step).
 
     Returns
     -------
@@ -105,12 +105,12 @@ def match_gradient(
     Raises
     ------
     DistillError
-        If `target` does not fit the model or holds NaN or infinity.
+        If `target` does not fit the model or contains NaN or infinity.
     """
     frozen = copy.deepcopy(model).eval().requires_grad_(False)
     weights: dict[str, Tensor] = {n: w for n, w in frozen.named_parameters() if w.ndim > 1}
     _check_target(target, weights)
-    wanted = [target[name].to(w) for name, w in weights.items()]
+    target_gradient = [target[name].to(w) for name, w in weights.items()]
     for weight in weights.values():
         weight.requires_grad_()
     leaf = images.detach().clone().requires_grad_()
@@ -118,7 +118,7 @@ def match_gradient(
     for step in range(steps):
         loss = functional.cross_entropy(functional_call(frozen, weights, leaf), labels)
         gradient = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
-        distance = gradient_distance(gradient, wanted)
+        distance = gradient_distance(gradient, target_gradient)
         (leaf.grad,) = torch.autograd.grad(distance, leaf)
         optimizer.step()
         if progress is not None:
@@ -143,42 +143,33 @@ def distill_gm(
 ) -> VirtualData:
     """Distil by gradient matching (DC, algorithm 1; augmented as in DSA).
 
-    A fresh random network serves 10 image updates; after each it is trained 10 steps of
-    SGD on the virtual images. An update matches, for each class, the gradient on the virtual
-    images with that on 256 real ones (all, where there are fewer) under the same augmentation.
-    Networks are ConvNets without one-dimensional parameters, which do not enter the distance.
+    Each random network is used for 10 image updates and trained for 10 steps of SGD on the virtual
+    images between them. An update matches, per class, the gradient on the virtual images with that
+    on 256 real ones (all, if there are fewer) under the same augmentation. The networks are
+    ConvNets without one-dimensional parameters, which the distance ignores.
 
     Parameters
     ----------
     images, labels, num_classes, per_class, init, generator, device, progress
-        As every distiller's; see `distill.registry.Distiller`. Images must be at least 4
+        See `distill.registry.Distiller`, also for the result and errors. Images must be at least 4
         pixels a side.
     steps : int, optional (default: None)
-        Image updates; None takes 100.
+        Image updates; None means 100.
     learning_rate : float (default: 0.2)
-        Of Adam, in units of the normalised pixels.
+        For Adam, in units of normalised pixels.
     width : int (default: 32)
-        Filters a block of the networks.
-
-    Returns
-    -------
-    VirtualData
-        Sorted by class.
-
-    Raises
-    ------
-    DistillError
-        If an argument is unusable.
+        Filters per block of the networks.
     """
     steps = STEPS if steps is None else steps
     check_inputs(images, labels, num_classes=num_classes, per_class=per_class, steps=steps)
     if width < 1:
         raise DistillError(f"width must be at least 1, got {width}")
-    begin, virtual_labels = start(init, images, labels, per_class, generator)
+    initial_images, virtual_labels = start(init, images, labels, per_class, generator)
     classes = torch.unique(labels)
     height, across = images.shape[2:]
     real = [images[labels == c].to(device) for c in classes]
-    virtual = begin.reshape(len(classes), per_class, *images.shape[1:]).to(device, copy=True)
+    virtual = initial_images.reshape(len(classes), per_class, *images.shape[1:])
+    virtual = virtual.to(device, copy=True)
     optimizer = torch.optim.Adam([virtual], lr=learning_rate)
     weights: list[Tensor] = []
     for step in range(steps):
@@ -186,9 +177,9 @@ def distill_gm(
             weights = draw_weights(images.shape[1:], num_classes, width, generator, device)
         else:
             _train(weights, virtual.flatten(0, 1), virtual_labels.to(device), generator)
-        drawn = [own[_choice(len(own), generator).to(own.device)] for own in real]
+        batches = [own[_choice(len(own), generator).to(own.device)] for own in real]
         augments = [draw_augmentation(height, across, generator) for _ in real]
-        loss, virtual.grad = matching_step(virtual, drawn, classes.tolist(), weights, augments)
+        loss, virtual.grad = matching_step(virtual, batches, classes.tolist(), weights, augments)
         optimizer.step()
         if progress is not None:
             progress(step + 1, steps, float(loss))
@@ -199,7 +190,7 @@ def distill_gm(
         steps=steps,
         seed=generator.initial_seed(),
         init=init,
-        begin=begin,
+        initial_images=initial_images,
     )
 
 
@@ -210,26 +201,7 @@ def draw_weights(
     generator: torch.Generator,
     device: torch.device | str = "cpu",
 ) -> list[Tensor]:
-    """Draw the weights of a ConvNet: filters of each block, then the dense layer.
-
-    Parameters
-    ----------
-    shape : Sequence[int]
-        (C, H, W) of the images.
-    num_classes : int
-        Outputs.
-    width : int
-        Filters a block.
-    generator : torch.Generator
-        Source of the weights, on the CPU.
-    device : torch.device or str (default: "cpu")
-        Where they live.
-
-    Returns
-    -------
-    list[Tensor]
-        (width, inputs, 3, 3) a block, He-normal; then (num_classes, features).
-    """
+    """Draw a ConvNet: He-normal filters of each block, then dense weights (classes, features)."""
     channels, height, across = shape
     filters = RandomConvNet.draw(channels, min(height, across), width, generator, device).filters
     features = width * (height >> len(filters)) * (across >> len(filters))
@@ -251,21 +223,12 @@ def matching_step(
     ----------
     virtual : Tensor
         (classes, per_class, C, H, W).
-    real : Sequence[Tensor]
-        (n, C, H, W) of each class.
-    classes : Sequence[int]
-        Label of each class.
+    real, classes, augments
+        Per class: real images (n, C, H, W), label, and augmentation for real and virtual images.
     weights : Sequence[Tensor]
-        Of the network, see `draw_weights`.
-    augments : Sequence[Augmentation]
-        One a class; real and virtual images share it.
+        Network, see `draw_weights`.
     dtype : torch.dtype (default: torch.float32)
-        Of the real images' pass; the virtual images' is float32.
-
-    Returns
-    -------
-    tuple[Tensor, Tensor]
-        Loss (), and gradient in the shape of `virtual`.
+        Precision of the real images' pass; the virtual images' is float32.
     """
     leaves = [w.detach().requires_grad_() for w in weights]
     loss, gradient = torch.zeros((), device=virtual.device), torch.empty_like(virtual)
@@ -289,42 +252,24 @@ def real_gradient(
     augment: Augmentation,
     dtype: torch.dtype = torch.float32,
 ) -> list[Tensor]:
-    """Gradient of the mean cross-entropy on augmented images of one class.
+    """Gradient of the mean cross-entropy on augmented images (n, C, H, W) of one class.
 
-    Computed a chunk of images at a time, whose activations fit a processor's cache; on a GPU in
-    one piece.
-
-    Parameters
-    ----------
-    weights : Sequence[Tensor]
-        Of the network, see `draw_weights`.
-    images : Tensor
-        (n, C, H, W), n >= 1.
-    label : int
-        Their class.
-    augment : Augmentation
-        Applied first.
-    dtype : torch.dtype (default: torch.float32)
-        Of the convolutions and activations; sums are float32.
-
-    Returns
-    -------
-    list[Tensor]
-        In the shapes of `weights`, float32.
+    `dtype` is that of the convolutions and activations; the result is float32.
     """
     leaves = [w.detach().to(dtype).requires_grad_() for w in weights]
     total = [torch.zeros_like(w) for w in weights]
     first_layer = len(weights[0]) * images.shape[-2] * images.shape[-1]
+    # On a CPU, only as many images at a time as have their activations in the cache.
     size = max(1, CHUNK_FLOATS // first_layer) if images.device.type == "cpu" else len(images)
     for chunk in torch.split(images, size):
         error = _cross_entropy(leaves, augment(chunk).to(dtype), label)
-        for so_far, part in zip(total, torch.autograd.grad(error, leaves), strict=True):
-            so_far += part
-    return [so_far / len(images) for so_far in total]
+        for gradient_sum, part in zip(total, torch.autograd.grad(error, leaves), strict=True):
+            gradient_sum += part
+    return [gradient_sum / len(images) for gradient_sum in total]
 
 
 def _cross_entropy(weights: Sequence[Tensor], images: Tensor, label: int) -> Tensor:
-    """Sum over images of one class."""
+    """Cross-entropy of images of one class, summed."""
     logits = _logits(weights, images).float()
     return functional.cross_entropy(
         logits, torch.full((len(images),), label, device=logits.device), reduction="sum"
@@ -342,7 +287,7 @@ def _logits(weights: Sequence[Tensor], images: Tensor) -> Tensor:
 def _train(
     weights: list[Tensor], images: Tensor, labels: Tensor, generator: torch.Generator
 ) -> None:
-    """Take the SGD steps on the virtual images that come between two updates of these."""
+    """Train the network on the virtual images between two updates of these."""
     for weight in weights:
         weight.requires_grad_()
     optimizer = torch.optim.SGD(weights, lr=NETWORK_LEARNING_RATE)
@@ -363,14 +308,14 @@ def _check_target(target: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -
     missing = sorted(weights.keys() - target.keys())
     if missing or not weights:
         raise DistillError(
-            f"target must hold the model's weights of two or more dimensions, lacks {missing}; "
-            "give gradients by the names of model.named_parameters()"
+            f"target must have the model's weights of two or more dimensions, lacks {missing}; "
+            "name the gradients as in model.named_parameters()"
         )
     for name, weight in weights.items():
         if target[name].shape != weight.shape:
             raise DistillError(
                 f"target[{name!r}] must have the weight's shape {tuple(weight.shape)}, "
-                f"got {tuple(target[name].shape)}; was it made by another model?"
+                f"got {tuple(target[name].shape)}; is it from another model?"
             )
         if not target[name].isfinite().all():
             raise DistillError(

@@ -1,4 +1,4 @@
-"""Checks of what a distiller is given, made once at its boundary."""
+"""Checks of a distiller's arguments."""
 
 import torch
 from torch import Tensor
@@ -9,21 +9,12 @@ from distill.errors import DistillError
 def check_inputs(
     images: Tensor, labels: Tensor, *, num_classes: int, per_class: int, steps: int
 ) -> None:
-    """Refuse inputs that no distiller can use.
-
-    Parameters
-    ----------
-    images : Tensor
-        To be float32 of shape (n, C, H, W), finite, n >= 1.
-    labels : Tensor
-        To be int64 of shape (n,), in [0, num_classes).
-    num_classes, per_class, steps : int
-        To be at least 1.
+    """Check that images are finite float32 (n, C, H, W) and labels int64 (n,) below num_classes.
 
     Raises
     ------
     DistillError
-        Naming the argument, its value and the remedy.
+        Names the argument, its value and the remedy.
     """
     for name, value in [("num_classes", num_classes), ("per_class", per_class), ("steps", steps)]:
         if value < 1:
@@ -52,5 +43,5 @@ def check_inputs(
     if broken:
         raise DistillError(
             f"images hold NaN or infinity in {broken} of {len(images)}; "
-            "drop those or repair the normalisation"
+            "drop those or fix the normalisation"
         )

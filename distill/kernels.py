@@ -1,9 +1,8 @@
-"""Kernels of infinitely wide networks, each with the pull-back of its gradient.
+"""Kernels of infinitely wide networks, each with a pull-back for its gradient.
 
-A `Kernel` compares virtual points with real ones, or with each other, and pulls a loss's gradient
-back to the virtual points; kernel inducing points (`distill.kip`) needs no more. No autograd is
-involved here. Most kernels are functions of inner products alone (`Recursion`), and
-`inner_product_kernel` makes kernels of them.
+A `Kernel` compares virtual points with real ones, or with each other, and turns dL/dK into
+dL/dvirtual without autograd. Most are functions of inner products alone (`Recursion`), made into
+kernels by `inner_product_kernel`.
 """
 
 import math
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 WEIGHT_VARIANCE = 2.0
-"""Of a weight times its layer's fan-in: 2 keeps the norm from layer to ReLU layer."""
+"""Variance of a weight times its layer's fan-in; 2 preserves norms through ReLU layers."""
 
 BIAS_VARIANCE = 0.01
 DEPTH = 3
@@ -28,25 +27,16 @@ class Kernel(Protocol):
     """A kernel and its gradient by the virtual points."""
 
     def __call__(self, virtual: Tensor, real: Tensor | None = None) -> tuple[Tensor, Pullback]:
-        """Compare points.
+        """Compare virtual points (..., n, d) with real ones (..., m, d), or with each other.
 
-        Parameters
-        ----------
-        virtual : Tensor
-            (..., n, d); leading dimensions are separate problems.
-        real : Tensor, optional (default: None)
-            (..., m, d); None compares the virtual points with each other.
-
-        Returns
-        -------
-        tuple[Tensor, Pullback]
-            K, (..., m, n) or (..., n, n), and the function from dL/dK to dL/dvirtual.
+        Leading dimensions are separate problems. Returns K, (..., m, n), and the function from
+        dL/dK to dL/dvirtual.
         """
         ...
 
 
 class InnerProductGradient(NamedTuple):
-    """Gradient of a loss by the inner products that a recursion was given."""
+    """Gradient of a loss by a recursion's inner products."""
 
     gram: Tensor
     right: Tensor
@@ -58,20 +48,15 @@ class Recursion(Protocol):
     def __call__(
         self, gram: Tensor, left: Tensor, right: Tensor
     ) -> tuple[Tensor, Callable[[Tensor], InnerProductGradient]]:
-        """Compute a kernel from inner products.
+        """Compute K (..., m, n), and the function from dL/dK to the gradient by gram and right.
 
         Parameters
         ----------
         gram : Tensor
-            (..., m, n), the products <x_i, z_j> / d. Of a point with itself it equals left and
-            right to the last bit: the kernels have infinite slope there, rounding would show.
+            (..., m, n), the products <x_i, z_j> / d. For a point with itself it must equal left and
+            right to the last bit: the kernels have infinite slope there, so rounding would show.
         left, right : Tensor
             (..., m) and (..., n), the squares |x_i|^2 / d and |z_j|^2 / d.
-
-        Returns
-        -------
-        tuple
-            K (..., m, n), and the function from dL/dK to the gradient by gram and right.
         """
         ...
 
@@ -79,7 +64,7 @@ class Recursion(Protocol):
 def inner_product_kernel(recursion: Recursion) -> Kernel:
     """Make a kernel of points from a function of their inner products.
 
-    Costs two matrix products of (m, d) by (d, n) beside the recursion, one each way.
+    Adds two matrix products of (m, d) by (d, n) to the recursion, one each way.
     """
 
     def kernel(virtual: Tensor, real: Tensor | None = None) -> tuple[Tensor, Pullback]:
@@ -110,7 +95,7 @@ def _squares(points: Tensor) -> Tensor:
 
 
 class ReluLayer(NamedTuple):
-    """What a ReLU layer's pull-back needs of its forward pass."""
+    """Values of a ReLU layer's forward pass that its pull-back needs."""
 
     covariance: Tensor
     tangent: Tensor
@@ -123,25 +108,17 @@ def relu_layer(
 ) -> tuple[Tensor, Tensor, ReluLayer]:
     """Arc-cosine step of a wide ReLU layer (Cho and Saul 2009, eq. 3 and 6).
 
-    With w the weight variance, n = sqrt(squares) and theta = arccos(S / n)::
+    With S and T the covariance and tangent of the layer's inputs, squares the product of the two
+    points' own covariances, w the weight variance, n = sqrt(squares) and theta = arccos(S / n),
+    returns::
 
         S' = w (n sin(theta) + (pi - theta) S) / (2 pi)
         T' = w (pi - theta) / (2 pi) T
 
-    Parameters
-    ----------
-    covariance, tangent : Tensor
-        S and T of the layer's inputs, of any shape.
-    squares : Tensor
-        Product of the two points' own covariances, in the same shape.
-
-    Returns
-    -------
-    tuple[Tensor, Tensor, ReluLayer]
-        S', T' and what `relu_layer_pullback` needs.
+    and the input of `relu_layer_pullback`.
     """
     rounding = 8 * torch.finfo(covariance.dtype).eps
-    # n sin(theta); what is within rounding of parallel counts as parallel.
+    # n sin(theta); points within rounding of parallel count as parallel.
     sine = functional.threshold(1 - covariance.square() / squares, rounding, 0.0)
     sine = sine.mul_(squares).sqrt_()
     slope = torch.atan2(sine, covariance).mul_(-1 / _TWO_PI).add_(0.5)  # (pi - theta) / (2 pi)
@@ -154,10 +131,10 @@ def relu_layer(
 def relu_layer_pullback(
     layer: ReluLayer, by_covariance: Tensor, by_tangent: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradient by S, T and the logarithm of `squares`' root, from that by S' and T'."""
+    """Gradient by S, T and log(sqrt(squares)), from that by S' and T'."""
     w = WEIGHT_VARIANCE
-    # Of parallel points the angle's slope is infinite, but what it carries to the squares and
-    # to the covariance cancels: drop both.
+    # For parallel points the angle's slope is infinite, but its contributions to squares and
+    # covariance cancel: drop both.
     inverse = torch.where(layer.sine > 0, 1 / layer.sine, 0.0)
     by_angle = (by_tangent * layer.tangent).mul_(inverse).mul_(w / _TWO_PI)
     by_log_norm = (by_covariance * layer.sine).mul_(w / _TWO_PI)
@@ -172,20 +149,9 @@ def relu_ntk(
 ) -> tuple[Tensor, Callable[[Tensor], InnerProductGradient]]:
     """Neural tangent kernel of a fully connected ReLU network in its infinite-width limit.
 
-    Jacot et al. 2018, theorem 1: S_0 = T_0 = w gram + b, and with `relu_layer` for each hidden
-    layer S <- S' + b, T <- S + T'. About a dozen element-wise passes over (m, n) a layer each way.
-
-    Parameters
-    ----------
-    gram, left, right : Tensor
-        Inner products, see `Recursion`; any floating type.
-    depth : int (default: 3)
-        Hidden layers.
-
-    Returns
-    -------
-    tuple
-        T after the last layer, and its pull-back.
+    Jacot et al. 2018, theorem 1: S_0 = T_0 = w gram + b, and with `relu_layer` for each of `depth`
+    hidden layers S <- S' + b, T <- S + T'. Costs about a dozen element-wise passes over (m, n) per
+    layer each way.
     """
     return _relu_recursion(gram, left, right, depth=depth, tangent_kernel=True)
 
@@ -195,8 +161,7 @@ def relu_nngp(
 ) -> tuple[Tensor, Callable[[Tensor], InnerProductGradient]]:
     """Covariance of the outputs of a wide, fully connected ReLU network with random weights.
 
-    Lee et al. 2018, eq. 4-6: `relu_ntk`'s S after the last layer. Arguments and result are as
-    there.
+    Lee et al. 2018, eq. 4-6: the S of `relu_ntk` after the last layer.
     """
     return _relu_recursion(gram, left, right, depth=depth, tangent_kernel=False)
 
@@ -217,8 +182,8 @@ def _relu_recursion(
         left, right = w / 2 * left + b, w / 2 * right + b
 
     def pullback(upstream: Tensor) -> InnerProductGradient:
-        none = torch.zeros_like(upstream)
-        by_tangent, by_covariance = (upstream, none) if tangent_kernel else (none, upstream)
+        zeros = torch.zeros_like(upstream)
+        by_tangent, by_covariance = (upstream, zeros) if tangent_kernel else (zeros, upstream)
         by_right = torch.zeros((), dtype=upstream.dtype, device=upstream.device)
         for layer, right in reversed(layers):
             by_covariance, by_tangent, by_log_norm = relu_layer_pullback(
@@ -233,20 +198,7 @@ def _relu_recursion(
 def rbf(
     gram: Tensor, left: Tensor, right: Tensor, *, bandwidth: float = 1.0
 ) -> tuple[Tensor, Callable[[Tensor], InnerProductGradient]]:
-    """Gaussian kernel exp(-|x - z|^2 / (2 d bandwidth^2)).
-
-    Parameters
-    ----------
-    gram, left, right : Tensor
-        Inner products, see `Recursion`.
-    bandwidth : float (default: 1.0)
-        In units of a root mean square difference of two points' values.
-
-    Returns
-    -------
-    tuple
-        K and its pull-back.
-    """
+    """Gaussian kernel exp(-|x - z|^2 / (2 d bandwidth^2))."""
     distance = left.unsqueeze(-1) + right.unsqueeze(-2) - 2 * gram
     value = torch.exp(distance / (-2 * bandwidth**2))
 

@@ -1,8 +1,8 @@
 """Kernel inducing points (Nguyen et al. 2021), the distiller of HFLDD's eq. 1.
 
-The virtual images are those from which kernel ridge regression predicts the real labels best.
-The gradient is written out, not taken by autograd: a step is a few matrix products in float32
-and one Cholesky factorisation in float64.
+Learns the virtual images from which kernel ridge regression best predicts the real labels. The
+gradient is written out instead of taken by autograd: a step is a few float32 matrix products and
+one float64 Cholesky factorisation.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ KERNELS: dict[str, KernelFactory] = {
     "conv": lambda shape, device: convolutional_ntk(shape),
     "features": random_feature_kernel,
 }
-"""Kernel by name, for images of a shape (C, H, W)."""
+"""Kernels by name; each factory takes the image shape (C, H, W) and the device."""
 
 
 def distill_kip(
@@ -60,39 +60,28 @@ def distill_kip(
     with_negatives: bool = False,
     learning_rate: float = LEARNING_RATE,
 ) -> VirtualData:
-    """Distil by kernel inducing points (HFLDD eq. 1); see `distill.registry.Distiller`.
+    """Distil by kernel inducing points (HFLDD eq. 1).
 
-    Labels are one-hot less 1 / num_classes. Each step predicts a new draw of 256 real images
-    (all, where there are fewer). On a single class the targets are constant and the method is
-    degenerate, unless with negatives.
+    Targets are one-hot labels minus 1 / num_classes. Each step predicts 256 newly drawn real images
+    (all, if there are fewer). With a single class the targets are constant and there is nothing to
+    learn, unless `with_negatives` is set.
 
     Parameters
     ----------
     images, labels, num_classes, per_class, init, generator, device, progress
-        As every distiller's.
+        See `distill.registry.Distiller`, also for the result and errors.
     steps : int, optional (default: None)
-        None takes 300.
+        None means 300.
     kernel : str (default: "ntk")
-        "ntk" or "nngp" (of a fully connected ReLU network), "rbf", "conv" (NTK of a
-        convolutional network) or "features" (of random convolutional networks).
+        "ntk" or "nngp" (fully connected ReLU network), "rbf", "conv" (NTK of a convolutional
+        network) or "features" (random convolutional networks).
     learn_labels : bool (default: False)
-        Whether the virtual images' targets are learned too; they travel as soft labels.
+        Learn the targets of the virtual images too, as soft labels.
     with_negatives : bool (default: False)
-        Whether the images must also be told from others of no class, which `distill.negatives`
-        makes of them: 100 stand beside the virtual images, and 100 of 300 more are predicted
-        each step. They stay on the node.
+        Also contrast with images of no class (`distill.negatives`): 100 stay next to the virtual
+        images; of 300 more, each step predicts 100. None of them leaves the node.
     learning_rate : float (default: 0.1)
-        Of Adam; learned labels take a hundredth of it.
-
-    Returns
-    -------
-    VirtualData
-        Sorted by class.
-
-    Raises
-    ------
-    DistillError
-        If an argument is unusable.
+        For Adam; learned labels use a hundredth of it.
     """
     (virtual,) = distill_kip_many(
         [(images, labels)],
@@ -120,7 +109,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "kip-conv": {"kernel": "conv"},
     "kip-features": {"kernel": "features"},
 }
-"""Registered names, with the arguments that they stand for."""
+"""Registered names and the arguments of `distill_kip` they stand for."""
 
 for _name, _arguments in VARIANTS.items():
     register(_name)(partial(distill_kip, **_arguments))
@@ -141,50 +130,47 @@ def distill_kip_many(
     with_negatives: bool = False,
     learning_rate: float = LEARNING_RATE,
 ) -> list[VirtualData]:
-    """Distil several nodes' data, each as `distill_kip` would by itself, in shared steps.
+    """Distil the data of several nodes together; each result is as from `distill_kip` alone.
 
-    Sets that hold equally many classes, and equally many images or more than 256, are computed
-    as one batch: small problems are many times cheaper together.
+    Sets with the same number of classes, and the same number of images (or more than 256), form one
+    batch: small problems are many times faster together.
 
     Parameters
     ----------
     sets : Sequence[tuple[Tensor, Tensor]]
-        Images and labels of each node; images all of one shape (C, H, W).
+        Images and labels of each node; all images have one shape (C, H, W).
     generators : Sequence[torch.Generator]
-        One for each set.
-    num_classes, per_class, init, steps, device, progress
-        As every distiller's; a batch reports its mean loss.
-    kernel, learn_labels, with_negatives, learning_rate
-        As `distill_kip`'s.
+        One per set.
+    num_classes, per_class, init, steps, device, kernel, learn_labels, with_negatives, learning_rate
+        See `distill_kip`.
+    progress : callable, optional (default: None)
+        As for `distill_kip`; a batch reports its mean loss.
 
     Returns
     -------
     list[VirtualData]
         In the order of `sets`.
-
-    Raises
-    ------
-    DistillError
-        If an argument is unusable.
     """
     steps = STEPS if steps is None else steps
     batches: dict[tuple[int, int], list[_Problem]] = {}
     for place, ((images, labels), generator) in enumerate(zip(sets, generators, strict=True)):
         check_inputs(images, labels, num_classes=num_classes, per_class=per_class, steps=steps)
-        begin, virtual_labels = start(init, images, labels, per_class, generator)
+        initial_images, virtual_labels = start(init, images, labels, per_class, generator)
         count = SUPPORT_NEGATIVES + POOL_NEGATIVES if with_negatives else 0
-        made = negatives(images, count, generator).flatten(1).to(device)
-        no_class = torch.full((count, num_classes), -1 / num_classes, device=device)
+        negative_images = negatives(images, count, generator).flatten(1).to(device)
+        negative_targets = torch.full((count, num_classes), -1 / num_classes, device=device)
+        no_class = _Points(negative_images, negative_targets)
         problem = _Problem(
             place=place,
-            begin=begin,
+            initial_images=initial_images,
             labels=virtual_labels,
             real=_Points(images.flatten(1).to(device), _targets(labels, num_classes).to(device)),
-            support=_Points(made[:SUPPORT_NEGATIVES], no_class[:SUPPORT_NEGATIVES]),
-            pool=_Points(made[SUPPORT_NEGATIVES:], no_class[SUPPORT_NEGATIVES:]),
+            support=_Points(*(x[:SUPPORT_NEGATIVES] for x in no_class)),
+            pool=_Points(*(x[SUPPORT_NEGATIVES:] for x in no_class)),
             generator=generator,
         )
-        batches.setdefault((len(begin), min(len(images), TARGETS_PER_STEP)), []).append(problem)
+        size = (len(initial_images), min(len(images), TARGETS_PER_STEP))
+        batches.setdefault(size, []).append(problem)
 
     method = "kip" if kernel == "ntk" else f"kip-{kernel}"
     method += "-negatives" if with_negatives else ""
@@ -201,30 +187,20 @@ def distill_kip_many(
         )
         for problem, points, labels in zip(problems, virtual.cpu(), targets.cpu(), strict=True):
             results[problem.place] = VirtualData(
-                images=points.reshape(problem.begin.shape),
+                images=points.reshape(problem.initial_images.shape),
                 labels=problem.labels,
                 method=method,
                 steps=steps,
                 seed=problem.generator.initial_seed(),
                 init=init,
                 soft_labels=_distributions(labels, num_classes) if learn_labels else None,
-                begin=problem.begin,
+                initial_images=problem.initial_images,
             )
     return [results[place] for place in range(len(sets))]
 
 
 class KipStep(NamedTuple):
-    """Loss of HFLDD's eq. 1 and its gradients.
-
-    Parameters
-    ----------
-    loss : Tensor
-        (...), float64.
-    by_virtual : Tensor
-        (..., n, d), in the dtype of the virtual points.
-    by_targets : Tensor
-        (..., n, k), float64: what learned labels descend.
-    """
+    """Loss (...) of HFLDD's eq. 1, and its gradients in the shapes of points and targets."""
 
     loss: Tensor
     by_virtual: Tensor
@@ -245,31 +221,27 @@ def kip_gradient(
 
         loss = 1/2 || Y_T - K_TS (K_SS + ridge I)^-1 Y_S ||^2 / |T|
 
-    (divided by |T|, so that it does not depend on the size of a minibatch). Where K_SS is not
-    positive definite in float32, as of nearly equal points, all is done in float64.
+    The division by |T| makes the loss independent of the minibatch size. If K_SS is not positive
+    definite in float32 (nearly equal points), everything is computed in float64.
 
     Parameters
     ----------
-    virtual : Tensor
-        Floating, of shape (..., n, d); leading dimensions are separate problems.
-    virtual_targets : Tensor
-        Of shape (..., n, k).
-    real : Tensor
-        Of shape (..., m, d).
-    real_targets : Tensor
-        Of shape (..., m, k).
+    virtual, virtual_targets : Tensor
+        (..., n, d) and (..., n, k); leading dimensions are separate problems.
+    real, real_targets : Tensor
+        (..., m, d) and (..., m, k).
     kernel : Kernel (default: fully_connected_ntk)
-        With its pull-back.
+        Compares the points.
 
     Returns
     -------
     KipStep
-        Loss and gradients.
+        Loss and gradient by targets are float64.
 
     Raises
     ------
     DistillError
-        If the regression fails in float64 too: the virtual points hold NaN or infinity.
+        If the regression fails in float64 too: the virtual points are NaN or infinite.
     """
     K_ss, pullback_ss = kernel(virtual)
     K_ts, pullback_ts = kernel(virtual, real)
@@ -280,7 +252,7 @@ def kip_gradient(
     factor, failed = torch.linalg.cholesky_ex(system)
     if failed.any():
         if virtual.dtype == torch.float64:
-            raise DistillError("the virtual images have diverged; take a lower learning rate")
+            raise DistillError("the virtual images have diverged; use a lower learning rate")
         arguments = (x.double() for x in (virtual, virtual_targets, real, real_targets))
         step = kip_gradient(*arguments, kernel=kernel)
         return step._replace(by_virtual=step.by_virtual.to(virtual.dtype))
@@ -304,19 +276,21 @@ class _Points(NamedTuple):
     targets: Tensor
 
     def draw(self, size: int, generator: torch.Generator) -> "_Points":
-        """Draw `size` of them without replacement; all, in order, where there are no more."""
+        """Draw `size` points without replacement; all of them in order if there are no more."""
         if len(self.points) <= size:
             return self
-        drawn = torch.randperm(len(self.points), generator=generator)[:size].to(self.points.device)
-        return _Points(self.points[drawn], self.targets[drawn])
+        indices = torch.randperm(len(self.points), generator=generator)[:size].to(
+            self.points.device
+        )
+        return _Points(self.points[indices], self.targets[indices])
 
 
 @dataclass(frozen=True, eq=False)
 class _Problem:
-    """One node's data: where its virtual images start, and what regression is to predict."""
+    """The data of one node."""
 
     place: int
-    begin: Tensor
+    initial_images: Tensor
     labels: Tensor
     real: _Points
     support: _Points
@@ -324,7 +298,7 @@ class _Problem:
     generator: torch.Generator
 
     def draw(self) -> _Points:
-        """Draw what a step predicts: real images, and others of no class."""
+        """Draw what a step predicts: real images and negatives."""
         real = self.real.draw(TARGETS_PER_STEP, self.generator)
         others = self.pool.draw(NEGATIVES_PER_STEP, self.generator)
         return _Points(
@@ -342,9 +316,9 @@ def _optimised(
     label_rate: float,
     progress: Progress | None,
 ) -> tuple[Tensor, Tensor]:
-    """Descend eq. 1 for problems of one size; return virtual points and targets, (B, n, .)."""
+    """Minimise eq. 1 for problems of one size; return virtual points and targets, (B, n, .)."""
     device = problems[0].real.points.device
-    virtual = torch.stack([p.begin.flatten(1) for p in problems]).to(device)
+    virtual = torch.stack([p.initial_images.flatten(1) for p in problems]).to(device)
     targets = torch.stack([_targets(p.labels, num_classes) for p in problems]).to(device)
     support, support_targets = (
         torch.stack(x) for x in zip(*(p.support for p in problems), strict=True)
@@ -352,7 +326,7 @@ def _optimised(
     count = virtual.shape[1]
     groups: list[dict[str, Any]] = [{"params": virtual}, {"params": targets, "lr": label_rate}]
     optimizer = torch.optim.Adam(groups, lr=learning_rate)
-    # Within the node's own pixel values, else networks trained on the images diverge.
+    # Clamp to the node's range of pixels: networks trained on images beyond it diverge.
     lowest, highest = (
         torch.stack([extreme(p.real.points) for p in problems]).reshape(-1, 1, 1)
         for extreme in (torch.amin, torch.amax)
@@ -361,19 +335,19 @@ def _optimised(
         points, point_targets = (
             torch.stack(x) for x in zip(*(p.draw() for p in problems), strict=True)
         )
-        found = kip_gradient(
+        gradient = kip_gradient(
             torch.cat([virtual, support], 1),
             torch.cat([targets, support_targets], 1),
             points,
             point_targets,
             kernel=kernel,
         )
-        virtual.grad = found.by_virtual[:, :count]
-        targets.grad = found.by_targets[:, :count].float()
+        virtual.grad = gradient.by_virtual[:, :count]
+        targets.grad = gradient.by_targets[:, :count].float()
         optimizer.step()
         virtual.clamp_(lowest, highest)
         if progress is not None:
-            progress(step + 1, steps, float(found.loss.mean()))
+            progress(step + 1, steps, float(gradient.loss.mean()))
     return virtual, targets
 
 
@@ -382,6 +356,6 @@ def _targets(labels: Tensor, num_classes: int) -> Tensor:
 
 
 def _distributions(targets: Tensor, num_classes: int) -> Tensor:
-    """Turn learned targets into soft labels: clipped at zero, each row of sum 1."""
+    """Turn learned targets into soft labels: clip at zero, normalise each row to sum 1."""
     labels = (targets + 1 / num_classes).clamp(min=0)
     return labels / labels.sum(1, keepdim=True)

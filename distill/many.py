@@ -1,4 +1,4 @@
-"""Several nodes' data distilled in one call."""
+"""Distil the data of several nodes in one call."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,37 +24,16 @@ def distill_many(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
 ) -> list[VirtualData]:
-    """Distil each of several sets, as the distiller would by itself.
+    """Distil each set (images and labels of a node) as the distiller would alone.
 
-    KIP takes sets of one size in shared steps (`distill.kip.distill_kip_many`), which is many
-    times faster for small ones; other distillers take one set after another.
-
-    Parameters
-    ----------
-    name : str
-        Of a distiller; see `distill.registry.distiller`.
-    sets : Sequence[tuple[Tensor, Tensor]]
-        Images and labels of each node; images all of one shape (C, H, W).
-    generators : Sequence[torch.Generator]
-        One for each set.
-    num_classes, per_class, init, steps, device, progress
-        As every distiller's.
-
-    Returns
-    -------
-    list[VirtualData]
-        In the order of `sets`.
-
-    Raises
-    ------
-    DistillError
-        If an argument is unusable.
+    KIP processes sets of one size together (`distill.kip.distill_kip_many`), many times faster for
+    small sets; other distillers process one set after another. See there for the arguments.
     """
-    names = [_resolved(name, labels, num_classes) for _, labels in sets]
+    names = [_method(name, labels, num_classes) for _, labels in sets]
     results: dict[int, VirtualData] = {}
     for method in dict.fromkeys(names):
         places = [place for place, own in enumerate(names) if own == method]
-        asked: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "num_classes": num_classes,
             "per_class": per_class,
             "init": init,
@@ -63,21 +42,20 @@ def distill_many(
             "progress": progress,
         }
         if method in VARIANTS:
-            made = distill_kip_many(
+            virtual = distill_kip_many(
                 [sets[place] for place in places],
                 generators=[generators[place] for place in places],
                 **VARIANTS[method],
-                **asked,
+                **arguments,
             )
         else:
-            made = [
-                distiller(method)(*sets[place], generator=generators[place], **asked)
+            virtual = [
+                distiller(method)(*sets[place], generator=generators[place], **arguments)
                 for place in places
             ]
-        results.update(zip(places, made, strict=True))
+        results.update(zip(places, virtual, strict=True))
     return [results[place] for place in range(len(sets))]
 
 
-def _resolved(name: str, labels: Tensor, num_classes: int) -> str:
-    """Name what "auto" takes for a set; other names stand for themselves."""
+def _method(name: str, labels: Tensor, num_classes: int) -> str:
     return choose(len(torch.unique(labels)), num_classes)[0] if name == "auto" else name

@@ -1,4 +1,4 @@
-"""The privacy card: how near virtual images come to the real ones that they were made from."""
+"""The privacy card: how close virtual images come to the real ones they were made from."""
 
 import math
 from dataclasses import dataclass, fields
@@ -8,28 +8,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from distill.errors import DistillError, VirtualDataError
+from distill.errors import DistillError, VirtualDataError, require
 
 CHUNK_FLOATS = 2**24
-"""Largest tensor made in a comparison, 64 MB, unless the virtual images alone are larger."""
+"""Largest tensor in a comparison, 64 MB, unless the virtual images alone are larger."""
 
 
 @dataclass(frozen=True)
 class Closeness:
-    """How near virtual images come to the images of a set, each to its nearest one.
+    """Closeness of virtual images to a set of images, each to its nearest one.
 
     Parameters
     ----------
     least_distance, median_distance : float
-        Of the root mean squares of the pixel differences, in units of the normalised pixels;
-        0 is a copy.
+        Root mean square of the pixel differences, in units of normalised pixels; 0 is a copy.
     highest_cosine, median_cosine : float
-        Of the cosines of the images as vectors; 1 is a copy but for its contrast.
-
-    Raises
-    ------
-    VirtualDataError
-        If a number is none that a comparison can give.
+        Cosine between images as vectors; 1 is a copy up to contrast.
     """
 
     least_distance: float
@@ -39,11 +33,11 @@ class Closeness:
 
     def __post_init__(self) -> None:
         _require_numbers(self)
-        _require(
+        require(
             0 <= self.least_distance <= self.median_distance,
             f"distances must be ordered and >= 0, got {self}",
         )
-        _require(
+        require(
             -1 <= self.median_cosine <= self.highest_cosine <= 1,
             f"cosines must be ordered and lie in [-1, 1], got {self}",
         )
@@ -51,23 +45,18 @@ class Closeness:
 
 @dataclass(frozen=True)
 class Yardstick:
-    """How near virtual images come to real ones that were held back and cannot show in them.
+    """Closeness of virtual images to held-back real images, which they cannot reveal.
 
     Parameters
     ----------
     held_back : Closeness
         To the nearest held-back image.
     nearer_to_own : float
-        Share of the virtual images that lie nearer to an image they were made from than to any
-        held back; ties count one half.
+        Share of virtual images that are closer to an image they were made from than to any
+        held-back one; ties count one half.
     by_chance : float
-        The share to expect if virtual images show nothing of single images: that of their own
-        among all real ones. Where every virtual image gives one away, it is 1 instead.
-
-    Raises
-    ------
-    VirtualDataError
-        If `nearer_to_own` is no share.
+        Expected `nearer_to_own` if virtual images reveal nothing about single images: the share of
+        own images among all real ones. If every virtual image reveals one, `nearer_to_own` is 1.
     """
 
     held_back: Closeness
@@ -77,7 +66,7 @@ class Yardstick:
     def __post_init__(self) -> None:
         for name in ("nearer_to_own", "by_chance"):
             share = getattr(self, name)
-            _require(
+            require(
                 isinstance(share, float) and 0 <= share <= 1,
                 f"{name} must lie in [0, 1], got {share!r}",
             )
@@ -85,25 +74,14 @@ class Yardstick:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """Differential privacy of each image that virtual ones were made from.
-
-    Parameters
-    ----------
-    epsilon, delta : float
-        > 0.
-
-    Raises
-    ------
-    VirtualDataError
-        If a number is none that a guarantee can have.
-    """
+    """Differential privacy of each image that virtual ones were made from."""
 
     epsilon: float
     delta: float
 
     def __post_init__(self) -> None:
         _require_numbers(self)
-        _require(
+        require(
             self.epsilon > 0 and 0 < self.delta < 1,
             f"epsilon must be > 0 and delta lie between 0 and 1, got {self}",
         )
@@ -111,27 +89,27 @@ class Guarantee:
 
 @dataclass(frozen=True)
 class PrivacyCard:
-    """What a set of virtual images gives away of single real ones, in a few numbers.
+    """What virtual images reveal about single real ones: either `own` or a `guarantee`.
 
-    Likeness is measured and proves nothing: an image may tell of real ones without looking like
-    any. The start matters where it was made of real images (see `distill.starts`). Where images
-    bear a guarantee, likeness is not measured, for it would tell of the real ones.
+    Closeness is measured and proves nothing: an image may reveal real ones without looking like
+    any. Compare with the start if it was made from real images (see `distill.starts`). Images with
+    a guarantee are not measured: the measurements would leak information about the real ones.
 
     Parameters
     ----------
     own : Closeness, optional (default: None)
         To the nearest of the images that the virtual ones were made from.
     start : Closeness, optional (default: None)
-        Of each virtual image to its own start; None where the method does not keep it.
+        Of each virtual image to its initial image; None if the method does not keep these.
     yardstick : Yardstick, optional (default: None)
-        None where no real images were held back.
+        None if no real images were held back.
     guarantee : Guarantee, optional (default: None)
-        None where there is none.
+        None if there is none.
 
     Raises
     ------
     VirtualDataError
-        If there is not one of likeness and guarantee.
+        If a value, here or in a part, is out of range.
     """
 
     own: Closeness | None = None
@@ -140,45 +118,29 @@ class PrivacyCard:
     guarantee: Guarantee | None = None
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             (self.own is None) != (self.guarantee is None),
             f"a card has either likeness (own) or a guarantee, got {self}",
         )
 
     def numbers(self) -> dict[str, float]:
-        """What the card says of the real images, as numbers that a reply's metrics can hold."""
-        found: dict[str, float] = {}
+        """What the card says of the real images, for a reply's metrics."""
+        metrics: dict[str, float] = {}
         if own := self.own:
-            found["highest-cosine"] = own.highest_cosine
-            found["median-cosine"] = own.median_cosine
-            found["least-distance"] = own.least_distance
-            found["median-distance"] = own.median_distance
+            metrics["highest-cosine"] = own.highest_cosine
+            metrics["median-cosine"] = own.median_cosine
+            metrics["least-distance"] = own.least_distance
+            metrics["median-distance"] = own.median_distance
         if shares := self.yardstick:
-            found["nearer-to-own"] = shares.nearer_to_own
-            found["by-chance"] = shares.by_chance
+            metrics["nearer-to-own"] = shares.nearer_to_own
+            metrics["by-chance"] = shares.by_chance
         if self.guarantee:
-            found["virtual-epsilon"] = self.guarantee.epsilon
-        return found
+            metrics["virtual-epsilon"] = self.guarantee.epsilon
+        return metrics
 
     @classmethod
     def from_dict(cls, content: object) -> "PrivacyCard":
-        """Read what `dataclasses.asdict` made of a card; nothing in `content` is trusted.
-
-        Parameters
-        ----------
-        content : object
-            As parsed from JSON.
-
-        Returns
-        -------
-        PrivacyCard
-            With every number in its range.
-
-        Raises
-        ------
-        VirtualDataError
-            If a part is missing, unknown or out of range.
-        """
+        """Read the output of `dataclasses.asdict`; malformed content is a VirtualDataError."""
         try:
             own, start, yardstick, guarantee = _values(content, cls)
             if yardstick is not None:
@@ -202,32 +164,26 @@ def privacy_card(
     start: Tensor | None = None,
     held_back: Tensor | None = None,
 ) -> PrivacyCard:
-    """Compare virtual images with the real ones, with their start and with held-back images.
+    """Compare virtual images with the real ones, their initial images and held-back images.
 
-    All real images are compared with, whatever their class. Costs two matrix products of
-    len(virtual) x pixels x len(real), in chunks of bounded memory.
+    Compares with all real images, whatever their class. Costs two matrix products of len(virtual) x
+    pixels x len(real), in chunks of bounded memory.
 
     Parameters
     ----------
     virtual : Tensor
-        float32 of shape (n, C, H, W). What is compared with is brought to its device.
+        float32 (n, C, H, W). Everything else is moved to its device.
     real : Tensor
         Images that `virtual` was made from, (m, C, H, W), m >= 1.
     start : Tensor, optional (default: None)
-        What each virtual image was before the first step, (n, C, H, W).
+        Initial images, (n, C, H, W).
     held_back : Tensor, optional (default: None)
-        Real images of the same kind that had no part in making `virtual`, (k, C, H, W); none
-        (k = 0) are as None.
-
-    Returns
-    -------
-    PrivacyCard
-        With what could be compared.
+        Real images of the same kind not used for `virtual`, (k, C, H, W); k = 0 counts as None.
 
     Raises
     ------
     DistillError
-        If shapes do not fit.
+        If shapes do not match.
     """
     for name, other in [("real", real), ("start", start), ("held_back", held_back)]:
         if other is not None and other.shape[1:] != virtual.shape[1:]:
@@ -237,7 +193,7 @@ def privacy_card(
             )
     if start is not None and len(start) != len(virtual):
         raise DistillError(
-            f"start holds {len(start)} images for {len(virtual)} virtual ones, need one for each"
+            f"start has {len(start)} images for {len(virtual)} virtual ones; need one each"
         )
     distance, cosine = nearest(virtual, real)
     return PrivacyCard(
@@ -252,26 +208,10 @@ def privacy_card(
 
 
 def nearest(virtual: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Distance and cosine of each virtual image to its nearest other.
-
-    Candidates are found by matrix products; their distance is then taken from the difference, so
-    that of a copy is exactly 0.
-
-    Parameters
-    ----------
-    virtual : Tensor
-        (n, C, H, W).
-    others : Tensor
-        (m, C, H, W), m >= 1.
-
-    Returns
-    -------
-    tuple[Tensor, Tensor]
-        Least root mean square of the pixel differences (n,), and highest cosine (n,).
-    """
+    """Least root mean square difference (n,) and highest cosine (n,) to the nearest other."""
     images = virtual.flatten(1)
     directions = functional.normalize(images)
-    middle = images.mean(0)  # distances are taken from here, where float32 is finest
+    middle = images.mean(0)  # centring loses least precision in float32
     centred = images - middle
     distance = torch.full((len(images),), math.inf, device=images.device)
     cosine = torch.full_like(distance, -1)
@@ -280,6 +220,7 @@ def nearest(virtual: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
         candidates = chunk.to(images)
         others_centred = candidates - middle
         squares = others_centred.square().sum(1) - 2 * centred @ others_centred.mT
+        # From the difference itself, not the products: a copy gets exactly 0.
         closest = candidates[squares.argmin(1)]
         distance = torch.minimum(distance, _root_mean_square(images - closest))
         cosine = torch.maximum(cosine, (directions @ functional.normalize(candidates).mT).amax(1))
@@ -318,7 +259,7 @@ def _yardstick(
 
 
 def _values(content: object, kind: type) -> list[Any]:
-    """Return the values of a dataclass's fields from a mapping that has exactly these keys."""
+    """Values of a dataclass's fields, from a mapping with exactly these keys."""
     names = [field.name for field in fields(kind)]
     if not isinstance(content, dict) or set(content) != set(names):
         raise TypeError(f"a {kind.__name__} has {', '.join(names)}; found {content!r:.200}")
@@ -328,12 +269,7 @@ def _values(content: object, kind: type) -> list[Any]:
 def _require_numbers(measured: Closeness | Guarantee) -> None:
     for field in fields(measured):
         value = getattr(measured, field.name)
-        _require(
+        require(
             isinstance(value, float) and math.isfinite(value),
             f"{field.name} must be a finite number, got {value!r}",
         )
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise VirtualDataError(message)

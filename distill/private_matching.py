@@ -1,7 +1,7 @@
-"""Distribution matching under differential privacy: real images show in noisy class means only.
+"""Distribution matching with differential privacy: only noisy class means of real images are used.
 
-A fixed bank of networks sees the real images once. Of each network the class means leave this
-step, with Gaussian noise; what the virtual images then become is post-processing of them.
+A fixed bank of networks sees the real images once. Per network the class means are released with
+Gaussian noise; optimising virtual images is post-processing.
 """
 
 from dataclasses import dataclass
@@ -24,50 +24,37 @@ from distill.virtual_data import VirtualData
 STEPS = 400
 WIDTH = 64
 BANK = 20
-"""Networks, and thus releases of class means."""
+"""Networks; the class means of each are one release."""
 REFERENCE = 256
-"""Images of noise whose mean features are the centre of a network's."""
+"""Noise images whose mean features are subtracted."""
 
 
 @dataclass(frozen=True, eq=False)
 class UnitFeatures:
-    """Features of norm 1: their direction from those of noise.
+    """Features minus `centre`, those of noise, normalised to length 1.
 
-    What all images share then takes no part of the norm, which bounds what one image adds to a sum.
-
-    Parameters
-    ----------
-    network : Network
-        To see through.
-    centre : Tensor
-        (features,), which depends on no real image.
+    The norm bounds what one image adds to a sum. What all images share is subtracted first, so that
+    it does not use up the norm.
     """
 
     network: Network
     centre: Tensor
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return the features of images (n, C, H, W), (n, features)."""
+        """Features (n, features) of images (n, C, H, W)."""
         return functional.normalize(self.network(images) - self.centre)
 
 
 @lru_cache
 def noise_for(epsilon: float, delta: float, releases: int = BANK) -> float:
-    """Noise multiplier with which so many releases spend at most epsilon.
-
-    Parameters
-    ----------
-    epsilon, delta : float
-        > 0, of all releases together.
-    releases : int (default: 20)
-        Gaussian mechanisms on the same data.
+    """Noise multiplier at which `releases` Gaussian mechanisms spend at most epsilon in all.
 
     Raises
     ------
     DistillError
-        If epsilon is too small for any noise.
+        If no noise reaches an epsilon this small.
     """
-    from opacus.accountants.utils import get_noise_multiplier  # takes a second
+    from opacus.accountants.utils import get_noise_multiplier  # slow to import
 
     try:
         return float(
@@ -91,28 +78,23 @@ def noisy_means(
     noise: float,
     generator: torch.Generator,
 ) -> Tensor:
-    """Class means under differential privacy: ``(sum of features + noise N(0, I)) / count``.
+    """Differentially private class means: ``(sum of features + noise N(0, I)) / count``.
 
-    Features have norm 1, so that an image more or less moves a class's sum by at most 1. Counts are
-    taken as known.
+    Features have norm 1, so one image changes a class's sum by at most 1. Counts are taken as
+    public.
 
     Parameters
     ----------
     network, augment, images, counts
-        As of :func:`distill.distribution_matching.real_means`.
+        See :func:`distill.distribution_matching.real_means`.
     noise : float
         Noise multiplier.
     generator : torch.Generator
-        Of the noise, on the CPU. Who knows its state can take the noise away.
-
-    Returns
-    -------
-    Tensor
-        (classes, features).
+        For the noise, on the CPU. Its state must stay secret: with it, the noise can be removed.
     """
     means = real_means(network, augment, images, counts)
-    drawn = torch.randn(means.shape, generator=generator) / torch.tensor(counts)[:, None]
-    return means + noise * drawn.to(means)
+    normal = torch.randn(means.shape, generator=generator) / torch.tensor(counts)[:, None]
+    return means + noise * normal.to(means)
 
 
 def distill_dm_privately(
@@ -131,31 +113,26 @@ def distill_dm_privately(
 ) -> VirtualData:
     """Distil by distribution matching with (epsilon, delta)-differentially private class means.
 
-    Protected is each image. Not protected are which classes there are, and how many images of each
-    (an image is taken away without changing the count that its class's sum is divided by).
-    Virtual images start from noise.
+    Protects each image. Does not protect which classes there are and how many images each has (an
+    image is removed without changing the count that its class's sum is divided by). Virtual images
+    start from noise.
 
     Parameters
     ----------
     images, labels, num_classes, per_class, steps, device, progress
-        As of :func:`distill.distribution_matching.distill_dm`; steps are 400 where None.
+        See :func:`distill.distribution_matching.distill_dm`, also for errors.
     generator : torch.Generator
-        Source of networks, augmentations and start, on the CPU; need not be secret.
+        For networks, augmentations and start, on the CPU; need not be secret.
     noise_generator : torch.Generator
-        Source of the noise on the means, on the CPU. Its seed must be known to nobody.
+        For the noise on the means, on the CPU. Its seed must stay secret.
     epsilon, delta : float
-        > 0, of the whole distillation.
+        > 0, for the whole distillation.
 
     Returns
     -------
     VirtualData
-        Sorted by class. Its privacy card has the guarantee and compares nothing with real images,
-        which would tell of them.
-
-    Raises
-    ------
-    DistillError
-        If an argument is unusable.
+        Sorted by class. Its privacy card has the guarantee, and no comparison with real images,
+        which would leak information about them.
     """
     steps = STEPS if steps is None else steps
     check_inputs(images, labels, num_classes=num_classes, per_class=per_class, steps=steps)
@@ -163,8 +140,8 @@ def distill_dm_privately(
     by_class = images[labels.argsort(stable=True)].to(device)
     counts = torch.unique(labels, return_counts=True)[1].tolist()
     probes = [_draw_probe(by_class, counts, noise, generator, noise_generator) for _ in range(BANK)]
-    drawn, virtual_labels = start("noise", images, labels, per_class, generator)
-    virtual = drawn.reshape(len(counts), per_class, *images.shape[1:]).to(device)
+    initial_images, virtual_labels = start("noise", images, labels, per_class, generator)
+    virtual = initial_images.reshape(len(counts), per_class, *images.shape[1:]).to(device)
     match_means(virtual, probes, steps, LEARNING_RATE, progress)
     return VirtualData(
         images=virtual.flatten(0, 1).cpu(),

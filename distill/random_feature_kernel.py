@@ -1,7 +1,7 @@
 """A kernel from the features of random convolutional networks, after RFAD (Loo et al. 2022).
 
-An average over random networks of their features' inner products stands in for the kernel of
-infinitely wide ones, at a cost that grows with m + n instead of m n: for images of 32x32 and up.
+Averages the inner products of random networks' features to approximate the kernel of infinitely
+wide ones. Its cost grows with m + n instead of m n: for images of 32x32 and larger.
 """
 
 import math
@@ -26,43 +26,30 @@ def random_feature_kernel(
 ) -> Kernel:
     """Draw random networks and make their kernel.
 
-    K(x, z) = <phi(x), phi(z)> / |phi| + 0.01, with phi the features of all networks side by side
-    (Loo et al. 2022, eq. 5), and a constant one, so that black images too have a kernel. The
-    pull-back goes through the networks by autograd.
+    K(x, z) = <phi(x), phi(z)> / |phi| + 0.01, with phi the concatenated features of all networks
+    (Loo et al. 2022, eq. 5). The constant gives black images a kernel too. The pull-back uses
+    autograd.
 
     Parameters
     ----------
     shape : tuple[int, int, int]
-        (C, H, W) of the images that come flattened; at least 4 pixels a side.
-    device : torch.device or str (default: "cpu")
-        Where the points will be.
+        (C, H, W), at least 4 pixels a side; the kernel takes images flattened to (..., n, C * H *
+        W).
     seed : int (default: 0)
-        Of the filters: the same for all nodes, which thus compare images alike.
-    networks : int (default: 8)
-        How many.
-    width : int (default: 64)
-        Filters a block.
-
-    Returns
-    -------
-    Kernel
-        Of images flattened to (..., n, C * H * W).
-
-    Raises
-    ------
-    DistillError
-        If the images are too small.
+        Seed of the filters; the same on all nodes, so that they compare images alike.
+    networks, width : int (default: 8, 64)
+        Number of networks and their filters per block.
     """
     generator = torch.Generator().manual_seed(seed)
-    drawn = [
+    convnets = [
         RandomConvNet.draw(shape[0], min(shape[1:]), width, generator, device)
         for _ in range(networks)
     ]
 
     def features(points: Tensor) -> Tensor:
         images = points.reshape(-1, *shape)
-        found = torch.cat([network(images) for network in drawn], dim=1)
-        return (found / math.sqrt(found.shape[1])).reshape(*points.shape[:-1], -1)
+        values = torch.cat([network(images) for network in convnets], dim=1)
+        return (values / math.sqrt(values.shape[1])).reshape(*points.shape[:-1], -1)
 
     def kernel(virtual: Tensor, real: Tensor | None = None) -> tuple[Tensor, Pullback]:
         leaf = virtual.detach().requires_grad_()

@@ -1,4 +1,4 @@
-"""Distillers by name: what one is, and how to register and look one up."""
+"""The `Distiller` interface, and distillers by name."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar, cast
@@ -16,7 +16,7 @@ Progress = Callable[[int, int, float], None]
 class Distiller(Protocol):
     """A method that condenses labelled images into a few virtual ones.
 
-    Extra keyword arguments of a method are bound with `functools.partial`.
+    Bind a method's extra keyword arguments with `functools.partial`.
     """
 
     def __call__(
@@ -32,31 +32,31 @@ class Distiller(Protocol):
         device: torch.device | str = "cpu",
         progress: Progress | None = None,
     ) -> VirtualData:
-        """Distil `images` into `per_class` virtual images of each class that is present.
+        """Distil `images` into `per_class` virtual images of each class present.
 
-        A class with fewer real images than `per_class` still gets `per_class` virtual ones:
-        starts draw them from noise, or repeat real images (`real`).
+        A class with fewer real images than `per_class` also gets `per_class` virtual ones: starts
+        are drawn from noise, or repeat real images (`real`).
 
         Parameters
         ----------
         images : Tensor
-            float32 of shape (n, C, H, W), normalised.
+            float32 (n, C, H, W), normalised.
         labels : Tensor
-            int64 of shape (n,), in [0, num_classes).
+            int64 (n,), in [0, num_classes).
         num_classes : int
             Classes of the task, present here or not.
         per_class : int
-            Virtual images for each class present; at least 1.
+            Virtual images per class present; at least 1.
         init : str (default: "class-stats")
             Name of the start (see `distill.starts`).
         steps : int, optional (default: None)
-            Optimisation steps; None takes the method's own default.
+            Optimisation steps; None means the method's default.
         generator : torch.Generator
-            Source of every random draw, on the CPU; the same state gives the same result.
+            Source of all random draws, on the CPU; the same state gives the same result.
         device : torch.device or str (default: "cpu")
-            Where to compute; the result is always on the CPU.
+            Where to compute; the result is on the CPU.
         progress : callable, optional (default: None)
-            Called after each step with (steps done, steps in all, loss).
+            Called after each step with (steps done, all steps, loss).
 
         Returns
         -------
@@ -66,7 +66,7 @@ class Distiller(Protocol):
         Raises
         ------
         DistillError
-            If an argument is unusable; the message names it and the remedy.
+            If an argument is unusable; names it and the remedy.
         """
         ...
 
@@ -76,7 +76,7 @@ _DISTILLERS: dict[str, Distiller] = {}
 
 
 def register(name: str) -> Callable[[D], D]:
-    """Make a distiller available to `distiller` under `name`; use as a decorator."""
+    """Decorate a distiller to register it under `name`."""
 
     def add(method: D) -> D:
         _DISTILLERS[name] = method
@@ -86,17 +86,12 @@ def register(name: str) -> Callable[[D], D]:
 
 
 def distiller(name: str) -> Distiller:
-    """Look a distiller up.
+    """Find a distiller by name.
 
     Parameters
     ----------
     name : str
         A registered name ("auto", "dm", "gm", "kip", ...) or "package.module:function".
-
-    Returns
-    -------
-    Distiller
-        The method.
 
     Raises
     ------
@@ -119,5 +114,5 @@ def distiller(name: str) -> Distiller:
             "is its package installed on this machine?"
         ) from error
     if not callable(method):
-        raise DistillError(f"distiller {name!r} must be a function, found {type(method).__name__}")
+        raise DistillError(f"distiller {name!r} must be a function, got {type(method).__name__}")
     return cast(Distiller, method)

@@ -1,4 +1,4 @@
-"""Where virtual images start from: draws that say little about the real ones, or real ones."""
+"""Initial virtual images: noise scaled by statistics of the real ones, or copies of real ones."""
 
 import logging
 from collections.abc import Callable
@@ -22,27 +22,12 @@ def pixel_stats(images: Tensor, noise: Tensor) -> Tensor:
 
 
 def standard_noise(images: Tensor, noise: Tensor) -> Tensor:
-    """Leave the standard normal noise as it is; nothing of the images shows."""
+    """Return the standard normal noise unchanged; reveals nothing about the images."""
     return noise
 
 
 def real_images(images: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Copy random images of a class: each once while there are enough, then all over again.
-
-    Parameters
-    ----------
-    images : Tensor
-        All images of the class, (n, C, H, W), n >= 1.
-    count : int
-        Copies to make; where it is above n, an image comes again only after all others.
-    generator : torch.Generator
-        Source of the choice, on the CPU.
-
-    Returns
-    -------
-    Tensor
-        (count, C, H, W).
-    """
+    """Copy `count` random images of a class (n, C, H, W); one repeats only after all others."""
     times = -(-count // len(images))
     orders = [torch.randperm(len(images), generator=generator) for _ in range(times)]
     return images[torch.cat(orders)[:count]]
@@ -59,34 +44,34 @@ STARTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def start(
     init: str, images: Tensor, labels: Tensor, per_class: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Draw the virtual images a distiller starts from.
+    """Initialise virtual images.
 
     Parameters
     ----------
     init : str
-        "class-stats" (one mean and deviation a class), "pixel-stats" (those of each pixel of
-        the class; tells more about the data), "noise" (nothing) or "real" (copies of random
-        images of the class, which distillation moves little: they **leave the node nearly
-        unchanged**; a warning is logged).
+        "class-stats" (one mean and deviation per class), "pixel-stats" (per pixel of the class;
+        reveals more about the data), "noise" (reveals nothing) or "real" (copies of random images
+        of the class, which **leave the node almost unchanged**, because distillation changes them
+        little; logs a warning).
     images : Tensor
-        Real images, float32 of shape (n, C, H, W).
+        Real images, float32 (n, C, H, W).
     labels : Tensor
-        int64 of shape (n,).
+        int64 (n,).
     per_class : int
-        Virtual images for each class present.
+        Virtual images per class present.
     generator : torch.Generator
-        Source of the noise or the choice, on the CPU.
+        On the CPU.
 
     Returns
     -------
     tuple[Tensor, Tensor]
-        float32 images of shape (classes present * per_class, C, H, W) and their int64 labels,
-        sorted by class, on the CPU.
+        float32 images (classes present * per_class, C, H, W) and their int64 labels, sorted by
+        class, on the CPU.
 
     Raises
     ------
     DistillError
-        If `init` is no known start.
+        If `init` is unknown.
     """
     if init != REAL and init not in STARTS:
         choices = ", ".join([*STARTS, REAL])
@@ -94,9 +79,9 @@ def start(
     classes = torch.unique(labels).cpu()
     by_class = [images[labels == c].cpu() for c in classes]
     if init == REAL:
-        logger.warning("start 'real': virtual images begin as REAL IMAGES and stay much like them")
-        drawn = [real_images(own, per_class, generator) for own in by_class]
+        logger.warning("start 'real': virtual images start as REAL IMAGES and stay similar to them")
+        initial_images = [real_images(own, per_class, generator) for own in by_class]
     else:
         noise = torch.randn(len(classes), per_class, *images.shape[1:], generator=generator)
-        drawn = [STARTS[init](own, eps) for own, eps in zip(by_class, noise, strict=True)]
-    return torch.cat(drawn), classes.repeat_interleave(per_class)
+        initial_images = [STARTS[init](own, eps) for own, eps in zip(by_class, noise, strict=True)]
+    return torch.cat(initial_images), classes.repeat_interleave(per_class)

@@ -71,7 +71,7 @@ def test_every_image_of_a_large_node_can_be_drawn_not_only_the_first_256(name: s
     one, same, other = (
         run(name, x, labels, init="noise") for x in (images, images.clone(), others)
     )
-    assert torch.equal(one.begin, other.begin)
+    assert torch.equal(one.initial_images, other.initial_images)
     assert torch.equal(one.images, same.images)
     assert not torch.equal(one.images, other.images)
 
@@ -142,11 +142,13 @@ def test_auto_is_the_method_it_names_and_logs_why(
         made = run("auto", images, labels)
     assert made.method == expected
     assert torch.equal(made.images, run(expected, images, labels).images)
-    assert f"auto takes {expected}: the node holds {classes} of 4 classes" in caplog.text
+    assert f"auto takes {expected}: the node has {classes} of 4 classes" in caplog.text
 
 
 def test_unknown_distiller_is_refused_with_the_choices() -> None:
-    with pytest.raises(DistillError, match="'kpi' is unknown; choose one of auto, dm, gm, kip"):
+    with pytest.raises(
+        DistillError, match="'kpi' is unknown here; choose one of auto, dm, gm, kip"
+    ):
         distiller("kpi")
 
 
@@ -159,7 +161,7 @@ def test_outside_distiller_is_found_by_module_and_name(monkeypatch: pytest.Monke
     for name in ("someones_distiller:absent", "no_such_module:fn", ":fn"):
         with pytest.raises(DistillError, match="cannot be imported"):
             distiller(name)
-    with pytest.raises(DistillError, match="must be a function, found int"):
+    with pytest.raises(DistillError, match="must be a function, got int"):
         distiller("someones_distiller:number")
 
 

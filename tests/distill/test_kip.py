@@ -164,8 +164,8 @@ def test_virtual_images_stay_within_the_pixel_values_of_their_own_node(name: str
         generators=[torch.Generator().manual_seed(i) for i in range(2)],
     )
     for images, virtual in zip(nodes, made, strict=True):
-        assert virtual.begin.min() < images.min()
-        assert virtual.begin.max() > images.max()
+        assert virtual.initial_images.min() < images.min()
+        assert virtual.initial_images.max() > images.max()
         assert float(virtual.images.min()) == float(images.min())
         assert float(virtual.images.max()) == float(images.max())
 
@@ -181,7 +181,7 @@ def test_learned_labels_move_a_hundredth_as_far_as_pixels() -> None:
         steps=1,
         generator=torch.Generator().manual_seed(2),
     )
-    pixels = (made.images - made.begin).abs()
+    pixels = (made.images - made.initial_images).abs()
     assert float(pixels.median()) == pytest.approx(0.1, rel=1e-3)
     assert made.soft_labels is not None
     torch.testing.assert_close(made.soft_labels.sum(1), torch.ones(6))

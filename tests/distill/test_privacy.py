@@ -114,7 +114,7 @@ def test_images_of_other_shapes_are_refused() -> None:
         DistillError, match=r"real images have shape \(2, 5, 3\), virtual ones \(1,"
     ):
         privacy_card(draw(2, shape=(1, 5, 3)), draw(3))
-    with pytest.raises(DistillError, match="start holds 3 images for 2 virtual ones"):
+    with pytest.raises(DistillError, match="start has 3 images for 2 virtual ones"):
         privacy_card(draw(2), draw(4), start=draw(3))
 
 

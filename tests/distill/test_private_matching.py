@@ -102,7 +102,7 @@ def test_nothing_but_noisy_means_is_taken_from_the_images(monkeypatch: pytest.Mo
     one, two = (distil(images, labels) for images in (draw(12), 5 + 3 * draw(12, seed=9)))
     assert torch.equal(one.images, two.images)
     assert one.labels.tolist() == [0, 0, 1, 1, 2, 2]
-    assert (one.init, one.begin) == ("noise", None)
+    assert (one.init, one.initial_images) == ("noise", None)
 
 
 def test_each_class_s_means_are_of_its_own_images(monkeypatch: pytest.MonkeyPatch) -> None:

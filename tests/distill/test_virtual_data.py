@@ -77,11 +77,11 @@ def test_wire_keeps_the_privacy_card() -> None:
 
 def test_the_card_tells_how_far_the_images_moved_and_where_they_began_stays_here() -> None:
     data, real = example(), torch.ones(3, 3, 5, 4)
-    moved = replace(data, begin=data.images).with_card(real, torch.zeros(2, 3, 5, 4))
+    moved = replace(data, initial_images=data.images).with_card(real, torch.zeros(2, 3, 5, 4))
     assert moved.card == privacy_card(
         data.images, real, start=data.images, held_back=torch.zeros(2, 3, 5, 4)
     )
-    assert moved.to_bytes() == replace(moved, begin=None).to_bytes()
+    assert moved.to_bytes() == replace(moved, initial_images=None).to_bytes()
 
 
 def test_constant_images_come_back_exactly() -> None:
@@ -191,13 +191,13 @@ def test_inconsistent_data_cannot_be_made(make: Callable[[], VirtualData], compl
 def test_validate_accepts_what_fits_and_names_what_does_not() -> None:
     data = example(soft=True)
     data.validate((3, 5, 4), 6)
-    with pytest.raises(VirtualDataError, match=r"shape \(3, 5, 4\), the task wants \(1, 28, 28\)"):
+    with pytest.raises(VirtualDataError, match=r"shape \(3, 5, 4\), the task has \(1, 28, 28\)"):
         data.validate((1, 28, 28), 6)
     with pytest.raises(VirtualDataError, match=r"label 3 is outside the task's classes 0\.\.2"):
         data.validate((3, 5, 4), 3)
     with pytest.raises(VirtualDataError, match="soft_labels must have 10 columns"):
         data.validate((3, 5, 4), 10)
-    with pytest.raises(VirtualDataError, match="more than 20"):
+    with pytest.raises(VirtualDataError, match="above 20"):
         replace(data, images=torch.full((4, 3, 5, 4), -20.1)).validate((3, 5, 4), 6)
     for off in (torch.full((4, 6), 0.3), torch.tensor([[1.5, -0.5, 0, 0, 0, 0]] * 4)):
         with pytest.raises(VirtualDataError, match="soft_labels must be distributions"):

@@ -101,7 +101,7 @@ class ByHand:
             generator=session.generator("refine", server_round),
             network=self.model(weights)[:-1].eval(),
             bank=5,
-            begin=self.virtual[node].images,
+            initial_images=self.virtual[node].images,
             **given,
         )
         self.virtual[node] = as_sent(made)
