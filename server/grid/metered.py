@@ -13,6 +13,7 @@ from flwr.supercore.run import Run
 
 from protocol.method import Phase
 from protocol.registry import phases_of
+from protocol.replies import usable
 from server.grid.inbox import open_inbox
 from server.grid.ledger import Ledger
 from server.grid.spool import Spool
@@ -103,7 +104,7 @@ class MeteredGrid(Grid):
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> list[int]:
-        """Ids of connected nodes, in a stable order.
+        """Ids of connected nodes, in the order of ``order``.
 
         Raises
         ------
@@ -198,14 +199,15 @@ class MeteredGrid(Grid):
     def _check_quorum(
         self, phase: str, replies: list[Message], num_nodes: int, wait: float
     ) -> None:
-        usable = sum(reply.has_content() for reply in replies)
+        answered = sum(reply.has_content() for reply in replies)
         needed = math.ceil(round(self._quorum * num_nodes, 6))
-        if usable < needed:
+        if answered < needed:
+            usable(replies)  # logs the errors
             where = f"round {self._journal.round}, {phase}" if self._journal else phase
             raise QuorumError(
-                f"{where}: {usable} of {num_nodes} nodes sent a usable reply within {wait:.0f} s, "
-                f"and quorum = {self._quorum} needs {needed} (see the log for the other nodes; "
-                "bring them back, raise phase-timeout, or lower quorum)"
+                f"{where}: {answered} of {num_nodes} nodes sent a usable reply within "
+                f"{wait:.0f} s, and quorum = {self._quorum} needs {needed} (see the log for the "
+                "other nodes; bring them back, raise phase-timeout, or lower quorum)"
             )
 
     def _rank(self, node: int) -> tuple[int, int]:

@@ -71,7 +71,7 @@ def test_packing_by_way_of_json_changes_nothing(value):
 
 
 def test_what_cannot_be_kept_is_named():
-    with pytest.raises(PackingError, match="/state/1 is a object, which is not kept"):
+    with pytest.raises(PackingError, match="/state/1 is a object, which cannot be saved"):
         pack({"state": [1, object()]}, {})
     with pytest.raises(PackingError, match="has a tuple as a key"):
         pack({(1, 2): 3}, {})
@@ -188,7 +188,7 @@ def test_only_the_last_and_the_best_stay(tmp_path, keep):
 def test_a_foreign_file_is_no_checkpoint(tmp_path):
     model = tmp_path / "model.safetensors"
     save_file({"w": np.ones(3)}, model)
-    with pytest.raises(CheckpointError, match="but no checkpoint of a run"):
+    with pytest.raises(CheckpointError, match="but not a checkpoint"):
         load_checkpoint(model)
 
 

@@ -13,9 +13,12 @@ from protocol.fedhead import TRAIN_SECTOR
 from protocol.fedlgd import TRAIN_VIRTUAL
 from protocol.hfldd import TRAIN_POOL
 from protocol.registry import built_in_methods
+from server import app as server_app
 from server.app import main
-from server.record.checkpoint import CheckpointError, checkpoints
+from server.record import resume
+from server.record.checkpoint import CheckpointError, checkpoints, load_checkpoint
 from server.record.resume import OffsetRounds, lock_run_folder
+from server.roster import meet_nodes
 
 NODES = 4
 ROUNDS = 4
@@ -174,9 +177,32 @@ def test_a_run_that_still_goes_on_is_not_resumed(run, killed):
     folder = killed()
     with (
         lock_run_folder(folder),
-        pytest.raises(CheckpointError, match="still goes on in another process"),
+        pytest.raises(CheckpointError, match="still running in another process"),
     ):
         run(resume="latest")
+
+
+def test_of_two_resumes_at_once_the_second_is_refused_before_it_reads_the_checkpoint(
+    run, killed, monkeypatch
+):
+    folder = killed()
+    read, refused = [], []
+
+    def load(file):
+        read.append(file)
+        return load_checkpoint(file)
+
+    def meet(*args):
+        with pytest.raises(CheckpointError, match=f"run {folder.name} .* in another process"):
+            run(resume="latest")
+        refused.append(list(read))
+        return meet_nodes(*args)
+
+    monkeypatch.setattr(resume, "load_checkpoint", load)
+    monkeypatch.setattr(server_app, "meet_nodes", meet)
+    run(resume="latest")
+    assert refused == [read]
+    assert len(read) == 1
 
 
 def test_a_run_that_was_broken_off_leaves_topology_and_traffic(killed):
@@ -212,5 +238,5 @@ def test_a_strategy_with_a_loop_of_its_own_cannot_be_resumed():
         def start(self, *args, **kwargs):
             return super().start(*args, **kwargs)
 
-    with pytest.raises(CheckpointError, match="Own has a loop of its own"):
+    with pytest.raises(CheckpointError, match="Own has its own loop"):
         OffsetRounds(Own(), 3)

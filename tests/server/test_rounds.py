@@ -1,0 +1,133 @@
+"""The end of a round, and what is left when the rounds are over."""
+
+import json
+
+import pytest
+from flwr.app import Context, RecordDict
+
+import server.task
+from server import rounds
+from server.app import main
+from server.grid.metered import QuorumError
+from server.grid.screening import ScreeningGrid
+from server.record.checkpoint import CheckpointError, checkpoints, load_checkpoint
+from server.record.recorder import RunRecorder
+from server.record.resume import lock_run_folder
+from server.roster import Roster
+
+NODES = 3
+QUICK = {"strategy": "fedavg", "num-rounds": 2, "min-nodes": NODES, "train.local-epochs": 1}
+
+
+@pytest.fixture
+def play(client_grid, tmp_path):
+    """Run our ServerApp; give the run's folder."""
+
+    def play(grid=None, **settings):
+        config = {**QUICK, "runs-dir": str(tmp_path), **settings}
+        main(grid or client_grid(NODES, config), Context(1, 1, {}, RecordDict(), config))
+        return tmp_path / "1"
+
+    return play
+
+
+@pytest.fixture
+def noted(monkeypatch):
+    """Have calls of functions noted, in a list."""
+    calls = []
+
+    def note(owner, name, label):
+        function = getattr(owner, name)
+
+        def noting(*args, **kwargs):
+            calls.append(label)
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, noting)
+
+    def evaluation(*args):
+        evaluate = made(*args)
+        return lambda *model: calls.append("evaluate") or evaluate(*model)
+
+    made = server.task.server_evaluation
+    monkeypatch.setattr(server.task, "server_evaluation", evaluation)
+    note(RunRecorder, "record_round", "record")
+    note(Roster, "meet_new", "meet")
+    note(rounds, "save_checkpoint", "checkpoint")
+    note(ScreeningGrid, "begin_round", "begin")
+    return calls
+
+
+def test_a_round_ends_with_evaluation_record_new_nodes_and_checkpoint_in_this_order(play, noted):
+    play()
+    assert noted[:2] == ["begin", "meet"]  # the grid's own, and the first meeting
+    assert noted[2:] == ["evaluate", "record", "meet", "checkpoint", "begin"] * 3
+
+
+def test_a_node_that_came_in_a_round_is_in_its_checkpoint_and_trains_in_the_next(client_grid, play):
+    config = {**QUICK, "partition.scheme": "iid"}
+    grid = client_grid(NODES + 1, config)
+    late = max(grid.nodes)
+    answer = grid.nodes.pop(late)
+    first, trains = min(grid.nodes), []
+
+    def joined_by_another(message):
+        if message.metadata.message_type == "train":
+            grid.nodes[late] = answer
+            trains.append(message.content["config"]["server-round"])
+        return content(message)
+
+    content = grid.nodes[first]
+    grid.nodes[first] = joined_by_another
+    folder = play(grid, **config)
+    assert trains == [1, 2]
+    checkpoint = load_checkpoint(checkpoints(folder)[1])
+    assert list(checkpoint.nodes.values()) == ["0", "1", "2", "3"]
+    assert str(late) in json.loads((folder / "about.json").read_text())["nodes"]
+    lines = [json.loads(line) for line in (folder / "journal.jsonl").open()]
+    asked = [line["asked"] for line in lines if line.get("phase") == "train"]
+    assert asked == [NODES, NODES + 1]
+
+
+def test_results_are_written_while_the_folder_is_locked_and_it_is_free_thereafter(
+    play, monkeypatch
+):
+    refused = []
+
+    def finish(self, *args):
+        with pytest.raises(CheckpointError), lock_run_folder(self.folder):
+            raise AssertionError
+        refused.append(self.folder)
+        return finish_run(self, *args)
+
+    finish_run = RunRecorder.finish
+    monkeypatch.setattr(RunRecorder, "finish", finish)
+    folder = play()
+    assert refused == [folder]
+    assert (folder / "model.safetensors").exists()
+    with lock_run_folder(folder) as locked:
+        assert locked == folder
+
+
+def test_a_run_that_breaks_off_has_a_report_so_far_and_leaves_its_folder_free(
+    play, client_grid, tmp_path
+):
+    grid = client_grid(NODES, QUICK)
+    messages = []
+
+    def gone_in_round_2(answer):
+        def answered(message):
+            messages.extend([message] * (message.metadata.message_type == "train"))
+            if len(messages) > NODES:
+                raise RuntimeError("away")
+            return answer(message)
+
+        return answered
+
+    grid.nodes = {node: gone_in_round_2(answer) for node, answer in grid.nodes.items()}
+    with pytest.raises(QuorumError, match="round 2, train: 0 of 3 nodes"):
+        play(grid, quorum=0.5)
+    with lock_run_folder(tmp_path / "1") as folder:
+        assert "failed in train: away" in (folder / "report.html").read_text()
+        assert not (folder / "model.safetensors").exists()
+        assert set(checkpoints(folder)) == {0, 1}
