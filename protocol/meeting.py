@@ -1,4 +1,4 @@
-"""The first meeting of server and node: who it is, and what it kept of an earlier run."""
+"""First messages to a node: who it is, and what it stored in an earlier run."""
 
 from typing import Annotated
 
@@ -14,36 +14,18 @@ DESCRIBE = "query.describe"
 """Ask a node who it is: partition, sector, samples, data set of its own, and how to send to it."""
 
 CONTINUE = "query.continue_run"
-"""Have a node take over what it kept in the run that this one goes on from."""
+"""Have a node take over its files of the run that this one resumes."""
 
 
 class Requirement(Block):
-    """The plug-in that a run needs on nodes; part of a describe message where there is one.
-
-    Parameters
-    ----------
-    method : str
-        Name of the method.
-    package : str
-        Distribution that brings it, ``name==version``.
-    """
+    """Method that a run needs on nodes, and the package (``name==version``) it comes from."""
 
     method: str
     package: str
 
 
 class DescribeMetrics(Block):
-    """Numbers by which a node describes itself.
-
-    Parameters
-    ----------
-    num_examples : int
-        Training samples.
-    partition_id : int, optional
-        Its partition, where it has one.
-    sector : int, optional
-        The sector that its owner gave it.
-    """
+    """A node's number of training samples, and its partition and sector if it has any."""
 
     num_examples: Annotated[int, Field(ge=0, lt=2**63)]
     partition_id: Annotated[int, Field(ge=0, lt=2**63)] | None = None
@@ -51,29 +33,13 @@ class DescribeMetrics(Block):
 
 
 class DescribeConfig(Block):
-    """Text by which a node describes itself.
-
-    Parameters
-    ----------
-    dataset : str
-        The data set that it holds in place of the run's.
-    """
+    """Name of a node's own data set, used in place of the run's."""
 
     dataset: Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class Continuation(Block):
-    """The run that this one goes on from, for a node that took part in it.
-
-    Parameters
-    ----------
-    run_id : str
-        Flower's id of that run.
-    node_id : str
-        The node's id in it.
-    round : int
-        The last round that counts.
-    """
+    """The run to resume: its Flower id, the node's id in it, and the last round that counts."""
 
     run_id: NodeId
     node_id: NodeId
@@ -81,20 +47,14 @@ class Continuation(Block):
 
 
 class ContinueMetrics(Block):
-    """Reply to a continuation.
-
-    Parameters
-    ----------
-    files : int
-        Files taken over.
-    """
+    """Number of files taken over."""
 
     files: Annotated[int, Field(ge=0)]
 
 
 def requirement_of(method: Method | None) -> Requirement | None:
-    """What nodes need for a method; None for one of ours, which they have."""
-    if method is None or not method.package:
+    """What nodes must install for a method; None for ours, and if it runs no code on nodes."""
+    if method is None or not method.package or not (method.phases or method.terms):
         return None
     return Requirement(method=method.name, package=method.package)
 

@@ -66,15 +66,6 @@ def test_a_method_is_known_by_name_and_by_class_and_says_which_package_brings_it
     assert method_of(type("Child", (strategy,), {})) == method
 
 
-def test_nodes_are_asked_whether_they_have_the_package(install, run, sent):
-    install("mine", STRATEGY, decay="mine:Decay")
-    run(strategy="decay")
-    required = [message.content.config_records["config"] for message in sent("query.describe")]
-    assert [dict(r) for r in required] == [{"method": "decay", "package": "someones==1.0"}] * 3
-    run(strategy="fedavg", run_id=8)
-    assert all(not message.content.config_records for message in sent("query.describe"))
-
-
 SETTINGS = (
     STRATEGY
     + '''
@@ -162,6 +153,23 @@ def test_a_message_type_of_its_own_reaches_its_handler_and_its_replies_the_strat
     assert phases_of(find_method("asking"))["query.ask"].title == "nodes answer"
 
 
+def required(sent):
+    """What nodes were asked to have, as they were asked who they are."""
+    return [dict(m.content.config_records.get("config", {})) for m in sent("query.describe")]
+
+
+def test_nodes_are_asked_whether_they_have_the_package_that_brings_their_code(install, run, sent):
+    install("mine", HANDLER, asking="mine:METHOD")
+    run(strategy="asking", num_rounds=1)
+    assert required(sent) == [{"method": "asking", "package": "someones==1.0"}] * 3
+
+
+def test_a_strategy_that_runs_no_code_on_nodes_is_not_asked_of_them(install, run, sent):
+    install("mine", STRATEGY, decay="mine:Decay")
+    run(strategy="decay", num_rounds=1)
+    assert required(sent) == [{}] * 3
+
+
 def test_replies_that_its_schema_refuses_never_reach_the_strategy(install, run, sent):
     install("mine", HANDLER.replace("ANSWER = 42", "ANSWER = 4.2"), asking="mine:METHOD")
     folder = run(strategy="asking", num_rounds=1)
@@ -215,7 +223,7 @@ def test_a_loss_term_is_made_by_the_record_that_asks_for_it(install, run):
 
 def test_what_differential_privacy_covers_must_be_declared(install, run):
     install("mine", TERM.replace("PROTECTED", ""), calm="mine:METHOD")
-    with pytest.raises(SettingsError, match="calm does not declare what of it"):
+    with pytest.raises(SettingsError, match="calm does not declare what"):
         run(strategy="calm", train__dp_noise=1.0)
 
 
