@@ -1,4 +1,4 @@
-"""The ServerApp: from a run config to a finished run."""
+"""The ServerApp: runs a federation from its run config."""
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -45,11 +45,12 @@ def main(grid: Grid, context: Context) -> None:
                 norm_threshold=settings.norm_threshold,
                 model=as_arrays(task.start),
             )
-            known = checkpoint.nodes.values() if checkpoint else ()
+            first = checkpoint.nodes.values() if checkpoint else ()
             roster = Roster(directory)
-            meet_nodes(screening, roster, settings.min_nodes, settings.phase_timeout, known)
+            meet_nodes(screening, roster, settings.min_nodes, settings.phase_timeout, first)
             record = checkpoint.record if checkpoint else None
             recorder = RunRecorder(folder, settings, screening.ledger, journal, record)
-            Rounds(
+            rounds = Rounds(
                 settings, context.run_id, task, method, strategy, screening, roster, recorder
-            ).run(checkpoint)
+            )
+            rounds.run(checkpoint)

@@ -1,4 +1,4 @@
-"""Whether differential privacy covers all that a method sends; nodes refuse it too if not."""
+"""Checks that differential privacy covers everything a method sends; nodes check it too."""
 
 from protocol.method import Method
 from server.settings import RunSettings
@@ -6,20 +6,14 @@ from task.settings import SettingsError
 
 
 def check_privacy(settings: RunSettings, method: Method | None) -> None:
-    """Refuse a run whose differential privacy would have a hole.
+    """Refuse a run if ``train.dp-noise`` is set and the method sends unprotected data.
 
-    Parameters
-    ----------
-    settings : RunSettings
-        Of the run.
-    method : Method, optional
-        The strategy's, also where the strategy is named by its class. A strategy of no method has
-        messages of its own that nodes do not handle, so plain training is all that it can ask.
+    `method` is None for classes of no method; nodes handle only plain training for them.
 
     Raises
     ------
     SettingsError
-        If ``train.dp-noise`` is set, and the method sends something that DP-SGD does not protect.
+        If DP-SGD does not protect everything that the method sends.
     """
     if not settings.train.dp_noise or method is None:
         return
@@ -27,7 +21,7 @@ def check_privacy(settings: RunSettings, method: Method | None) -> None:
     if method.unprotected:
         hole = method.unprotected(settings.of_method(method), settings.train)
     elif method.phases or method.terms:
-        hole = f"{method.name} does not declare what of it differential privacy covers"
+        hole = f"{method.name} does not declare what differential privacy covers"
     if hole:
         noise = f"train.dp-noise = {settings.train.dp_noise:g}"
         raise SettingsError(f"{noise}, strategy = {settings.strategy!r}: {hole}")

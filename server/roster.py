@@ -1,4 +1,4 @@
-"""Meeting the nodes of a run: who is there, under which name, in which order."""
+"""Meets the nodes of a run: ids, names and order."""
 
 import math
 import time
@@ -25,13 +25,13 @@ class Roster:
     Parameters
     ----------
     directory : Directory
-        Asks each who it is.
+        Asks nodes who they are.
     names : dict[int, str]
-        Name of each node id: its partition, or its id where it has none; after the data set where
-        the node holds another than the run's, as in ``usps/1``. A node that comes back under
-        another id is there twice.
+        Name of each node id: its partition, or its id if it has none; prefixed with its data set if
+        that differs from the run's, as in ``usps/1``. A node that returns with a new id is listed
+        twice.
     num_examples : dict[int, int]
-        Training samples of each node that said so.
+        Training samples of each node that reported them.
     """
 
     directory: Directory = field(default_factory=Directory)
@@ -44,62 +44,35 @@ class Roster:
         return {node: rank for rank, node in enumerate(self.names)}
 
     def meet_new(self, grid: Grid, timeout: float, first: Iterable[str] = ()) -> list[int]:
-        """Ask nodes that are not on the roster who they are, and put them there.
+        """Ask new nodes who they are, add them to the roster, and return their ids.
 
-        Nodes with a partition come first, by partition; then the others, by id.
-
-        Parameters
-        ----------
-        grid : Grid
-            Any Flower grid.
-        timeout : float
-            Seconds to wait for their answers.
-        first : Iterable[str], optional (default: ())
-            Names that come before all others, in this order.
-
-        Returns
-        -------
-        list[int]
-            The new nodes.
+        The names in `first` come first, in that order; then nodes by partition; then others by id.
         """
         nodes = [node for node in grid.get_node_ids() if node not in self.names]
-        found = self.directory.look_up(grid, nodes, timeout)
-        self.num_examples |= {node: known.num_examples for node, known in found.items()}
-        name = {node: _name(node, found.get(node)) for node in nodes}
-        rank = {name: place for place, name in enumerate(first)}
+        descriptions = self.directory.look_up(grid, nodes, timeout)
+        self.num_examples |= {node: about.num_examples for node, about in descriptions.items()}
+        names = {node: _name(node, descriptions.get(node)) for node in nodes}
+        ranks = {name: rank for rank, name in enumerate(first)}
 
-        def place(node: int) -> tuple[int, float, int]:
-            known = found.get(node)
-            partition = math.inf if known is None or known.partition is None else known.partition
-            return rank.get(name[node], len(rank)), partition, node
+        def sort_key(node: int) -> tuple[int, float, int]:
+            about = descriptions.get(node)
+            partition = math.inf if about is None or about.partition is None else about.partition
+            return ranks.get(names[node], len(ranks)), partition, node
 
-        nodes.sort(key=place)
-        self.names |= {node: name[node] for node in nodes}
+        nodes.sort(key=sort_key)
+        self.names |= {node: names[node] for node in nodes}
         return nodes
 
 
 def meet_nodes(
     grid: Grid, roster: Roster, min_nodes: int, timeout: float, first: Iterable[str] = ()
 ) -> None:
-    """Wait for enough nodes, ask each who it is, and put all on the roster.
-
-    Parameters
-    ----------
-    grid : Grid
-        Any Flower grid.
-    roster : Roster
-        Empty.
-    min_nodes : int
-        Nodes to wait for.
-    timeout : float
-        Seconds to wait for them, and then for their answers.
-    first : Iterable[str], optional (default: ())
-        Names of the nodes that come first, in this order.
+    """Wait for `min_nodes` nodes, and add all connected ones to the roster.
 
     Raises
     ------
     TooFewNodesError
-        If fewer nodes connect in time.
+        If fewer nodes connect within `timeout` seconds.
     """
     end = time.monotonic() + timeout
     while len(nodes := list(grid.get_node_ids())) < min_nodes:
@@ -114,8 +87,8 @@ def meet_nodes(
     log(INFO, "%d nodes: %d training samples", len(roster.names), num_examples)
 
 
-def _name(node: int, known: Description | None) -> str:
-    if known is None:
+def _name(node: int, about: Description | None) -> str:
+    if about is None:
         return str(node)
-    domain = f"{known.dataset}/" if known.dataset else ""
-    return f"{domain}{node if known.partition is None else known.partition}"
+    domain = f"{about.dataset}/" if about.dataset else ""
+    return f"{domain}{node if about.partition is None else about.partition}"

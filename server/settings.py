@@ -1,4 +1,4 @@
-"""Settings of a run: every run-config key, with its type, bounds and default."""
+"""Settings of a run: run-config keys with types, bounds and defaults."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
@@ -18,39 +18,39 @@ class RunSettings(TaskSettings):
     Parameters
     ----------
     strategy : str (default: "hfldd")
-        Name of a method, ours or of an installed package, or ``module:Class``.
+        Name of a built-in or installed method, or ``module:Class``.
     strategy_args : str (default: "")
-        JSON object of settings of the method, ``{"mu": 5.0}``, and of further constructor arguments
-        of the strategy. A plug-in's settings are given here: Flower takes no key of ``-c`` that
-        the app does not declare.
+        JSON object of method settings, ``{"mu": 5.0}``, and other constructor arguments of the
+        strategy. Settings of plug-ins go here, because Flower's ``-c`` accepts only keys that the
+        app declares.
     aggregator : str (default: "")
-        Strategy that combines what nodes trained in place of the weighted mean, such as ``krum``,
-        ``fedtrimmedavg`` or ``fedmedian``; for HFLDD, FedLGD and MOON.
+        Strategy that replaces the weighted mean of models, such as ``krum``, ``fedtrimmedavg`` or
+        ``fedmedian``; for HFLDD, FedLGD and MOON.
     aggregator_args : str (default: "")
         JSON object of the aggregator's constructor arguments, ``{"num_malicious_nodes": 2}``.
     num_rounds : int (default: 10)
-        T, rounds of the run.
+        Rounds of the run, T in the papers.
     min_nodes : int (default: 2)
-        Nodes to wait for before the run begins.
+        Nodes to wait for before the run starts.
     fraction_train : float (default: 1.0)
         Share of the nodes that train each round, for strategies that sample.
     fraction_evaluate : float (default: 0.0)
-        Share of the nodes that evaluate each round on what they hold out (``train.holdout``).
+        Share of the nodes that evaluate each round on their held-out samples (``train.holdout``).
     phase_timeout : float (default: 600.0)
-        Seconds after which a phase goes on without the nodes that have not replied.
+        Seconds after which a phase ends without the nodes that have not replied.
     quorum : float (default: 0.0)
-        Share of the nodes asked to train locally that must send something usable in time; with
-        fewer the run ends with an error. Phases in which single nodes work for others (distilling,
-        averaging a sector, evaluating) have none.
+        Share of the nodes in a training phase that must send a usable reply in time; otherwise the
+        run ends with an error. Phases in which single nodes work for others (distilling, averaging
+        a sector), and evaluation, have no quorum.
     links : str (default: "auto")
-        How nodes send to each other: ``relay`` (through the server, sealed), ``direct`` (from node
-        to node) or ``auto`` (directly where that works).
+        How nodes send to each other: ``relay`` (sealed, through the server), ``direct`` (from node
+        to node) or ``auto`` (directly if possible).
     runs_dir : str (default: "runs")
         Folder for results, relative to the ServerApp's working directory.
     resume : str (default: "")
-        Id of a run in ``runs-dir``, or ``latest``: go on from its last checkpoint.
+        Id of a run in ``runs-dir``, or ``latest``, to resume from its last checkpoint.
     keep_checkpoints : int (default: 2)
-        Checkpoints that stay: of the last rounds, and besides of the best one.
+        Checkpoints to keep: those of the last rounds, plus that of the best round.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -82,12 +82,12 @@ class RunSettings(TaskSettings):
         return composed_settings().checked(nested(run_config), "run config")
 
     def of_method(self, method: Method | None) -> Block | None:
-        """Settings of a method: its table, and those of its keys that ``strategy-args`` brings.
+        """Settings of a method: its table, overridden by ``strategy-args``.
 
         Raises
         ------
         SettingsError
-            If one of the latter is of the wrong type or out of range.
+            If a value is of the wrong type or out of range.
         """
         if method is None or method.settings is None:
             return None
@@ -95,20 +95,14 @@ class RunSettings(TaskSettings):
         return method_settings(method, table.model_dump(by_alias=True), self.strategy_args)
 
     def constructor_arguments(self, method: Method | None) -> dict[str, Any]:
-        """What of ``strategy-args`` is no setting of the method: constructor arguments."""
-        own = set(method.settings.model_fields) if method and method.settings else set()
-        given = read_arguments(self.strategy_args, "strategy-args")
-        return {key: value for key, value in given.items() if key.replace("-", "_") not in own}
+        """Keys of ``strategy-args`` that are not settings of the method."""
+        fields = set(method.settings.model_fields) if method and method.settings else set()
+        arguments = read_arguments(self.strategy_args, "strategy-args")
+        return {k: value for k, value in arguments.items() if k.replace("-", "_") not in fields}
 
 
 def composed_settings(methods: Mapping[str, Method] | None = None) -> type[RunSettings]:
-    """Settings of a run with a table for each method.
-
-    Parameters
-    ----------
-    methods : Mapping[str, Method], optional (default: None)
-        The methods, by name; all that are installed if None.
-    """
+    """Class of settings with a table for each method; None means all installed methods."""
     tables: dict[str, Any] = {}
     for method in (all_methods() if methods is None else methods).values():
         if (block := method.settings) is None:
@@ -117,36 +111,27 @@ def composed_settings(methods: Mapping[str, Method] | None = None) -> type[RunSe
         if name in RunSettings.model_fields or tables.get(name, (block,))[0] is not block:
             raise SettingsError(
                 f"method {method.name!r} of {method.package}: the name of its table, "
-                f"{method.table_name}, is taken by other settings (give it another)"
+                f"{method.table_name}, is taken by other settings (choose another)"
             )
         tables[name] = (block, block())
     return create_model("RunSettings", __base__=RunSettings, **tables)
 
 
 def method_settings(method: Method, table: Mapping[str, Any], strategy_args: str) -> Block | None:
-    """Settings of a method: its table, and those of its keys that ``strategy-args`` brings.
-
-    Parameters
-    ----------
-    method : Method
-        The method.
-    table : Mapping[str, Any]
-        Its table of the run config.
-    strategy_args : str
-        As in `RunSettings`.
+    """Settings of a method: its table, overridden by ``strategy-args``.
 
     Raises
     ------
     SettingsError
-        If one of them is of the wrong type or out of range.
+        If a value is of the wrong type or out of range.
     """
     if method.settings is None:
         return None
-    given = read_arguments(strategy_args, "strategy-args")
-    keys = {_hyphenated(key): value for key, value in given.items()}
-    own = {**method.settings().model_dump(by_alias=True), **table}
-    own.update({key: value for key, value in keys.items() if key in own})
-    return method.settings.checked(own, "strategy-args")
+    values = {**method.settings().model_dump(by_alias=True), **table}
+    for name, value in read_arguments(strategy_args, "strategy-args").items():
+        if (key := name.replace("_", "-")) in values:
+            values[key] = value
+    return method.settings.checked(values, "strategy-args")
 
 
 def default_settings() -> dict[str, Any]:
@@ -156,7 +141,3 @@ def default_settings() -> dict[str, Any]:
 
 def _attribute(method: Method) -> str:
     return method.table_name.replace("-", "_")
-
-
-def _hyphenated(key: str) -> str:
-    return key.replace("_", "-")

@@ -1,4 +1,4 @@
-"""The strategy of a run, made from its settings."""
+"""Creates the strategy of a run."""
 
 from flwr.serverapp.strategy import Strategy
 
@@ -17,25 +17,12 @@ def strategy_of_run(
     task: Task,
     directory: Directory,
 ) -> Strategy:
-    """Make the strategy of a run.
-
-    Parameters
-    ----------
-    settings : RunSettings
-        Of the run.
-    strategy : type[Strategy]
-        Its class.
-    method : Method, optional
-        The method that it belongs to.
-    task : Task
-        Data and model.
-    directory : Directory
-        The nodes that are met.
+    """Create a run's strategy; `method` is None for undeclared classes.
 
     Raises
     ------
     SettingsError
-        If the strategy does not take what the settings say.
+        If the strategy does not accept the settings.
     """
     run = Run(
         seed=settings.seed,

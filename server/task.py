@@ -1,4 +1,4 @@
-"""The task of a run at the server: what samples look like, the model, and its evaluation."""
+"""The run's task on the server: data shape, model and evaluation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,18 +18,9 @@ Evaluate = Callable[[int, ArrayRecord], MetricRecord]
 
 @dataclass(frozen=True)
 class Task:
-    """What a federation trains on.
+    """What a federation trains.
 
-    Parameters
-    ----------
-    spec : DataSpec
-        Shape and classes of the samples.
-    model : nn.Module
-        The architecture.
-    start : ArrayRecord
-        Its initial weights.
-    evaluate : callable, optional
-        Evaluation of the global model after a round; None where the server has no test samples.
+    `start` holds the initial weights. `evaluate` is None if the server has no test samples.
     """
 
     spec: DataSpec
@@ -39,7 +30,7 @@ class Task:
 
     @classmethod
     def of(cls, settings: RunSettings) -> "Task":
-        """The task that a run's settings name."""
+        """Build the task from a run's settings."""
         spec = data_spec(settings)
         model = create_model(settings.model, spec, seed=settings.seed)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -60,10 +60,11 @@ def _accuracy(run: RunFiles) -> list[str]:
         f"(highest in the run: {percent(peak['accuracy'])}, after round {peak['round']})."
     ]
     by_class = enumerate(last.get("class_accuracy") or [])
-    known = {label: accuracy for label, accuracy in by_class if accuracy is not None}
+    known = [
+        f"{label}: {percent(accuracy)}" for label, accuracy in by_class if accuracy is not None
+    ]
     if known:
-        listed = ", ".join(f"{label}: {percent(accuracy)}" for label, accuracy in known.items())
-        lines.append(f"- By class: {listed}.")
+        lines.append(f"- By class: {', '.join(known)}.")
     return lines
 
 

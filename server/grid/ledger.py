@@ -65,11 +65,11 @@ class Ledger:
 
     def by_phase(self) -> dict[str, dict[str, int]]:
         """Bytes as ``{phase: {link: bytes}}``."""
-        return _by_phase(self.entries)
+        return _nested(self.entries)
 
     def payloads_by_phase(self) -> dict[str, dict[str, int]]:
         """Bytes of arrays and parcels through the server, as ``{phase: {link: bytes}}``."""
-        return _by_phase(self.payloads)
+        return _nested(self.payloads)
 
     def state_dict(self) -> dict[str, dict[str, dict[str, int]]]:
         """All counts, for a checkpoint."""
@@ -98,7 +98,7 @@ def payload_bytes(content: RecordDict) -> int:
     return arrays + sum(len(payload) for payload in payloads if isinstance(payload, bytes))
 
 
-def _by_phase(sizes: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
+def _nested(sizes: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
     table: dict[str, dict[str, int]] = {}
     for (phase, link), size in sizes.items():
         table.setdefault(phase, {})[link] = size

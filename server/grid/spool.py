@@ -27,7 +27,7 @@ class Spool:
     """
 
     def __init__(self, in_memory: int = IN_MEMORY) -> None:
-        self._left = in_memory
+        self._memory_left = in_memory
 
     def keep(self, content: RecordDict) -> None:
         """Decode a reply's arrays; those stored in the file become `StoredArray`.
@@ -41,14 +41,14 @@ class Spool:
         """
         for record in content.array_records.values():
             decode(record)
-            self._left -= sum(array.numpy().nbytes for array in record.values())
-            if self._left < 0:
+            self._memory_left -= sum(array.numpy().nbytes for array in record.values())
+            if self._memory_left < 0:
                 for name, array in list(record.items()):
                     record[name] = StoredArray(array.numpy(), self)
 
     def write(self, data: bytes) -> int:
         """Append data to the file; return their offset."""
-        begin = self._file.seek(0, 2)
+        offset = self._file.seek(0, 2)
         try:
             self._file.write(data)
             self._file.flush()
@@ -57,11 +57,11 @@ class Spool:
                 f"no room for the models that nodes sent, in {tempfile.gettempdir()}: {error} "
                 "(set TMPDIR to a folder with room for all models of a round)"
             ) from error
-        return begin
+        return offset
 
-    def read(self, begin: int, size: int) -> bytes:
+    def read(self, offset: int, size: int) -> bytes:
         """Data of the file."""
-        self._file.seek(begin)
+        self._file.seek(offset)
         return self._file.read(size)
 
     @cached_property
@@ -79,12 +79,12 @@ class StoredArray(DecodedArray):
         del self._values
         self._spool = spool
         self._type = values.dtype
-        self._begin = spool.write(values.tobytes())
+        self._offset = spool.write(values.tobytes())
 
     def numpy(self) -> NDArray[np.generic]:
         """The values, read-only."""
         size = self._type.itemsize * int(np.prod(self.shape, dtype=np.int64))
-        return np.frombuffer(self._spool.read(self._begin, size), self._type).reshape(self.shape)
+        return np.frombuffer(self._spool.read(self._offset, size), self._type).reshape(self.shape)
 
 
 StoredArray.__qualname__ = DecodedArray.__qualname__  # Flower writes it into messages

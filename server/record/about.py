@@ -1,4 +1,4 @@
-"""What a run is, apart from its settings: when, with which nodes, data and versions."""
+"""Describes a run apart from its settings: start, nodes, data, versions."""
 
 import platform
 from dataclasses import asdict
@@ -17,17 +17,7 @@ PACKAGES = ("flwr-distill", "flwr", "torch", "torchvision", "numpy", "scikit-lea
 
 
 def about_run(spec: DataSpec, roster: Roster, started: str) -> dict[str, Any]:
-    """Content of ``about.json``.
-
-    Parameters
-    ----------
-    spec : DataSpec
-        What the model fits; with it, the model can be built without the data.
-    roster : Roster
-        The nodes that the run has met.
-    started : str
-        When it began, in ISO 8601.
-    """
+    """Content of ``about.json``; with `spec`, the model can be built without the data."""
     return {
         "started": started,
         "spec": asdict(spec),
@@ -42,25 +32,11 @@ def about_run(spec: DataSpec, roster: Roster, started: str) -> dict[str, Any]:
 def class_counts(
     settings: TaskSettings, spec: DataSpec, roster: Roster
 ) -> dict[str, list[int]] | None:
-    """Samples of each class on each node, worked out from the settings alone.
+    """Samples of each class by node name, computed from the settings alone.
 
-    Nodes are not asked: how many samples of a class they hold is private. A named data set is
-    split by the settings, which are no secret; so what they say of it gives nothing away.
-
-    Parameters
-    ----------
-    settings : TaskSettings
-        Name the data set and its partition.
-    spec : DataSpec
-        Of that data set.
-    roster : Roster
-        The nodes, with as many training samples as they said.
-
-    Returns
-    -------
-    dict[str, list[int]] or None
-        By the nodes' names; None where nodes bring data of their own, are not numbered from 0 on,
-        or hold other numbers of samples than the settings give them.
+    How many samples of a class a node holds is private, so nodes are not asked. The settings of a
+    named data set are public anyway. None if nodes bring their own data, are not numbered from 0,
+    or hold other numbers of samples than the settings give them.
     """
     names = list(roster.names.values())
     if settings.dataset == PRIVATE or names != [str(i) for i in range(len(names))]:

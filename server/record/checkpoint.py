@@ -1,4 +1,4 @@
-"""Checkpoints: what a run needs in order to go on after any round, one file a round."""
+"""Checkpoints: what a run needs to continue after a round, one file per round."""
 
 import hashlib
 import json
@@ -23,65 +23,31 @@ PREFIX = "round-"
 
 
 class CheckpointError(RuntimeError):
-    """A run cannot be resumed; the text names the file or setting and says what differs."""
+    """A run cannot be resumed; the message names the file or setting and the difference."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after a round.
+    """State of a run after a round; round 0 is before training."""
 
-    Parameters
-    ----------
-    run_id : int
-        Flower's id of the run that wrote it; a resumed run has a new one.
-    round : int
-        The last round that is over; 0 before the first.
-    settings : Mapping[str, Any]
-        All settings, in nested tables.
-    nodes : Mapping[int, str]
-        Name of each node id that the run met.
-    arrays : ArrayRecord
-        The global model.
-    state : Any
-        The strategy's (:mod:`strategies.common.state`).
-    record : Mapping[str, Any]
-        What reports tell of the rounds so far (:class:`server.record.recorder.RunRecorder`).
-    """
-
-    run_id: int
+    run_id: int  # Flower's; a resumed run has a new one
     round: int
     settings: Mapping[str, Any]
-    nodes: Mapping[int, str]
-    arrays: ArrayRecord
-    state: Any
-    record: Mapping[str, Any]
+    nodes: Mapping[int, str]  # name of each node id that the run met
+    arrays: ArrayRecord  # the global model
+    state: Any  # the strategy's
+    record: Mapping[str, Any]  # of RunRecorder
 
 
 def save_checkpoint(
     folder: Path, checkpoint: Checkpoint, keep: int = 2, best: int | None = None
 ) -> Path:
-    """Write a checkpoint into the folder of a run, whole or not at all; remove old ones.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the run.
-    checkpoint : Checkpoint
-        What to write.
-    keep : int (default: 2)
-        How many of the last ones stay, this one among them.
-    best : int, optional (default: None)
-        Round whose checkpoint stays too.
-
-    Returns
-    -------
-    Path
-        The file.
+    """Write a checkpoint atomically; remove all but the last `keep` and the one of round `best`.
 
     Raises
     ------
     PackingError
-        If state or record hold what cannot be kept.
+        If the state or the record contain unsupported types.
     """
     arrays: Arrays = {}
     values = {field.name: getattr(checkpoint, field.name) for field in fields(checkpoint)}
@@ -106,7 +72,7 @@ def load_checkpoint(file: Path) -> Checkpoint:
     Raises
     ------
     CheckpointError
-        If the file is none, of another format, truncated or changed.
+        If the file is not a checkpoint, of another format, truncated or changed.
     """
     remedy = "remove the file to resume from the one before it"
     try:
@@ -114,7 +80,7 @@ def load_checkpoint(file: Path) -> Checkpoint:
             header = json.loads((opened.metadata() or {}).get(KEY, "null"))
             arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         if not isinstance(header, dict):
-            raise CheckpointError(f"{file} is a safetensors file, but no checkpoint of a run")
+            raise CheckpointError(f"{file} is a safetensors file, but not a checkpoint")
         if header["format"] != FORMAT:
             raise CheckpointError(
                 f"{file} is a checkpoint of format {header['format']}, this version reads "
@@ -128,7 +94,7 @@ def load_checkpoint(file: Path) -> Checkpoint:
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
-    """Checkpoints in the folder of a run by round, the last one last."""
+    """Checkpoints in a run's folder by round, in ascending order."""
     files = sorted((folder / FOLDER).glob(f"{PREFIX}*.safetensors"))
     return {int(file.stem.removeprefix(PREFIX)): file for file in files}
 

@@ -1,4 +1,4 @@
-"""A run's journal: every phase as it ends, every reply set aside, every warning of the log."""
+"""A run's journal: every phase, every reply set aside, every warning in the log."""
 
 import json
 import logging
@@ -14,24 +14,23 @@ from flwr.common.logger import FLOWER_LOGGER
 
 
 class Journal(logging.Handler):
-    """Writes ``journal.jsonl`` at once: each phase, each reply set aside, each warning.
+    """Writes ``journal.jsonl`` line by line as things happen; nodes appear by Flower's ids.
 
-    What nodes did wrong, strategies say in warnings; inside ``with``, those are written too. Nodes
-    stand in it by Flower's ids.
+    As a context manager, it also records warnings in Flower's log, where strategies report nodes.
 
     Parameters
     ----------
     file : Path
         Where to write.
     rounds : int, optional (default: None)
-        Of a run that is resumed, the rounds that are over: their lines stay, and those of later
-        ones go. If None, the file is begun anew.
+        For a resumed run, its finished rounds: lines of later ones are removed. None starts a new
+        file.
     """
 
     def __init__(self, file: Path, rounds: int | None = None) -> None:
         super().__init__(logging.WARNING)
         self.round = 0 if rounds is None else rounds + 1
-        """What the next lines belong to; 0 is before the first round."""
+        """Round of the next lines; 0 is before the first."""
         self._file = file
         self._latest: dict[str, tuple[int, dict[str, dict[str, float]]]] = {}
         self._set_aside: Counter[int] = Counter()
@@ -46,63 +45,33 @@ class Journal(logging.Handler):
         FLOWER_LOGGER.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a warning."""
+        """Record a warning."""
         self._write(warning=record.getMessage())
 
     def book_phase(
         self, phase: str, seconds: float, asked: int, replies: Iterable[Message]
     ) -> None:
-        """Write a phase: how long it took, and the numbers that nodes gave.
-
-        Parameters
-        ----------
-        phase : str
-            A message type.
-        seconds : float
-            From the first message to the last reply, or to the deadline.
-        asked : int
-            Nodes that got a message.
-        replies : Iterable[Message]
-            Those of the nodes; of error replies nothing is kept but the lack of numbers.
-        """
+        """Record a phase: its duration and the metrics of each reply without an error."""
         nodes = {str(r.metadata.src_node_id): _numbers(r) for r in replies if r.has_content()}
         self._latest[phase] = (self.round, nodes)
         self._set_aside[self.round] += sum(int(n.get("rejected", 0)) for n in nodes.values())
         self._write(phase=phase, seconds=round(seconds, 3), asked=asked, nodes=nodes)
 
     def book_set_aside(self, node: int, phase: str, reason: str) -> None:
-        """Write that a node's reply was set aside.
-
-        Parameters
-        ----------
-        node : int
-            Flower's node id.
-        phase : str
-            A message type.
-        reason : str
-            Why.
-        """
+        """Record that a node's reply was set aside."""
         self._set_aside[self.round] += 1
         self._write(set_aside=str(node), reply_to=phase, reason=reason)
 
     @property
     def set_aside(self) -> int:
-        """Set aside in this round: replies of nodes, and what heads and leaders rejected."""
+        """Replies set aside this round, plus parcels and models that heads and leaders rejected."""
         return self._set_aside[self.round]
 
     def mean(self, phase: str, key: str) -> float | None:
-        """Mean over nodes, each counting the same, of a number that they gave in this round.
-
-        Parameters
-        ----------
-        phase : str
-            A message type.
-        key : str
-            Name of the number; None is returned where no node gave it.
-        """
-        asked_in, nodes = self._latest.get(phase, (self.round, {}))
-        given = [numbers[key] for numbers in nodes.values() if key in numbers]
-        return fmean(given) if given and asked_in == self.round else None
+        """Unweighted mean over nodes of a metric of this round; None if no node reported it."""
+        last_round, nodes = self._latest.get(phase, (self.round, {}))
+        values = [numbers[key] for numbers in nodes.values() if key in numbers]
+        return fmean(values) if values and last_round == self.round else None
 
     def _write(self, **entry: Any) -> None:
         with self._file.open("a") as file:
@@ -110,7 +79,7 @@ class Journal(logging.Handler):
 
 
 def _lines_up_to(file: Path, rounds: int) -> str:
-    """Lines of the first rounds; a killed process may have left the last line half written."""
+    """Lines of the first rounds, without a half-written last one (the process was killed)."""
     whole, _, _ = file.read_text().rpartition("\n") if file.exists() else ("", "", "")
     lines = [line for line in whole.splitlines() if json.loads(line)["round"] <= rounds]
     return "".join(f"{line}\n" for line in lines)

@@ -1,4 +1,4 @@
-"""A run's numbers for Prometheus, read from what the run writes as it goes."""
+"""Serves a run's metrics to Prometheus, read from the files that the run writes."""
 
 import json
 import os
@@ -14,24 +14,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 PORT_VARIABLE = "FLWR_DISTILL_METRICS_PORT"
-"""Environment variable with the port where a ServerApp answers Prometheus; unset: nowhere."""
+"""Environment variable with the port for Prometheus; if unset, metrics are not served."""
 
 _GAUGES = {
-    "round": "Rounds done.",
+    "round": "Finished rounds.",
     "accuracy": "Accuracy on the server's test samples, 0 to 1.",
     "loss": "Mean cross-entropy there, in nats.",
-    "node_accuracy": "Mean over nodes of the accuracy on what they hold out.",
+    "node_accuracy": "Mean over nodes of the accuracy on their held-out samples.",
 }
 
 
 def serve_metrics(folder: Path) -> None:
-    """Answer Prometheus about a run until the process ends, if the environment names a port.
-
-    Parameters
-    ----------
-    folder : Path
-        The run's.
-    """
+    """Serve a run's metrics until the process ends, if the environment names a port."""
     if not (port := os.environ.get(PORT_VARIABLE)):
         return
     registry = CollectorRegistry()
@@ -43,13 +37,7 @@ def serve_metrics(folder: Path) -> None:
 
 
 class RunMetrics(Collector):
-    """Rounds, accuracy, bytes by link, and times and nodes of phases.
-
-    Parameters
-    ----------
-    folder : Path
-        The run's, in which ``metrics.jsonl`` and ``journal.jsonl`` grow.
-    """
+    """Rounds, accuracy, bytes by link, and durations and nodes of phases."""
 
     def __init__(self, folder: Path) -> None:
         self._run = folder.name
@@ -60,7 +48,7 @@ class RunMetrics(Collector):
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def collect(self) -> Iterable[Metric]:
-        """Read what is new, and yield everything."""
+        """Read new lines, and yield all metrics."""
         for row in self._rounds.new():
             self._round = row
         for entry in self._journal.new():
@@ -71,9 +59,9 @@ class RunMetrics(Collector):
             if self._round.get(name) is not None:
                 yield self._gauge(name, text, self._round[name])
         if self._phase:
+            num_replies = len(self._phase["nodes"])
             yield self._gauge("nodes_asked", "Nodes in the last phase.", self._phase["asked"])
-            answered = len(self._phase["nodes"])
-            yield self._gauge("nodes_answered", "Nodes that answered in it.", answered)
+            yield self._gauge("nodes_answered", "Nodes that replied in it.", num_replies)
         links = {"server": "server_bytes", "node to node": "link_bytes"}
         sizes = {link: self._round[key] for link, key in links.items() if self._round}
         yield self._counter("bytes", "Bytes of records, by link.", "link", sizes)
@@ -92,19 +80,19 @@ class RunMetrics(Collector):
 
 
 class _Tail:
-    """Lines of JSON that were added to a file since the last look."""
+    """JSON lines added to a file since the last read."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._read = 0
+        self._position = 0
 
     def new(self) -> Iterator[dict[str, Any]]:
         if not self._file.exists():
             return
         with self._file.open("rb") as file:
-            file.seek(self._read)
+            file.seek(self._position)
             for line in file:
                 if not line.endswith(b"\n"):
-                    return  # half written
-                self._read += len(line)
+                    return  # not written completely yet
+                self._position += len(line)
                 yield json.loads(line)

@@ -1,4 +1,4 @@
-"""Nested plain data as JSON and arrays, and back; nothing is ever unpickled."""
+"""Packs nested data as JSON plus arrays, without pickle."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,31 +12,20 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class PackingError(TypeError):
-    """A value is none that can be packed; the text says where and what it is."""
+    """A value cannot be packed; the message says where it is and its type."""
 
 
 def pack(value: Any, arrays: Arrays, name: str = "") -> Any:
-    """Turn nested data into what JSON holds, with the arrays in it put aside.
+    """Turn nested data into JSON data, with its arrays moved to `arrays`.
 
-    Parameters
-    ----------
-    value : Any
-        None, bool, int, float, str, bytes, NumPy arrays and numbers, tensors, ArrayRecords, and
-        lists, tuples, sets and mappings of these, nested.
-    arrays : dict[str, ndarray]
-        Gets the arrays, each under its number and the path that leads to it.
-    name : str (default: "")
-        Path of the value.
-
-    Returns
-    -------
-    Any
-        For :func:`unpack`. Tuples and sets become lists; a tensor becomes an array.
+    Takes None, bool, int, float, str, bytes, NumPy arrays and numbers, tensors, ArrayRecords, and
+    lists, tuples, sets and mappings of these. Tuples and sets become lists, tensors become arrays.
+    `name` is the path of the value, for error messages and array names.
 
     Raises
     ------
     PackingError
-        If there is anything else in it.
+        If the data contain anything else.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -45,9 +34,9 @@ def pack(value: Any, arrays: Arrays, name: str = "") -> Any:
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
     if isinstance(value, bytes):
-        return {"bytes": _put_aside(np.frombuffer(value, dtype=np.uint8), arrays, name)}
+        return {"bytes": _move(np.frombuffer(value, dtype=np.uint8), arrays, name)}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return {"array": _put_aside(value, arrays, name)}
+        return {"array": _move(value, arrays, name)}
     if isinstance(value, ArrayRecord):
         record = {key: array.numpy() for key, array in value.items()}
         return {"record": pack(record, arrays, name)}
@@ -57,7 +46,7 @@ def pack(value: Any, arrays: Arrays, name: str = "") -> Any:
     if isinstance(value, Mapping):
         pairs = value.items()
         return {"map": [[_key(k, name), pack(v, arrays, f"{name}/{k}")] for k, v in pairs]}
-    raise PackingError(f"{name or 'the value'} is a {type(value).__name__}, which is not kept")
+    raise PackingError(f"{name or 'the value'} is a {type(value).__name__}, which cannot be saved")
 
 
 def unpack(packed: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
@@ -66,7 +55,7 @@ def unpack(packed: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     Raises
     ------
     KeyError, TypeError, ValueError
-        If ``packed`` is not of its making.
+        If `packed` was not made by it.
     """
     if isinstance(packed, list):
         return [unpack(item, arrays) for item in packed]
@@ -85,14 +74,9 @@ def unpack(packed: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
 
 
 def renamed(value: Any, names: Mapping[int, int]) -> Any:
-    """Return nested data with some whole numbers replaced, as keys and as values.
+    """Replace node ids in unpacked data, as keys and as values.
 
-    Parameters
-    ----------
-    value : Any
-        As :func:`unpack` gives it.
-    names : Mapping[int, int]
-        Flower's node ids, before and now. They are random and of 64 bits: no count is one.
+    Ids are random 64-bit numbers, so no other integer is mistaken for one.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         return names.get(value, value)
@@ -103,7 +87,7 @@ def renamed(value: Any, names: Mapping[int, int]) -> Any:
     return value
 
 
-def _put_aside(array: NDArray[Any], arrays: Arrays, name: str) -> str:
+def _move(array: NDArray[Any], arrays: Arrays, name: str) -> str:
     key = f"{len(arrays)}{name}"
     arrays[key] = np.asarray(array, order="C")
     return key

@@ -1,4 +1,4 @@
-"""What a run leaves behind: a line a round as it goes, and a folder of results at its end."""
+"""Writes a run's results: one line per round, and files in the run's folder."""
 
 import json
 import math
@@ -30,55 +30,24 @@ TARGET_ACCURACY = 0.8
 class RoundRow:
     """State of a run at the end of a round; a line of ``metrics.jsonl``.
 
-    Parameters
-    ----------
-    round : int
-        0 is the initial model.
-    accuracy : float or None
-        On the server's test samples, in [0, 1]; None where the server has none.
-    loss : float or None
-        Mean cross-entropy there, in nats.
-    server_bytes : int
-        Bytes through the server so far, both ways.
-    link_bytes : int
-        Bytes between nodes so far.
-    seconds : float
-        Since the run began.
-    class_accuracy : list[float | None], optional (default: None)
-        Accuracy on the test samples of each class; None for a class without any.
-    node_accuracy : float or None (default: None)
-        Mean over nodes, each counting the same, of the accuracy on what each holds out or on the
-        test samples of its own data set; None where nodes were not asked (``fraction-evaluate``).
-    set_aside : int (default: 0)
-        Set aside in the round: replies of nodes, and what heads and leaders rejected.
+    Accuracies are in [0, 1]. Bytes and seconds count from the start of the run.
     """
 
     round: int
-    accuracy: float | None
-    loss: float | None
-    server_bytes: int
-    link_bytes: int
+    accuracy: float | None  # None if the server has no test samples
+    loss: float | None  # mean cross-entropy in nats; None likewise
+    server_bytes: int  # both ways
+    link_bytes: int  # between nodes
     seconds: float
-    class_accuracy: list[float | None] | None = None
-    node_accuracy: float | None = None
-    set_aside: int = 0
+    class_accuracy: list[float | None] | None = None  # None for a class without samples
+    node_accuracy: float | None = None  # unweighted mean over nodes; None if nodes did not evaluate
+    set_aside: int = 0  # replies, plus parcels and models that heads and leaders rejected
 
 
 class RunRecorder:
-    """Keeps the record of one run in ``runs/<run-id>/``.
+    """Writes one run's folder, ``runs/<run-id>/``.
 
-    Parameters
-    ----------
-    folder : Path
-        Where to write; made if absent.
-    settings : RunSettings
-        Written to ``settings.json`` at once.
-    ledger : Ledger
-        Where bytes are booked while the run goes.
-    journal : Journal
-        Is told the round.
-    state : Mapping[str, Any], optional (default: None)
-        What :meth:`state_dict` gave after a round, of a run that goes on from there.
+    `state` is a checkpoint's record (:meth:`state_dict`) if the run is resumed.
     """
 
     def __init__(
@@ -93,12 +62,11 @@ class RunRecorder:
         state = state or {"rows": [], "topology": {}, "heads": {}, "traffic": None}
         self.folder = folder
         self.started = state.get("started") or datetime.now(UTC).isoformat(timespec="seconds")
-        """When the run began, in ISO 8601."""
         self.rows = [RoundRow(**row) for row in state["rows"]]
         self._settings = settings
         self._ledger = ledger
         self._journal = journal
-        self._begin = time.monotonic() - (self.rows[-1].seconds if self.rows else 0.0)
+        self._start = time.monotonic() - (self.rows[-1].seconds if self.rows else 0.0)
         self._topology: Mapping[str, Any] = state["topology"]
         self._heads: dict[str, list[str]] = dict(state["heads"])
         if state["traffic"]:
@@ -109,11 +77,10 @@ class RunRecorder:
         (folder / "metrics.jsonl").write_text("".join(lines))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a report tells of the rounds so far, for a checkpoint."""
-        rows = [asdict(row) for row in self.rows]
+        """Results so far, for a checkpoint."""
         return {
             "started": self.started,
-            "rows": rows,
+            "rows": [asdict(row) for row in self.rows],
             "topology": self._topology,
             "heads": self._heads,
             "traffic": self._ledger.state_dict(),
@@ -121,31 +88,21 @@ class RunRecorder:
 
     @property
     def best_round(self) -> int | None:
-        """The round with the highest accuracy; None where the server has no test samples."""
+        """Round with the highest accuracy; None if the server has no test samples."""
         scored = [row for row in self.rows if row.accuracy is not None]
         return max(scored, key=lambda row: row.accuracy or 0.0).round if scored else None
 
     def write_json(self, name: str, content: Any) -> None:
-        """Write ``content`` as a JSON file of the run."""
+        """Write ``content`` as a JSON file in the run's folder."""
         (self.folder / name).write_text(json.dumps(content, indent=2) + "\n")
 
     def record_round(
-        self,
-        server_round: int,
-        metrics: MetricRecord | None,
-        topology: Mapping[str, Any] | None,
+        self, server_round: int, metrics: MetricRecord | None, topology: Mapping[str, Any] | None
     ) -> None:
-        """Write a round down: a row, a line in the log, traffic and topology so far.
+        """Record the end of a round: row, log line, traffic and topology so far.
 
-        Parameters
-        ----------
-        server_round : int
-            The round that ended; 0 is the initial model.
-        metrics : MetricRecord, optional
-            The server's evaluation; None where it has no test samples. ``class-accuracy`` is taken
-            out of it, for Flower would log it at length.
-        topology : Mapping[str, Any], optional
-            Clusters of the round, where the strategy has any.
+        Round 0 is the initial model. ``class-accuracy`` is removed from `metrics`, because Flower
+        would log it at length.
         """
         self._write_row(server_round, metrics)
         if topology is not None:
@@ -163,7 +120,7 @@ class RunRecorder:
             loss=_value(metrics, "loss"),
             server_bytes=self._ledger.server_bytes,
             link_bytes=self._ledger.link_bytes,
-            seconds=round(time.monotonic() - self._begin, 3),
+            seconds=round(time.monotonic() - self._start, 3),
             class_accuracy=_class_accuracy(metrics),
             node_accuracy=self._journal.mean("evaluate", "eval-accuracy"),
             set_aside=self._journal.set_aside,
@@ -175,7 +132,7 @@ class RunRecorder:
         log(INFO, "%s", self._line(row))
 
     def _write_events(self, row: RoundRow) -> None:
-        """TensorBoard's view of a row."""
+        """Write a row for TensorBoard."""
         scalars = asdict(row)
         for label, accuracy in enumerate(scalars.pop("class_accuracy") or []):
             scalars[f"class_accuracy/{label}"] = accuracy
@@ -185,19 +142,18 @@ class RunRecorder:
         self._events.flush()
 
     def _line(self, row: RoundRow) -> str:
-        """One line a round: round, accuracy, bytes so far, time left."""
         total = self._settings.num_rounds
-        quality = (
-            "" if row.accuracy is None else f"  accuracy {row.accuracy:6.1%}  loss {row.loss:.3f}"
-        )
+        line = f"round {row.round:3d}/{total}"
+        if row.accuracy is not None:
+            line += f"  accuracy {row.accuracy:6.1%}  loss {row.loss:.3f}"
         if row.node_accuracy is not None:
-            quality += f"  on nodes {row.node_accuracy:6.1%}"
-        left = ""
+            line += f"  on nodes {row.node_accuracy:6.1%}"
+        line += f"  {row.server_bytes / 1e6:8.2f} MB"
         if row.round:
-            since_start = row.seconds - self.rows[0].seconds
-            seconds_left = round(since_start / row.round * (total - row.round))
-            left = f"  left {seconds_left // 60}:{seconds_left % 60:02d}"
-        return f"round {row.round:3d}/{total}{quality}  {row.server_bytes / 1e6:8.2f} MB{left}"
+            seconds = row.seconds - self.rows[0].seconds
+            left = round(seconds / row.round * (total - row.round))
+            line += f"  left {left // 60}:{left % 60:02d}"
+        return line
 
     def _write_traffic(self, formula_bytes: Mapping[str, float]) -> None:
         self.write_json(
@@ -210,10 +166,10 @@ class RunRecorder:
         )
 
     def break_off(self) -> None:
-        """Report what there is of a run that cannot go on."""
+        """Write the report of a run that failed."""
         self._events.close()
         log(INFO, "Report so far: %s", write_report(self.folder).resolve())
-        log(INFO, 'To go on from the last checkpoint: resume = "%s"', self.folder.name)
+        log(INFO, 'To resume from the last checkpoint: resume = "%s"', self.folder.name)
 
     def finish(
         self,
@@ -221,21 +177,16 @@ class RunRecorder:
         formula_bytes: Mapping[str, float],
         artifacts: Mapping[str, bytes] | None = None,
     ) -> dict[str, Any]:
-        """Write the final model, pictures, traffic, summary and report.
+        """Write model, pictures, traffic, summary and report; return ``summary.json``.
 
         Parameters
         ----------
         arrays : ArrayRecord
             The final model.
         formula_bytes : Mapping[str, float]
-            What the papers' formulas say that the run should cost.
+            Cost of the run by the papers' formulas.
         artifacts : Mapping[str, bytes], optional (default: None)
-            Files that the strategy leaves, by name.
-
-        Returns
-        -------
-        dict[str, Any]
-            The content of ``summary.json``.
+            The strategy's own files, by name.
         """
         save_file(
             {name: np.array(array.numpy()) for name, array in arrays.items()},
@@ -265,9 +216,8 @@ class RunRecorder:
         return summary
 
     def _rounds_to_target(self) -> int | None:
-        """First round with 80 % accuracy; None if there was none."""
-        reached = (r.round for r in self.rows if r.accuracy and r.accuracy >= TARGET_ACCURACY)
-        return next(reached, None)
+        rows = (row for row in self.rows if row.accuracy and row.accuracy >= TARGET_ACCURACY)
+        return next((row.round for row in rows), None)
 
     def _draw_accuracy(self) -> None:
         rows = [row for row in self.rows if row.accuracy is not None]
@@ -288,7 +238,7 @@ def _value(metrics: MetricRecord | None, key: str) -> float | None:
 
 
 def _class_accuracy(metrics: MetricRecord | None) -> list[float | None] | None:
-    """Take the accuracy of each class out of ``metrics``."""
+    """Remove the accuracy of each class from `metrics`; NaN becomes None."""
     values = metrics.pop("class-accuracy", None) if metrics else None
     if not isinstance(values, list):
         return None

@@ -1,4 +1,4 @@
-"""Going on with a run from its last checkpoint, in a new run of Flower's."""
+"""Resumes a run from its last checkpoint, as a new Flower run."""
 
 import fcntl
 from collections.abc import Callable, Iterable, Iterator
@@ -33,16 +33,16 @@ MAY_CHANGE_ON_RESUME = {
     "resume",
     "runs-dir",
 }
-"""Settings that a resumed run may have otherwise: how long and where, not what is learnt."""
+"""Settings that a resumed run may change: they do not affect what is learnt."""
 
 
 def find_run_to_resume(settings: RunSettings, run_id: int) -> Path:
-    """Find the folder of the run that ``resume`` names; of a new run, the folder to be.
+    """Folder of the run that ``resume`` names, or of a new run.
 
     Raises
     ------
     CheckpointError
-        If there is no checkpoint.
+        If ``resume`` is set and there is no checkpoint.
     """
     if not settings.resume:
         return Path(settings.runs_dir) / str(run_id)
@@ -62,19 +62,7 @@ def find_run_to_resume(settings: RunSettings, run_id: int) -> Path:
 
 
 def checkpoint_to_resume(settings: RunSettings, folder: Path) -> Checkpoint | None:
-    """Load the last checkpoint of a run, and check that these are its settings.
-
-    Parameters
-    ----------
-    settings : RunSettings
-        Of the run that begins.
-    folder : Path
-        The run's, locked.
-
-    Returns
-    -------
-    Checkpoint or None
-        None if the run is a new one.
+    """Load the last checkpoint in a locked folder; None for a new run.
 
     Raises
     ------
@@ -84,35 +72,35 @@ def checkpoint_to_resume(settings: RunSettings, folder: Path) -> Checkpoint | No
     if not settings.resume:
         return None
     checkpoint = load_checkpoint([*checkpoints(folder).values()][-1])
-    now = flat(settings.model_dump(by_alias=True))
-    then = flat(default_settings()) | flat(checkpoint.settings)
+    new = flat(settings.model_dump(by_alias=True))
+    old = flat(default_settings()) | flat(checkpoint.settings)
     changed = [
-        f"{key} = {then[key]!r} then, {now.get(key)!r} now"
-        for key in sorted(then.keys() - MAY_CHANGE_ON_RESUME)
-        if then[key] != now.get(key)
+        f"{key} = {old[key]!r} then, {new.get(key)!r} now"
+        for key in sorted(old.keys() - MAY_CHANGE_ON_RESUME)
+        if old[key] != new.get(key)
     ]
     if changed:
         raise CheckpointError(
             f"resume = {settings.resume!r}: run {folder.name} has other settings: "
-            f"{'; '.join(changed)} (give those of then, or begin a new run without resume)"
+            f"{'; '.join(changed)} (use the same ones, or start a new run without resume)"
         )
     if checkpoint.round >= settings.num_rounds:
         raise CheckpointError(
             f"resume = {settings.resume!r}: run {folder.name} is over: {checkpoint.round} rounds "
-            f"of {settings.num_rounds} (raise num-rounds to go on)"
+            f"of {settings.num_rounds} (raise num-rounds to continue)"
         )
-    log(INFO, "Run %s goes on after round %d", folder.name, checkpoint.round)
+    log(INFO, "Run %s resumes after round %d", folder.name, checkpoint.round)
     return checkpoint
 
 
 @contextmanager
 def lock_run_folder(folder: Path) -> Iterator[Path]:
-    """Keep other processes from writing into the folder of a run; make it if it is absent.
+    """Create and lock a run's folder.
 
     Raises
     ------
     CheckpointError
-        If another one does.
+        If another process has locked it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
@@ -120,16 +108,16 @@ def lock_run_folder(folder: Path) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise CheckpointError(
-                f"run {folder.name} still goes on in another process (stop that first)"
+                f"run {folder.name} is still running in another process (stop that first)"
             ) from None
         yield folder
 
 
 def state_of(strategy: Strategy) -> dict[str, Any]:
-    """What a strategy needs to go on, besides the global model.
+    """State of a strategy besides the global model.
 
-    Strategies with ``state_dict()`` say it themselves. Of any other it is those of its attributes
-    that are plain data or arrays, as the moments of Flower's FedAdam are.
+    For strategies without ``state_dict()``, all attributes that are plain data or arrays, such as
+    the moments of Flower's FedAdam.
     """
     if hasattr(strategy, "state_dict"):
         state: dict[str, Any] = strategy.state_dict()
@@ -145,100 +133,75 @@ def state_of(strategy: Strategy) -> dict[str, Any]:
 
 
 def restore(strategy: Strategy, checkpoint: Checkpoint, roster: Roster) -> None:
-    """Give a strategy the state that a checkpoint holds.
+    """Load a checkpoint's state into a strategy.
 
-    Nodes that are back under another id, after they or the SuperLink began anew, are known by their
-    names.
-
-    Parameters
-    ----------
-    strategy : Strategy
-        Of the same settings.
-    checkpoint : Checkpoint
-        Whose state it gets.
-    roster : Roster
-        The nodes as they are now.
+    Nodes may be back with new ids, if they or the SuperLink restarted; their names identify them.
 
     Raises
     ------
     CheckpointError
-        If the state is of another strategy, or of another version of it.
+        If the state is another strategy's, or another version's.
     """
-    now = {name: node for node, name in roster.names.items()}
-    before = {name: node for node, name in checkpoint.nodes.items()}  # the last id of each
-    ids = {node: now[name] for name, node in before.items() if name in now}
-    state = renamed(checkpoint.state, ids)
+    new_ids = {name: node for node, name in roster.names.items()}
+    new_by_old = {old: new_ids[n] for n, old in _last_ids(checkpoint).items() if n in new_ids}
+    state = renamed(checkpoint.state, new_by_old)
     try:
         if hasattr(strategy, "load_state_dict"):
             strategy.load_state_dict(state)
         elif state["strategy"] != type(strategy).__name__:
-            raise ValueError(f"it is the state of {state['strategy']}")
+            raise ValueError(f"this is the state of {state['strategy']}")
         else:
             vars(strategy).update(state["attributes"])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{type(strategy).__name__} cannot go on from the checkpoint of round "
+            f"{type(strategy).__name__} cannot resume from the checkpoint of round "
             f"{checkpoint.round}: {error!r}"
         ) from error
 
 
 def continue_on_nodes(grid: Grid, checkpoint: Checkpoint, roster: Roster, timeout: float) -> None:
-    """Have nodes take over what they kept in the run that wrote the checkpoint.
-
-    Parameters
-    ----------
-    grid : Grid
-        Any Flower grid.
-    checkpoint : Checkpoint
-        Where the run goes on.
-    roster : Roster
-        The nodes as they are now.
-    timeout : float
-        Seconds to wait for them.
-    """
-    before = {name: node for node, name in checkpoint.nodes.items()}
+    """Tell nodes to load the state that they stored in the checkpoint's run."""
+    old_ids = _last_ids(checkpoint)
     messages = []
     for node, name in roster.names.items():
-        if name not in before:
+        if name not in old_ids:
             log(WARNING, "Node %d is new to the run", node)
             continue
         request = Continuation(
-            run_id=str(checkpoint.run_id), node_id=str(before[name]), round=checkpoint.round
+            run_id=str(checkpoint.run_id), node_id=str(old_ids[name]), round=checkpoint.round
         )
         record = ConfigRecord(request.model_dump(by_alias=True))
         messages.append(Message(RecordDict({CONFIG: record}), node, CONTINUE))
-    for name in before.keys() - set(roster.names.values()):
+    for name in old_ids.keys() - set(roster.names.values()):
         log(WARNING, "Node %s is not back", name)
     usable(grid.send_and_receive(messages, timeout=timeout))
 
 
-class OffsetRounds(Strategy):
-    """A strategy whose rounds are counted from later on, under Flower's own loop.
+def _last_ids(checkpoint: Checkpoint) -> dict[str, int]:
+    """Node ids by name; the last one of a node that returned with a new id."""
+    return {name: node for node, name in checkpoint.nodes.items()}
 
-    Parameters
-    ----------
-    strategy : Strategy
-        What does the work.
-    done : int
-        Rounds that are over; round 1 of Flower's loop is the one after these.
+
+class OffsetRounds(Strategy):
+    """Strategy wrapper that adds the rounds already done to Flower's round numbers.
 
     Raises
     ------
     CheckpointError
-        If the strategy has a loop of its own.
+        If the strategy has its own loop.
     """
 
     def __init__(self, strategy: Strategy, done: int) -> None:
         if type(strategy).start is not Strategy.start:
             raise CheckpointError(
-                f"{type(strategy).__name__} has a loop of its own, which cannot be resumed"
+                f"{type(strategy).__name__} has its own loop, which cannot be resumed"
             )
         self._strategy = strategy
         self._done = done
 
     def summary(self) -> None:
-        """Log summary configuration of the strategy."""
-        log(INFO, "\t├──> %d rounds are over", self._done)
+        """Log the rounds done, then the strategy's summary."""
+        log(INFO, "\t├──> %d rounds are done", self._done)
         self._strategy.summary()
 
     def configure_train(
@@ -250,26 +213,26 @@ class OffsetRounds(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate what was trained."""
+        """Aggregate training replies."""
         return self._strategy.aggregate_train(server_round + self._done, replies)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Configure the next round of evaluation."""
+        """Configure the next evaluation on nodes."""
         return self._strategy.configure_evaluate(server_round + self._done, arrays, config, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Aggregate what was evaluated."""
+        """Aggregate evaluation replies."""
         return self._strategy.aggregate_evaluate(server_round + self._done, replies)
 
 
 def offset_evaluate(
     done: int, evaluate: Callable[[int, ArrayRecord], MetricRecord | None]
 ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
-    """Wrap an ``evaluate_fn`` like :class:`OffsetRounds`; its first model was evaluated before."""
+    """Wrap an ``evaluate_fn`` like :class:`OffsetRounds`; skips the model it starts from."""
 
     def evaluate_later(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         return evaluate(server_round + done, arrays) if server_round else None

@@ -60,7 +60,7 @@ def test_a_hole_is_refused_with_the_remedy(settings, complaint):
 @pytest.mark.parametrize("brings", [{"phases": (TRAIN_PHASE,)}, {"terms": {"r": "m:Term"}}])
 def test_a_method_that_does_not_say_what_is_covered_is_refused(brings):
     settings = RunSettings.from_run_config(NOISE | {"strategy": "mine"})
-    with pytest.raises(SettingsError, match="'mine': mine does not declare what of it"):
+    with pytest.raises(SettingsError, match="'mine': mine does not declare what"):
         check_privacy(settings, Method("mine", "my.module:Strategy", **brings))
     check_privacy(settings, Method("mine", "my.module:Strategy"))
     check_privacy(settings, Method("mine", "my:Strategy", unprotected=all_protected, **brings))
