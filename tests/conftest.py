@@ -1,6 +1,5 @@
 """A Flower Grid in memory, whose nodes are functions; stands in for a SuperLink in fast tests."""
 
-import sys
 from itertools import count
 
 import pytest
@@ -10,8 +9,6 @@ from hypothesis import settings
 
 from benchmarks.in_process import FIRST_NODE, InProcessGrid
 from client.app import app
-from protocol.registry import all_methods
-from task.plugin import GROUP
 
 torch.set_num_threads(1)  # tests and the processes they start share few cores
 settings.register_profile("shared cores", deadline=None)  # an example may have to wait
@@ -103,31 +100,6 @@ def client_grid(tmp_path):
         return MemoryGrid({first_node + step * i: node(i) for i in range(num_nodes)})
 
     return grid_of
-
-
-@pytest.fixture
-def plug_in(tmp_path, monkeypatch):
-    """Install a package that brings methods, as pip does, for the time of a test."""
-    modules = []
-
-    def install(source, methods, package="colours", version="1.2"):
-        """Install a module; ``methods`` leads from names to attributes of it."""
-        folder, module = tmp_path / "site" / package, f"{package}_methods"
-        info = folder / f"{package}-{version}.dist-info"
-        info.mkdir(parents=True)
-        (folder / f"{module}.py").write_text(source)
-        (info / "METADATA").write_text(f"Name: {package}\nVersion: {version}\n")
-        points = "\n".join(f"{name} = {module}:{value}" for name, value in methods.items())
-        (info / "entry_points.txt").write_text(f"[{GROUP}]\n{points}\n")
-        monkeypatch.syspath_prepend(str(folder))
-        modules.append(module)
-        all_methods.cache_clear()
-        return module
-
-    yield install
-    all_methods.cache_clear()
-    for module in modules:
-        sys.modules.pop(module, None)
 
 
 @pytest.fixture
