@@ -39,7 +39,7 @@ def gradient_distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     An output node is a row of the weight flattened to (out, all inputs); one-dimensional parameters
     (biases, norm scales) are skipped. The length of a row does not matter, so weight differences
     work as well as gradients. A row of norm below 1e-8, which has no direction, counts close to 1
-    (a zero row exactly 1, with zero gradient).
+    (a zero row exactly 1). Where a row of `b` is zero, that of `a` has zero gradient.
 
     Parameters
     ----------
