@@ -1,4 +1,4 @@
-"""Arrays of a model: into Flower's records and out of them, and checks of those from elsewhere."""
+"""A model's arrays: conversion to and from Flower's records, and checks of received ones."""
 
 from collections.abc import Iterator, Mapping
 
@@ -14,13 +14,7 @@ Arrays = Mapping[str, NDArray[np.generic]]
 
 
 class DecodedArray(Array):
-    """A Flower array that was decoded and checked once, when it came.
-
-    Parameters
-    ----------
-    values : ndarray
-        Read-only from now on.
-    """
+    """A received Flower array, decoded and checked once; its values become read-only."""
 
     def __init__(self, values: NDArray[np.generic]) -> None:
         values.flags.writeable = False
@@ -34,7 +28,7 @@ class DecodedArray(Array):
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
-        """The array's bytes, encoded anew."""
+        """The array's bytes, encoded again on each access."""
         return Array(self.numpy()).data
 
 
@@ -42,7 +36,7 @@ DecodedArray.__qualname__ = Array.__qualname__  # Flower writes it into messages
 
 
 class RecordArrays(Mapping[str, NDArray[np.generic]]):
-    """Arrays of a record by name, each read when it is asked for, and not kept."""
+    """Arrays of a record by name, decoded on each access instead of kept."""
 
     def __init__(self, record: ArrayRecord) -> None:
         self._record = record
@@ -58,14 +52,12 @@ class RecordArrays(Mapping[str, NDArray[np.generic]]):
 
 
 def decode(record: ArrayRecord) -> None:
-    """Decode the arrays of a record that came from elsewhere, in place and once.
-
-    Nothing in them is trusted, nothing is unpickled.
+    """Decode a received record's arrays in place, once. Nothing is trusted or unpickled.
 
     Raises
     ------
     ValueError
-        If the bytes of an array are not those of an array of numbers; the text names it.
+        If an array cannot be read or does not hold numbers.
     """
     for name, array in record.items():
         if not isinstance(array, DecodedArray):
@@ -73,23 +65,23 @@ def decode(record: ArrayRecord) -> None:
 
 
 def as_arrays(record: ArrayRecord) -> dict[str, NDArray[np.generic]]:
-    """Arrays of a record, by name; the record stays as it is.
+    """Arrays of a record by name, without changing the record.
 
     Raises
     ------
     ValueError
-        If the bytes of an array are not those of an array of numbers; the text names it.
+        If an array cannot be read or does not hold numbers.
     """
     return {name: _values(name, array) for name, array in record.items()}
 
 
 def finite_arrays(record: ArrayRecord) -> Arrays:
-    """Arrays of a record that came from elsewhere, by name.
+    """Arrays of a received record by name.
 
     Raises
     ------
     ValueError
-        If an array cannot be read, or holds NaN or infinity; the text says which.
+        If an array cannot be read, or holds NaN or infinity.
     """
     decode(record)
     for name, array in record.items():
@@ -99,19 +91,12 @@ def finite_arrays(record: ArrayRecord) -> Arrays:
 
 
 def model_arrays(record: ArrayRecord, like: Arrays) -> Arrays:
-    """Arrays of a model that came from elsewhere, if it can be averaged with our own.
-
-    Parameters
-    ----------
-    record : ArrayRecord
-        Of the model that came.
-    like : Mapping[str, ndarray]
-        Of a model as it should be.
+    """Arrays of a received model, checked to match ``like`` so that they can be averaged.
 
     Raises
     ------
     ValueError
-        If names, shapes or types differ, or a value is not finite; the text says which.
+        If names, shapes or types differ from ``like``, or a value is not finite.
     """
     _check_names(record, like)
     decode(record)
@@ -121,12 +106,12 @@ def model_arrays(record: ArrayRecord, like: Arrays) -> Arrays:
 
 
 def check_arrays(arrays: Arrays, like: Arrays) -> Arrays:
-    """Check arrays of a model as `model_arrays` does those of a record; return them.
+    """Check arrays as `model_arrays` checks those of a record; return them.
 
     Raises
     ------
     ValueError
-        If names, shapes or types differ, or a value is not finite; the text says which.
+        If names, shapes or types differ from ``like``, or a value is not finite.
     """
     _check_names(arrays, like)
     for name, array in arrays.items():
@@ -139,7 +124,7 @@ def check_arrays(arrays: Arrays, like: Arrays) -> Arrays:
 def _values(name: str, array: Array) -> NDArray[np.generic]:
     try:
         values = array.numpy()
-    except Exception as error:  # whatever NumPy's reader makes of hostile bytes
+    except Exception as error:  # hostile bytes make NumPy raise all sorts
         raise ValueError(f"{name} cannot be read ({type(error).__name__})") from error
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiub":
         raise ValueError(f"{name} is not an array of numbers")
@@ -160,17 +145,17 @@ def _check_form(name: str, shape: tuple[int, ...], dtype: str, wanted: NDArray[n
 
 
 def sent_arrays(reply: Message, name: str = ARRAYS) -> ArrayRecord:
-    """The array record of this name in a reply; an empty one where it lacks it."""
+    """The array record of this name in a reply; empty if there is none."""
     return reply.content.array_records.get(name, ArrayRecord())
 
 
 def as_tensors(arrays: Arrays) -> dict[str, Tensor]:
-    """Arrays as tensors of their own memory."""
+    """Arrays as tensors with memory of their own."""
     return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
 
 
 def as_record(arrays: Arrays) -> ArrayRecord:
-    """Record of arrays."""
+    """Flower's record of arrays."""
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
 
 
@@ -186,5 +171,5 @@ def array_types(model: nn.Module) -> dict[str, np.dtype[np.generic]]:
 
 
 def trained_names(model: nn.Module) -> list[str]:
-    """Names of those arrays of a model's state that are trained, not counted or tracked."""
+    """Names of the arrays of a model's state that are trained; others are statistics."""
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]

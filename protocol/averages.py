@@ -18,12 +18,12 @@ def weighted_mean(models: Iterable[tuple[float, Arrays]]) -> dict[str, NDArray[n
     Parameters
     ----------
     models : iterable of (float, Mapping[str, ndarray])
-        Weight > 0 and arrays of each model, all of the same shapes. One is needed at a time.
+        Weight > 0 and arrays of each model, all of the same shapes; only one is held at a time.
 
     Returns
     -------
     dict[str, ndarray]
-        Of the models' types: sums are taken in float64, whole numbers rounded.
+        Of the models' types, summed in float64; whole numbers are rounded.
 
     Raises
     ------
@@ -49,21 +49,16 @@ def weighted_mean(models: Iterable[tuple[float, Arrays]]) -> dict[str, NDArray[n
 
 
 def summed_change(name: str, start: Arrays, models: Iterable[tuple[float, Arrays]]) -> Any:
-    """Sum over models of their changes of one array, ``sum_i f_i (w_i - w)``.
+    """``sum_i f_i (w_i - w)`` of one array, in float64.
 
     Parameters
     ----------
     name : str
         Of the array.
     start : Mapping[str, ndarray]
-        w, the model that all began with.
+        w, the model before training.
     models : iterable of (float, Mapping[str, ndarray])
-        f_i and w_i of each model. One is needed at a time.
-
-    Returns
-    -------
-    ndarray
-        float64.
+        f_i and w_i of each model; only one is held at a time.
     """
     change = np.zeros(start[name].shape)
     for factor, arrays in models:

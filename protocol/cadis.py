@@ -1,4 +1,4 @@
-"""CADIS: its settings and declaration."""
+"""CADIS: settings and declaration."""
 
 from typing import Annotated, Literal
 
@@ -14,7 +14,7 @@ class CADISSettings(Block):
     Parameters
     ----------
     aggregation : str (default: "clusters")
-        Weights by ``clusters``, or by ``samples`` alone, as FedAvg has them.
+        Weights by ``clusters``, or by ``samples`` alone as in FedAvg.
     kd_lambda : float (default: 1.0)
         lambda, weight of the nodes' regulariser; 0 for none.
     """

@@ -1,4 +1,4 @@
-"""Distillation of an ensemble: what leaders are asked, and what the server does itself."""
+"""Settings of ensemble distillation, on leaders (FedHEAD) and on the server (FedHEAD+, FedDF)."""
 
 from typing import Annotated, Literal
 

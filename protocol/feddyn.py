@@ -1,4 +1,4 @@
-"""FedDyn: its settings, which are its request to nodes too, and its declaration."""
+"""FedDyn: settings, which are also its request to nodes, and declaration."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""FedFA: its settings and declaration."""
+"""FedFA: settings and declaration."""
 
 from typing import Annotated
 

@@ -18,7 +18,7 @@ HAND_OUT = "train.hand_out"
 """Have a sector's leader hand the global model to its members (step 5)."""
 
 HAND_IN = "train.hand_in"
-"""Have a member send again what it trained, to the node that took over its sector."""
+"""Have a member send its trained model again, to the new leader of its sector."""
 
 AGGREGATE_SECTOR = "train.aggregate_sector"
 """Have a sector's leader average what its members trained (step 2)."""
@@ -27,10 +27,10 @@ DISTILL_SECTOR = "train.distill_sector"
 """Have a sector's leader distil its members' ensemble into the global model (step 4)."""
 
 LEADS = "leads"
-"""Config key of a train message: whether the node leads its sector, and keeps what it trains."""
+"""Config key of a train message: whether the node leads its sector, and keeps its model."""
 
 LINK_ERROR = "link-error"
-"""Config key of a reply: why a parcel could not be sent, where its lack is no failure."""
+"""Config key of a reply: why a parcel could not be sent, if the reply is usable without it."""
 
 SECTOR_MODEL = "sector-model"
 """Purpose of a parcel: a model that a member trained, for its leader (step 1)."""
@@ -45,7 +45,7 @@ class FedHEADSettings(EnsembleDistillation):
     Parameters
     ----------
     sectors : int (default: 2)
-        M, number of sectors, where nodes do not declare theirs.
+        M, number of sectors if nodes do not declare theirs.
     fixed_leader : bool (default: False)
         Whether the node with most data leads its sector in every round.
     server_epochs : int (default: 20)
@@ -71,34 +71,20 @@ class FedHEADSettings(EnsembleDistillation):
 
 
 class LinkReport(Block):
-    """Why a parcel could not be sent.
-
-    Parameters
-    ----------
-    link_error : str
-        The reason.
-    """
+    """Why a parcel could not be sent."""
 
     link_error: Annotated[str, Field(max_length=2000)]
 
 
 class AggregateMetrics(Block):
-    """What a leader made of its sector's models.
-
-    Parameters
-    ----------
-    num_examples : int
-        Samples that the models of the mean were trained on.
-    rejected : int
-        Models that it set aside.
-    """
+    """Samples behind the mean of a sector, and models that its leader rejected."""
 
     num_examples: Annotated[int, Field(ge=1, lt=2**63)]
     rejected: Count
 
 
 class RejectedModels(Block):
-    """Why a leader set models aside: ``rejected.<rank>``, a text each."""
+    """Why a leader rejected models: a text per ``rejected.<rank>``."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
 
@@ -107,20 +93,12 @@ class RejectedModels(Block):
         for key, reason in (self.model_extra or {}).items():
             stem, _, rank = key.partition(".")
             if stem != "rejected" or not rank.isdecimal() or not isinstance(reason, str):
-                raise ValueError(f"{key} is no reason to reject a model")
+                raise ValueError(f"{key} is not a reason for a rejected model")
         return self
 
 
 class DistillSectorMetrics(PrivacyMetrics):
-    """How a leader's distillation went.
-
-    Parameters
-    ----------
-    distill_loss : float
-        Loss on the held-out part, in nats.
-    distill_epochs : int
-        Epochs trained.
-    """
+    """Loss of a leader's distillation on the held-out part, in nats, and its epochs."""
 
     distill_loss: float
     distill_epochs: Count

@@ -1,4 +1,4 @@
-"""FedLGD: what its server and nodes say to each other, its settings and its declaration."""
+"""FedLGD: messages between server and nodes, settings and declaration."""
 
 from typing import Annotated, Literal
 
@@ -12,27 +12,27 @@ TRAIN_VIRTUAL = "train.virtual"
 """Have a node train on virtual data in place of its own."""
 
 VIRTUAL = "virtual"
-"""Name of the record that says how a node makes virtual data."""
+"""Name of the record with the request for training on virtual data."""
 
 GLOBAL_DATA = "global-data"
 """Name of the record of the server's virtual data."""
 
 LACKS_GLOBAL_DATA = "lacks-global-data"
-"""Metric of a node that was told the digest of global data which it does not have."""
+"""Metric of a node that does not have the global data of the digest it was sent."""
 
 GRADIENT = "gradient"
 """Name of the reply's second array record: the loss's gradient on the virtual data."""
 
 
 class VirtualTraining(Block):
-    """Training on virtual data in place of a node's own, in one round.
+    """A node's training on virtual data in one round.
 
     Parameters
     ----------
     per_class : int
-        Virtual images of each class that the node holds.
+        Virtual images of each class on the node.
     first_steps : int
-        Steps of distribution matching with random networks, where the node has no virtual data yet.
+        Steps of distribution matching with random networks, if the node has no virtual data yet.
     refine_steps : int (default: 0)
         Steps of distribution matching with the received model, before training.
     contrast : float (default: 0.0)
@@ -49,14 +49,14 @@ class VirtualTraining(Block):
 
 
 class GlobalData(Block):
-    """The server's virtual data: which, and where a node lacks them, the data too.
+    """The server's virtual data: their digest, and the data for nodes that lack them.
 
     Parameters
     ----------
     digest : str
         SHA-256 of the payload.
     payload : bytes (default: b"")
-        As :meth:`distill.virtual_data.VirtualData.to_bytes` gives them.
+        Encoded by :meth:`distill.virtual_data.VirtualData.to_bytes`; empty if the node has them.
     """
 
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -69,7 +69,7 @@ class FedLGDSettings(Block):
     Parameters
     ----------
     per_class : int (default: 10)
-        Virtual images of each class that a node holds.
+        Virtual images of each class on a node.
     first_steps : int (default: 400)
         Steps in which a node makes its virtual data, with random networks.
     refine_steps : int (default: 20)
@@ -86,8 +86,8 @@ class FedLGDSettings(Block):
         Steps in which the server refines them (the paper: 500, of SGD; here Adam's).
     match : str (default: "gradient")
         What the server matches: the ``gradient`` of the loss on the nodes' virtual data at the
-        round's model (the paper's), or the ``update``, what the round's training changed (the
-        published code's), for which nodes send nothing more than their models.
+        round's model (the paper's), or the ``update`` made by the round's training (the published
+        code's), for which nodes send only their models.
     """
 
     per_class: Annotated[int, Field(ge=1)] = 10
@@ -102,20 +102,14 @@ class FedLGDSettings(Block):
 
 
 class LacksGlobalData(Block):
-    """Metrics of a node that lost the server's virtual data.
-
-    Parameters
-    ----------
-    lacks_global_data : int
-        1.
-    """
+    """Metrics of a node that lost the server's virtual data."""
 
     lacks_global_data: Literal[1]
 
 
 def _unprotected(settings: FedLGDSettings, train: TrainSettings) -> str:
     return (
-        "nodes send gradients of virtual data that show their own, without differential privacy "
+        "nodes send gradients of virtual data made from their own, without differential privacy "
         "(take another strategy)"
     )
 

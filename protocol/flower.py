@@ -1,4 +1,4 @@
-"""Flower's own strategies that go by a name; any other is named as ``module:Class``."""
+"""Flower's strategies that have a short name; others are named as ``module:Class``."""
 
 from protocol.method import Method
 

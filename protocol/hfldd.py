@@ -1,4 +1,4 @@
-"""HFLDD: what its server and nodes say to each other, its settings and its declaration."""
+"""HFLDD: messages between server and nodes, settings and declaration."""
 
 from typing import Annotated, Any
 
@@ -26,16 +26,16 @@ RECEIVE = "train.receive"
 """Hand a cluster head the parcels of its members (step 4)."""
 
 TRAIN_POOL = "train.pool"
-"""Have a cluster head train on D_h: its own data and what its members sent."""
+"""Have a cluster head train on D_h: its own data and its members' virtual data."""
 
 SOFT_LABELS = "soft-labels"
 """Array of a node's soft labels."""
 
 KEPT_PARCELS = "kept-parcels"
-"""Metric of a head's reply: ranks of the members whose parcels it opened and keeps."""
+"""Metric of a head's reply: ranks of the members whose parcels it keeps."""
 
 NUM_PARCELS = "num-parcels"
-"""Metric of a head's reply: members whose virtual data it trains on."""
+"""Metric of a head's reply: number of members whose virtual data it trains on."""
 
 BALANCED = "balanced"
 """Config key of a head's train message: whether classes are drawn evenly from D_h."""
@@ -56,7 +56,7 @@ class LabelKnowledge(Block):
         Global auxiliary set D_g, which every node builds for itself: ``noise``, ``fashion-mnist``,
         ``tiny-imagenet``, or a folder or npz that is on every node.
     auxiliary_size : int (default: 1000)
-        |D_g|, samples of it.
+        |D_g|, its number of samples.
     """
 
     initial_steps: Annotated[int, Field(ge=1)] = 10
@@ -67,20 +67,20 @@ class LabelKnowledge(Block):
 
 
 class Distillation(Block):
-    """Virtual data in place of a node's own (HFLDD, step 4).
+    """Distillation of a node's data (HFLDD, step 4).
 
     Parameters
     ----------
     distiller : str (default: "auto")
         ``auto``, ``dm``, ``kip`` (the paper's), another registered one or ``module:function``.
     distilled_size : int (default: 40)
-        |D~_i|, virtual samples of a node, spread evenly over the classes that it holds.
+        |D~_i|, virtual samples of a node, spread evenly over its classes.
     distill_steps : int (default: 0)
         Steps of the distiller; 0 takes the distiller's own default.
     start : str (default: "class-stats")
         What virtual images start from: ``class-stats``, ``pixel-stats``, ``noise`` or ``real``.
     allow_real_start : bool (default: False)
-        Permission for ``start = "real"``, with which real images leave the node nearly unchanged.
+        Permission for ``start = "real"``: real images then leave the node nearly unchanged.
     share_raw_data : bool (default: False)
         The paper's "w/o DD" ablation: raw data in place of virtual data. Gives up privacy.
     dp_epsilon : float (default: 0.0)
@@ -133,7 +133,7 @@ class Distillation(Block):
             )
         if epsilon and others.get("start") != "noise":
             raise ValueError(
-                f"start = {others.get('start')!r} tells of the real images (take noise)"
+                f"start = {others.get('start')!r} would leak the real images (take noise)"
             )
         if epsilon and others.get("share_raw_data"):
             raise ValueError("share-raw-data sends the real images (set it to false)")
@@ -141,7 +141,7 @@ class Distillation(Block):
 
 
 class HFLDDSettings(LabelKnowledge, Distillation):
-    """Settings of HFLDD (``hfldd.*``): its two requests to nodes, and what the server decides.
+    """Settings of HFLDD (``hfldd.*``): both requests to nodes, and the server's own settings.
 
     Parameters
     ----------
@@ -166,33 +166,13 @@ class HFLDDSettings(LabelKnowledge, Distillation):
 
 
 class LabelKnowledgeMetrics(Block):
-    """Metrics beside soft labels.
-
-    Parameters
-    ----------
-    num_examples : int
-        Samples of the node.
-    """
+    """Metrics sent with soft labels."""
 
     num_examples: Count
 
 
 class DistillMetrics(PrivacyMetrics):
-    """Metrics beside a parcel of virtual data: its size, and its privacy card.
-
-    Parameters
-    ----------
-    num_examples : int
-        Virtual samples.
-    num_values : int
-        Their pixels.
-    highest_cosine, median_cosine, least_distance, median_distance : float, optional
-        How near virtual images come to those they were made from.
-    nearer_to_own, by_chance : float, optional
-        Share of them nearer to their own than to any held back, and what it would be by chance.
-    virtual_epsilon : float, optional
-        Epsilon that they were made with.
-    """
+    """Metrics sent with a parcel of virtual data: its size and privacy card."""
 
     num_examples: Count
     num_values: Count
@@ -206,17 +186,7 @@ class DistillMetrics(PrivacyMetrics):
 
 
 class ReceiveMetrics(Block):
-    """What a head made of its members' parcels.
-
-    Parameters
-    ----------
-    num_examples : int
-        |D_h|.
-    kept_parcels : list[int]
-        Ranks of the members whose parcels it keeps.
-    rejected : int
-        Parcels that it set aside.
-    """
+    """A head's reply to its members' parcels: |D_h|, and which it keeps or rejects."""
 
     num_examples: Count
     kept_parcels: list[Count]
@@ -224,24 +194,18 @@ class ReceiveMetrics(Block):
 
 
 class PoolMetrics(TrainMetrics):
-    """Metrics of a head's training.
-
-    Parameters
-    ----------
-    num_parcels : int
-        Members whose virtual data it trained on.
-    """
+    """Metrics of a head's training, with the number of members whose data it used."""
 
     num_parcels: Count
 
 
 def soft_labels_of(record: ArrayRecord) -> NDArray[Any]:
-    """Soft labels in a record, (|D_g|, classes): a distribution in each row, to 1e-3.
+    """Read the soft labels of a record: (|D_g|, classes), each row sums to 1 within 1e-3.
 
     Raises
     ------
     ValueError
-        If they are not.
+        If the record holds anything else.
     """
     if list(record) != [SOFT_LABELS]:
         raise ValueError(f"its arrays are not {SOFT_LABELS}")

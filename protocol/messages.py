@@ -1,7 +1,7 @@
-"""Message types and record keys that both sides name, whatever the method.
+"""Record names and keys of messages that several methods use.
 
-The action in a message type must be a Python identifier (Flower checks it), hence the underscores;
-keys inside records follow Flower's own style (``num-examples``, ``server-round``).
+Flower requires the action in a message type to be a Python identifier (underscores); keys in
+records follow Flower's own style (``num-examples``).
 """
 
 ARRAYS = "arrays"
@@ -15,24 +15,23 @@ TRAIN_ACCURACY = "train-accuracy"
 TRAIN_LOSS = "train-loss"
 
 PARCEL = "parcel"
-"""Name of the record (on to a head: ``parcel.<rank>``) with what a node sends another."""
+"""Record with what a node sends to another (``parcel.<rank>`` if there are several)."""
 
 INTRODUCTION = "introduction"
-"""Name of the record by which a node can be sent to (:class:`links.records.Introduction`)."""
+"""Record with what others need to send to a node (:class:`links.records.Introduction`)."""
 
 ROUTE = "route"
-"""Name of the record with which a node sends a parcel (:class:`links.records.Route`)."""
+"""Record that a node needs to send a parcel (:class:`links.records.Route`)."""
 
 DELIVERY = "delivery"
-"""Name of the record (of several: ``delivery.<rank>``) with what another node sent."""
+"""Record with a parcel for its receiver (``delivery.<rank>`` if there are several)."""
 
 REJECTED = "rejected"
-"""Metric of a reply: how many parcels or models a head or leader set aside. In a leader's config
-``rejected.<rank>`` says why."""
+"""Metric: parcels or models that a head or leader rejected. A leader's config has the reasons,
+``rejected.<rank>``."""
 
 DATASET = "dataset"
-"""The data set that a node holds in place of the run's: key of the node config, and of the describe
-reply's config."""
+"""Key of the node config and of the describe reply's config: the node's own data set."""
 
 SECTOR = "sector"
-"""The sector that a node's owner gave it: key of the node config, and of the describe reply."""
+"""Key of the node config and of the describe reply: the sector declared by the node's owner."""

@@ -1,8 +1,7 @@
-"""How a method declares itself: what it needs of server, nodes and report, in one place.
+"""Declaration of a method: all that server, nodes and report need of it, in one place.
 
-A method is a strategy, and whatever else it brings: settings, phases with handlers on nodes, loss
-terms, formulas, panels of the report. Its declaration names the code as ``module:attribute``, so
-that reading a declaration imports neither side.
+Declarations name code as ``module:attribute``, so that the server reads one without importing
+node code, and a node without importing server code.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,18 +19,18 @@ class Phase:
     Parameters
     ----------
     message_type : str
-        Flower's: a category, ``train``, ``query`` or ``evaluate``, and an action.
+        Flower's: a category (``train``, ``query`` or ``evaluate``) and an action.
     title : str
         What happens in it, for log and report: "members distil their data".
     replies : tuple of Reply
-        What a node may reply: one of these.
+        Schemas; a reply must fit one of them.
     handler : str (default: "")
         ``module:function`` on the node, ``(message, context) -> message`` as Flower's are.
     quorum : bool (default: False)
-        Whether a share ``quorum`` of the nodes must send something usable.
+        Whether a share ``quorum`` of the nodes must send usable replies.
     compared : bool (default: False)
-        Whether replies are averaged, so that one is judged by the others: records as most have
-        them, and no claim or norm that is absurdly large beside theirs.
+        Whether replies are averaged, and therefore compared with each other: a reply is set aside
+        if its records differ from most, or a claim or norm is absurdly large beside the others.
     """
 
     message_type: str
@@ -44,7 +43,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Method:
-    """A method, under one name.
+    """A method: a strategy, and its settings, phases, loss terms, formulas and panels.
 
     Parameters
     ----------
@@ -52,9 +51,9 @@ class Method:
         As in ``strategy = "name"``.
     strategy : str (default: "")
         ``module:Class`` of a Flower strategy, at the module that defines it. If the class has
-        ``from_run(settings, run, **arguments)``, that makes it, see
-        :class:`strategies.common.run.Run`; else its constructor gets the settings by name. Empty
-        for a package that brings models, data sets or distillers alone.
+        ``from_run(settings, run, **arguments)``, it is made by that (see
+        :class:`strategies.common.run.Run`); else its constructor gets the settings by name. Empty
+        for a package that brings only models, data sets or distillers.
     summary : str (default: "")
         One sentence on what it does.
     settings : type[Block], optional (default: None)
@@ -62,26 +61,26 @@ class Method:
     table : str (default: "")
         Name of that table; the method's own if empty. Methods may share one.
     phases : tuple of Phase
-        Its own message types; one of Flower's (``train``) in it replaces what all methods have.
+        Its message types; one of Flower's (``train``) replaces the phase that all methods have.
     terms : Mapping[str, str]
         ``module:Class`` of loss terms (:class:`client.terms.LossTerm`), by the record or the key of
         the train config by which a train message asks for it.
     unprotected : callable, optional (default: None)
-        Given the method's settings and those of training, says what of it differential privacy
-        would not cover, and the remedy; an empty text if nothing. If None, nothing may be missing,
-        unless it has phases or terms of its own: then it is not known.
+        Given the method's settings and those of training, returns what differential privacy would
+        not cover, with the remedy; an empty text if it covers all. None means all is covered if
+        the method has no phases or terms of its own, else that it is unknown.
     formulas : str (default: "")
-        ``module:function`` that gives what a run should cost in bits, by formula:
+        ``module:function`` that gives the expected traffic of a run in bits, by formula:
         ``(strategy, num_nodes, num_weights, num_rounds) -> dict``.
     panels : tuple of str
         ``module:function`` of sections of the report: ``(run) -> Section or None``.
     disclosed : callable, optional (default: None)
-        Given the method's settings, says what leaves nodes besides models and virtual data, for
+        Given the method's settings, returns what leaves nodes besides models and virtual data, for
         report and model card; an empty text if nothing.
     models, datasets, distillers : Mapping[str, str]
         ``module:attribute`` of further ones, by name.
     package : str (default: "")
-        Distribution that it was installed with, ``name==version``; filled in where it is found.
+        Distribution that it was installed with, ``name==version``; set by the registry.
     """
 
     name: str
@@ -107,7 +106,7 @@ class Method:
 
 
 def all_protected(settings: Any, train: TrainSettings) -> str:
-    """Answer of a method of which differential privacy covers all (`Method.unprotected`)."""
+    """`Method.unprotected` of a method that differential privacy covers completely."""
     return ""
 
 

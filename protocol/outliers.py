@@ -1,4 +1,4 @@
-"""Values that stand out: norms of updates and claims that are absurdly large."""
+"""Outliers among replies: absurdly large norms of updates and claimed numbers."""
 
 import math
 from collections.abc import Mapping
@@ -17,14 +17,9 @@ K = TypeVar("K")
 
 
 def update_norm(arrays: Arrays, start: Arrays | None) -> float:
-    """L2 norm of what training changed, over all arrays of floating-point numbers.
+    """L2 norm of a model's floating-point arrays minus ``start`` (zeros if None).
 
-    Parameters
-    ----------
-    arrays : Mapping[str, ndarray]
-        A model, checked (:func:`protocol.arrays.model_arrays`); each array is read once.
-    start : Mapping[str, ndarray], optional
-        The model that it began as; if None, zeros.
+    Each array is read once.
     """
     squares = 0.0
     for name, array in arrays.items():
@@ -37,22 +32,17 @@ def update_norm(arrays: Arrays, start: Arrays | None) -> float:
 
 
 def absurdly_large(values: Mapping[K, float], threshold: float) -> list[K]:
-    """Find values that are absurdly large among the others: outliers of their logarithms.
+    """Keys of values that are absurdly large among the others: outliers of their logarithms.
 
     A value's score is the distance of its logarithm above their median, in units of
-    ``1.4826 MAD`` (the standard deviation, were they normal), or of 1 where that is smaller.
+    ``1.4826 MAD`` (the standard deviation, if they were normal), but at least 1.
 
     Parameters
     ----------
     values : Mapping[K, float]
-        None negative. Zeros are left out, and fewer than 4 values are not judged.
+        Not negative. Zeros are ignored, and fewer than 4 values are not judged.
     threshold : float
-        Score above which a value is absurd; with 0 none is.
-
-    Returns
-    -------
-    list[K]
-        Keys of the absurd values.
+        Score above which a value is absurd; 0 turns the check off.
     """
     keys = [key for key, value in values.items() if value > 0]
     if threshold == 0 or len(keys) < FEWEST:

@@ -1,7 +1,7 @@
 """Methods by name: ours, and those of installed packages.
 
-Ours are the modules of this package that have a ``METHODS``; an installed package names its own by
-an entry point in the group ``flwr_distill.methods``. Both are the same kind of declaration.
+Ours are the ``METHODS`` of the modules in this package. An installed package declares its own by
+an entry point in the group ``flwr_distill.methods``.
 """
 
 import importlib
@@ -56,8 +56,8 @@ def find_method(name: str) -> Method | None:
 
 
 def method_of(strategy: type) -> Method | None:
-    """Find the method of a strategy class, or of the nearest of its base classes."""
-    # a plug-in may declare a class of ours or Flower's, which does not become its own
+    """Find the method of a strategy class, or of its nearest base class."""
+    # reversed: if a plug-in declares a class of ours or Flower's, our declaration wins
     by_class = {method.strategy: method for method in reversed(all_methods().values())}
     names = (f"{base.__module__}:{base.__qualname__}" for base in strategy.__mro__)
     return next((by_class[name] for name in names if name in by_class), None)
@@ -70,14 +70,14 @@ def handlers() -> dict[str, str]:
 
 
 def phase_titles() -> dict[str, str]:
-    """What happens in a phase, by message type."""
+    """Titles of all phases, by message type."""
     phases = [p for method in all_methods().values() for p in method.phases]
     phases += [*MEETING, TRAIN_PHASE, EVALUATE_PHASE]
     return {phase.message_type: phase.title for phase in phases}
 
 
 def phases_of(method: Method | None) -> dict[str, Phase]:
-    """Phases of a run by message type: those of all runs, and the method's."""
+    """Phases of a run by message type: the method's, and those that all runs have."""
     own = method.phases if method else ()
     return {p.message_type: p for p in (*MEETING, TRAIN_PHASE, EVALUATE_PHASE, *own)}
 
@@ -117,7 +117,7 @@ def _package(point: EntryPoint) -> str:
 
 
 def _taken(plugin: Method) -> str | None:
-    """What a plug-in would give another meaning: a message type, or what asks for a loss term."""
+    """A message type or loss-term key of the plug-in that already means something else."""
     ours = built_in_methods().values()
     phases = [*MEETING, TRAIN_PHASE, EVALUATE_PHASE, *(p for m in ours for p in m.phases)]
     code = {p.message_type: p.handler for p in phases}

@@ -1,4 +1,4 @@
-"""Reading nodes' replies: errors set aside with a line in the log, numbers checked."""
+"""Reading nodes' replies: errors are logged, numbers checked."""
 
 import math
 from collections.abc import Iterable
@@ -10,8 +10,7 @@ from flwr.common import log
 from protocol.messages import METRICS
 
 SET_ASIDE = 100
-"""Code, above Flower's own, of the error that takes the place of a reply that was set aside; the
-log has it already."""
+"""Error code, above Flower's own, of a reply that was set aside and logged."""
 
 
 def usable(replies: Iterable[Message]) -> list[Message]:
@@ -34,7 +33,7 @@ def number(reply: Message, key: str) -> float:
     Raises
     ------
     ValueError
-        If there is none; the text names the node and the key.
+        If there is none.
     """
     value = reply.content.metric_records.get(METRICS, MetricRecord()).get(key)
     if not isinstance(value, int | float) or not math.isfinite(value):

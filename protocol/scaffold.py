@@ -1,4 +1,4 @@
-"""SCAFFOLD: its records and its declaration."""
+"""SCAFFOLD: record names and declaration."""
 
 from protocol.method import Method, Phase, all_protected
 from protocol.schema import TRAIN, part_of_the_model

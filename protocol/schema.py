@@ -1,4 +1,4 @@
-"""What a node may reply: which records, with which keys, types and ranges."""
+"""Schemas of nodes' replies: which records, with which keys, types and ranges."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,32 +19,14 @@ ArrayCheck = Callable[[ArrayRecord, Arrays], object]
 
 
 class PrivacyMetrics(Block):
-    """What a node has spent of its privacy budget; None without differential privacy.
-
-    Parameters
-    ----------
-    dp_epsilon : float, optional
-        Epsilon spent so far.
-    dp_delta : float, optional
-        The delta at which it is counted.
-    """
+    """Privacy budget that a node has spent; None without differential privacy."""
 
     dp_epsilon: Annotated[float, Field(ge=0)] | None = None
     dp_delta: Share | None = None
 
 
 class TrainMetrics(PrivacyMetrics):
-    """Metrics of local training.
-
-    Parameters
-    ----------
-    num_examples : int
-        Samples trained on.
-    num_steps : int, optional
-        Optimisation steps.
-    train_loss, train_accuracy : float, optional
-        Means over the steps; not told with differential privacy.
-    """
+    """Metrics of local training. Loss and accuracy are None with differential privacy."""
 
     num_examples: Annotated[int, Field(ge=1, lt=2**63)]
     num_steps: Count | None = None
@@ -53,17 +35,7 @@ class TrainMetrics(PrivacyMetrics):
 
 
 class EvaluateMetrics(Block):
-    """Metrics of an evaluation on a node.
-
-    Parameters
-    ----------
-    num_examples : int
-        Samples evaluated on.
-    eval_accuracy : float
-        Accuracy in [0, 1].
-    eval_loss : float, optional
-        Mean cross-entropy in nats.
-    """
+    """Metrics of an evaluation on a node; the loss is in nats."""
 
     num_examples: Annotated[int, Field(ge=1, lt=2**63)]
     eval_accuracy: Share
@@ -76,7 +48,7 @@ class NoMetrics(Block):
 
 @dataclass(frozen=True)
 class Reply:
-    """Records that a reply may hold; a reply with anything else is set aside.
+    """Records that a reply may hold; a reply with any other record is set aside.
 
     Parameters
     ----------
@@ -85,7 +57,7 @@ class Reply:
     arrays : Mapping[str, ArrayCheck]
         Check of each array record, by name.
     configs : Mapping[str, type[Block]]
-        Keys, types and ranges of each config record, by name. ``parcel.*`` stands for ``parcel.1``
+        Keys, types and ranges of each config record, by name. ``parcel.*`` matches ``parcel.1``
         and so on.
     optional : Collection[str]
         Names of array and config records that may be missing.
@@ -102,20 +74,13 @@ class Reply:
         metrics: type[Block] | None = None,
         arrays: Mapping[str, ArrayCheck] | None = None,
     ) -> "Reply":
-        """The same reply with other metrics, or with more arrays."""
+        """A copy with other metrics, or with more arrays."""
         return replace(
             self, metrics=metrics or self.metrics, arrays={**self.arrays, **(arrays or {})}
         )
 
     def check(self, content: RecordDict, model: Arrays) -> None:
-        """Refuse content that does not fit.
-
-        Parameters
-        ----------
-        content : RecordDict
-            Of a reply.
-        model : Mapping[str, ndarray]
-            The model that was sent to the node; empty if none was.
+        """Check the content of a reply to ``model``, which is empty if none was sent to the node.
 
         Raises
         ------
@@ -152,7 +117,7 @@ def like_the_model(record: ArrayRecord, model: Arrays) -> None:
 
 
 def part_of_the_model(record: ArrayRecord, model: Arrays) -> None:
-    """Check that every array has name and shape of one of the model's, and is finite."""
+    """Check that every array has the name and shape of one of the model's, and is finite."""
     for name, array in finite_arrays(record).items():
         if name not in model or array.shape != model[name].shape:
             raise ValueError(f"its {name} is not of this run's model")
@@ -166,7 +131,7 @@ def _check_block(block: type[Block], record: Mapping[str, object], name: str) ->
 
 
 def _stem(name: str) -> str:
-    """Name of a record, with ``.*`` in place of a number at its end."""
+    """Name of a record, with ``.*`` in place of a rank at its end."""
     stem, dot, rank = name.rpartition(".")
     return f"{stem}.*" if dot and rank.isdecimal() else name
 
