@@ -1,0 +1,154 @@
+"""A method of ours: three new files with one name, and no other file is touched."""
+
+import sys
+
+import pytest
+
+import client
+import protocol
+import strategies
+from protocol.registry import all_methods, built_in_methods
+from server.settings import RunSettings
+from task.settings import SettingsError
+
+DECLARATION = '''
+"""Nudge: its setting, phase, loss term and declaration."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from protocol.method import Method, Phase, all_protected
+from protocol.schema import Count, Reply
+from task.settings import Block
+
+COUNT = "query.count"
+NUDGE = "nudge"
+
+
+class NudgeSettings(Block):
+    """Settings of nudge (``nudge.*``).
+
+    Parameters
+    ----------
+    weight : float (default: 0.5)
+        Weight of the term.
+    """
+
+    weight: Annotated[float, Field(ge=0)] = 0.5
+
+
+class CountMetrics(Block):
+    """Reply to a count."""
+
+    samples: Count
+
+
+METHODS = (
+    Method(
+        name="nudge",
+        strategy="strategies.nudge:Nudge",
+        settings=NudgeSettings,
+        phases=(
+            Phase(COUNT, "nodes count", (Reply(metrics=CountMetrics),), "client.nudge:count"),
+        ),
+        terms={NUDGE: "client.nudge:Term"},
+        unprotected=all_protected,
+    ),
+)
+'''
+
+STRATEGY = '''
+"""Nudge at the server."""
+
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from protocol.nudge import COUNT, NUDGE
+from strategies.common.checked import CheckedFedAvg
+
+
+class Nudge(CheckedFedAvg):
+    """FedAvg whose nodes shrink their weights, by what the federation is worth."""
+
+    def __init__(self, *, weight=0.5, **kwargs):
+        super().__init__(**kwargs)
+        self.weight = weight
+
+    def configure_train(self, server_round, arrays, config, grid):
+        nodes = list(grid.get_node_ids())
+        replies = grid.send_and_receive([Message(RecordDict(), node, COUNT) for node in nodes])
+        self.samples = sum(reply.content["metrics"]["samples"] for reply in replies)
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def records(self):
+        return {NUDGE: ConfigRecord({"weight": self.weight, "samples": self.samples})}
+'''
+
+CLIENT = '''
+"""Nudge on nodes."""
+
+from flwr.app import Message, MetricRecord, RecordDict
+
+from client.session import Session
+from client.terms import LossTerm
+from protocol.nudge import NUDGE
+
+NUDGES = []
+
+
+def count(message, context):
+    samples = len(Session.of(context).data.train)
+    return Message(RecordDict({"metrics": MetricRecord({"samples": samples})}), reply_to=message)
+
+
+class Term(LossTerm):
+    """Weight decay that is told by the server."""
+
+    mixes = "weights"
+
+    def __init__(self, model, nudge):
+        self.model, self.nudge = model, nudge
+
+    @classmethod
+    def of(cls, session, content, model, settings):
+        NUDGES.append(dict(content.config_records[NUDGE]))
+        return cls(model, NUDGES[-1]["weight"])
+
+    def __call__(self, inputs, labels, logits):
+        return self.nudge * sum(p.square().sum() for p in self.model.parameters())
+'''
+
+
+@pytest.fixture
+def nudge(tmp_path, monkeypatch):
+    """The three files, as if they lay in the rooms."""
+    rooms = {protocol: DECLARATION, strategies: STRATEGY, client: CLIENT}
+    for room, source in rooms.items():
+        folder = tmp_path / room.__name__
+        folder.mkdir()
+        (folder / "nudge.py").write_text(source)
+        monkeypatch.setattr(room, "__path__", [*room.__path__, str(folder)])
+    built_in_methods.cache_clear()
+    all_methods.cache_clear()
+    yield
+    for room in rooms:
+        sys.modules.pop(f"{room.__name__}.nudge", None)
+        vars(room).pop("nudge", None)
+    monkeypatch.undo()
+    built_in_methods.cache_clear()
+    all_methods.cache_clear()
+
+
+def test_its_setting_phase_handler_and_loss_term_take_part(nudge, run, sent):
+    folder = run(strategy="nudge", num_rounds=1, nudge__weight=0.25)
+    from client.nudge import NUDGES
+
+    samples = sum(reply["samples"] for reply in NUDGES) // len(NUDGES)
+    assert [{"weight": 0.25, "samples": samples}] * 3 == NUDGES
+    assert len(sent("query.count")) == 3
+    assert "nodes count" in (folder / "report.html").read_text()
+
+
+def test_its_settings_are_checked_by_name(nudge):
+    with pytest.raises(SettingsError, match=r"nudge\.weight = -1"):
+        RunSettings.from_run_config({"nudge.weight": -1.0})
