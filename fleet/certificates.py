@@ -3,12 +3,12 @@
 ::
 
     ca.crt  ca.key         the authority; its key stays here
-    issued.json            everything it ever issued, and what was revoked
-    server/                ca.crt, server.crt, server.key: for the machine with the SuperLink
-    NODE/                  ca.crt, node.crt, node.key, node.pub: for the machine with that node
+    issued.json            everything it ever issued, with revocations
+    server/                ca.crt, server.crt, server.key: for the SuperLink's machine
+    NODE/                  ca.crt, node.crt, node.key, node.pub: for that node's machine
 
-A node has one key for both of its purposes: to log in at the SuperLink, which reads it in OpenSSH's
-format, and to meet other nodes over mutual TLS, which reads it in PKCS#8; ``node.key`` holds both.
+A node logs in at the SuperLink and talks to other nodes over mutual TLS with the same key. The
+first needs it in OpenSSH's format, the second in PKCS#8; ``node.key`` holds both.
 """
 
 from __future__ import annotations
@@ -28,38 +28,23 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 SERVER = "server"
-"""Folder and name of what the SuperLink gets."""
+"""Name of the SuperLink's certificate and folder."""
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST = re.compile(rf"(?=.{{1,253}}$)({_LABEL}\.)*(?![0-9]+$){_LABEL}")
 _CLOCK_SKEW = datetime.timedelta(hours=1)
 _PRIVATE, _PUBLIC = 0o600, 0o644
+_PKCS8, _OPEN_SSH = serialization.PrivateFormat.PKCS8, serialization.PrivateFormat.OpenSSH
 
 
 class CertificateError(Exception):
-    """It cannot be issued or revoked; the text says why, in one line."""
+    """A certificate cannot be issued or revoked."""
 
 
 @dataclass(frozen=True)
 class Issued:
-    """One line of the authority's books.
-
-    Attributes
-    ----------
-    name : str
-        Of the node, or `SERVER`.
-    hosts : list[str]
-        DNS names and addresses that the certificate is for.
-    serial : str
-        The certificate's serial number, in hexadecimal.
-    expires : str
-        Day of its end, in UTC.
-    public_key : str
-        In OpenSSH's format.
-    revoked : str or None
-        Day of revocation.
-    """
+    """An issued certificate: serial number in hexadecimal, dates in UTC, key as for OpenSSH."""
 
     name: str
     hosts: list[str]
@@ -75,17 +60,11 @@ class Issued:
 
 
 class CertificateFolder:
-    """The authority and what it issued.
-
-    Parameters
-    ----------
-    path : Path
-        The folder; made by :meth:`create`.
-    """
+    """The authority and the certificates it issued; :meth:`create` makes the folder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._books = path / "issued.json"
+        self._register = path / "issued.json"
 
     @property
     def certificate(self) -> Path:
@@ -93,13 +72,7 @@ class CertificateFolder:
         return self._path / "ca.crt"
 
     def create(self, days: int) -> None:
-        """Make the authority, good for so many days.
-
-        Raises
-        ------
-        CertificateError
-            If there is one.
-        """
+        """Make an authority that is valid for `days`."""
         key = ec.generate_private_key(ec.SECP384R1())
         certificate = (
             _builder(_name("flwr-distill authority"), key.public_key(), days)
@@ -110,46 +83,18 @@ class CertificateFolder:
         )
         _write_new(
             {
-                self._path / "ca.key": _pkcs8(key),
+                self._path / "ca.key": _pem(key, _PKCS8),
                 self.certificate: certificate.public_bytes(serialization.Encoding.PEM),
-                self._books: b"[]\n",
+                self._register: b"[]\n",
             }
         )
 
     def issue_server(self, hosts: Sequence[str], days: int) -> Issued:
-        """Issue the SuperLink's certificate.
-
-        Parameters
-        ----------
-        hosts : Sequence[str]
-            Every DNS name and address under which it is reached.
-        days : int
-            Until it expires.
-
-        Raises
-        ------
-        CertificateError
-            If a host is malformed, there is one already, or the authority ends before.
-        """
+        """Issue the SuperLink's certificate for every DNS name and address that reaches it."""
         return self._issue(SERVER, hosts, days, [ExtendedKeyUsageOID.SERVER_AUTH])
 
     def issue_node(self, name: str, hosts: Sequence[str], days: int) -> Issued:
-        """Issue a node's key and certificate.
-
-        Parameters
-        ----------
-        name : str
-            Name of the node, and of its folder.
-        hosts : Sequence[str]
-            DNS names and addresses where other nodes reach it; empty: its name.
-        days : int
-            Until the certificate expires.
-
-        Raises
-        ------
-        CertificateError
-            As :meth:`issue_server`, or if the name is malformed.
-        """
+        """Issue a node's key and certificate; other nodes reach it at `hosts`, else at `name`."""
         if name == SERVER or not _NAME.fullmatch(name):
             raise CertificateError(
                 f"name={name}: give lower-case letters, digits, hyphens and dots, as in node-0 "
@@ -159,34 +104,27 @@ class CertificateFolder:
         return self._issue(name, hosts or [name], days, usage)
 
     def issued(self) -> list[Issued]:
-        """Return everything that was issued, in order.
-
-        Raises
-        ------
-        CertificateError
-            If there is no authority.
-        """
+        """Return all certificates that were issued, in order."""
         try:
-            return [Issued(**line) for line in json.loads(self._books.read_text())]
+            return [Issued(**fields) for fields in json.loads(self._register.read_text())]
         except FileNotFoundError:
             raise CertificateError(
                 f"there is no authority in {self._path}: make one with `flwr-distill certs init`"
             ) from None
 
     def valid(self, name: str) -> Issued | None:
-        """Return what is issued by this name and not revoked, if anything is."""
-        lines = (line for line in self.issued() if line.name == name and line.revoked is None)
-        return next(lines, None)
+        """Return the certificate with this name that is not revoked, if there is one."""
+        return next((c for c in self.issued() if c.name == name and c.revoked is None), None)
 
     def mark_revoked(self, revoked: Issued) -> None:
-        """Write into the books that something issued no longer counts."""
+        """Record the revocation of a certificate."""
         today = _now().date().isoformat()
-        self._write_books([replace(x, revoked=today) if x == revoked else x for x in self.issued()])
+        self._save([replace(c, revoked=today) if c == revoked else c for c in self.issued()])
 
     def _issue(
         self, name: str, hosts: Sequence[str], days: int, usage: list[x509.ObjectIdentifier]
     ) -> Issued:
-        books = self.issued()
+        issued = self.issued()
         if self.valid(name):
             raise CertificateError(
                 f"{name} is issued already, in {self._path / name}: revoke it first with "
@@ -215,25 +153,25 @@ class CertificateFolder:
         )
         folder = self._path / name
         if name == SERVER:
-            files = {folder / "server.key": _pkcs8(key)}
+            files = {folder / "server.key": _pem(key, _PKCS8)}
         else:
             files = {
-                folder / "node.key": _pkcs8(key) + _open_ssh(key),
+                folder / "node.key": _pem(key, _PKCS8) + _pem(key, _OPEN_SSH),
                 folder / "node.pub": public_key + f" {name}\n".encode(),
             }
         pem = certificate.public_bytes(serialization.Encoding.PEM)
         files[folder / ("server.crt" if name == SERVER else "node.crt")] = pem
         files[folder / "ca.crt"] = ca.public_bytes(serialization.Encoding.PEM)
         _write_new(files)
-        line = Issued(
+        entry = Issued(
             name=name,
             hosts=list(hosts),
             serial=f"{certificate.serial_number:x}",
             expires=certificate.not_valid_after_utc.date().isoformat(),
             public_key=public_key.decode(),
         )
-        self._write_books([*books, line])
-        return line
+        self._save([*issued, entry])
+        return entry
 
     def _load_authority(self) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
         try:
@@ -246,10 +184,10 @@ class CertificateFolder:
         assert isinstance(key, ec.EllipticCurvePrivateKey)
         return key, certificate
 
-    def _write_books(self, lines: Sequence[Issued]) -> None:
-        fresh = self._books.with_suffix(".new")
-        fresh.write_text(json.dumps([asdict(line) for line in lines], indent=2) + "\n")
-        fresh.replace(self._books)
+    def _save(self, issued: Sequence[Issued]) -> None:
+        temporary = self._register.with_suffix(".new")
+        temporary.write_text(json.dumps([asdict(entry) for entry in issued], indent=2) + "\n")
+        temporary.replace(self._register)
 
 
 def _builder(
@@ -295,24 +233,12 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _pkcs8(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-
-
-def _open_ssh(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
+def _pem(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
 def _write_new(files: dict[Path, bytes]) -> None:
-    """Write files of which none may exist; keys, which end in .key, for their owner only."""
+    """Write files, none of which may exist; only their owner can read .key files."""
     for file in files:
         if file.exists():
             raise CertificateError(f"{file} exists: move it away first, it is never overwritten")
@@ -320,10 +246,10 @@ def _write_new(files: dict[Path, bytes]) -> None:
         for file, content in files.items():
             file.parent.mkdir(parents=True, exist_ok=True)
             mode = _PRIVATE if file.suffix == ".key" else _PUBLIC
-            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as new:
-                new.write(content)
+            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
+                stream.write(content)
     except OSError as error:
-        raise CertificateError(f"it cannot be written: {error}") from error
+        raise CertificateError(f"the certificate cannot be written: {error}") from error
 
 
 def _now() -> datetime.datetime:

@@ -1,4 +1,4 @@
-"""The file by which other processes find a local federation, and know that it is alive."""
+"""The file by which other processes find a running local federation."""
 
 from __future__ import annotations
 
@@ -15,19 +15,7 @@ class FederationRunsError(RuntimeError):
 
 @dataclass(frozen=True)
 class FederationRecord:
-    """What others need to know of a local federation.
-
-    Attributes
-    ----------
-    pid : int
-        The process that started the federation and ends it on SIGTERM.
-    control_address : str
-        ``host:port`` of the SuperLink's Control API.
-    flower_home : str
-        Value of ``FLWR_HOME`` for ``flwr`` commands.
-    node_dirs : list[str]
-        The nodes' state directories.
-    """
+    """How to reach a local federation; the process `pid` ends it on SIGTERM."""
 
     pid: int
     control_address: str
@@ -36,26 +24,14 @@ class FederationRecord:
 
 
 class FederationFile:
-    """A record in a state directory, held with a lock that the kernel drops with its process.
-
-    Parameters
-    ----------
-    state_dir : Path
-        The federation's state directory.
-    """
+    """A record in a state directory, locked while its process lives."""
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / "federation.json"
-        self._held: IO[str] | None = None
+        self._locked_file: IO[str] | None = None
 
-    def hold(self) -> None:
-        """Claim the state directory.
-
-        Raises
-        ------
-        FederationRunsError
-            If it is taken.
-        """
+    def lock(self) -> None:
+        """Lock the state directory, or raise `FederationRunsError`."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         file = self._path.open("a+", encoding="utf-8")
         try:
@@ -66,20 +42,20 @@ class FederationFile:
                 f"a federation already runs in {self._path.parent}: end it with "
                 f"`flwr-distill down --state-dir {self._path.parent}`, or use another directory"
             ) from None
-        self._held = file
+        self._locked_file = file
 
     def write(self, record: FederationRecord) -> None:
-        """Write the record of a state directory that is held."""
+        """Write the record; the state directory must be locked."""
         self._path.write_text(json.dumps(asdict(record), indent=2), encoding="utf-8")
 
-    def release(self) -> None:
-        """Give the state directory back."""
-        if self._held is not None:
-            self._held.close()
-            self._held = None
+    def unlock(self) -> None:
+        """Unlock the state directory."""
+        if self._locked_file is not None:
+            self._locked_file.close()
+            self._locked_file = None
 
     def read(self) -> FederationRecord | None:
-        """Return the record of the federation that runs in the state directory, if one does."""
+        """Return the record of the federation running in the state directory, if any."""
         try:
             with self._path.open(encoding="utf-8") as file:
                 try:

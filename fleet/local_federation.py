@@ -1,14 +1,14 @@
-"""A whole federation on this machine: one SuperLink and N nodes, all of them real processes."""
+"""A federation on this machine: a SuperLink and N nodes as real processes."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,29 +18,19 @@ import yaml
 from fleet.federation_record import FederationFile, FederationRecord
 from fleet.submission import RunOutcome, submit
 from node.processes import kill_group, start_bound, stop
-from node.settings import NodeConfigValue
+from node.settings import NodeConfigValue, flat_toml
 
 if TYPE_CHECKING:
     from fleet.superlink import Control
 
 CONNECTION = "flwr-distill-local"
-"""Name, in the federation's own Flower configuration, of the connection to its SuperLink."""
+"""Name of the connection to the SuperLink in the federation's own Flower configuration."""
 
 _QUIET_FLOWER = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 
 class LocalNode:
-    """One node of a local federation.
-
-    Attributes
-    ----------
-    index : int
-        The node's number, which is its partition too.
-    state_dir : Path
-        The directory that is the node's own.
-    log : Path
-        What the node's processes print.
-    """
+    """One node of a local federation; its `index` is also its partition."""
 
     def __init__(self, index: int, state_dir: Path, start: Callable[[], subprocess.Popen[bytes]]):
         self.index = index
@@ -50,7 +40,7 @@ class LocalNode:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the node's process, which starts the others."""
+        """Start the node's main process."""
         self._process = self._start()
 
     @property
@@ -67,43 +57,42 @@ class LocalNode:
 
     @property
     def alive(self) -> bool:
-        """Whether the node's main process runs."""
+        """Whether the node's main process is running."""
         return self.process.poll() is None
 
     def kill(self) -> None:
-        """Kill the node's main process with SIGKILL; what it started ends with it."""
+        """Kill the node's main process with SIGKILL; its children end with it."""
         kill_group(self.process)
 
     def restart(self) -> None:
-        """Start the node again with the same settings, after ending it if it still runs."""
+        """Stop the node if it is running, and start it with the same settings."""
         stop([self.process])
         self.start()
 
 
 class LocalFederation:
-    """A SuperLink and nodes on loopback, without TLS, for trying things and for tests.
+    """A SuperLink and nodes on loopback, without TLS, for experiments and tests.
 
-    The federation has a Flower configuration of its own, under its state directory, so that the
-    user's stays as it is. Everything it starts ends with `stop`, or when this process dies.
+    Its Flower configuration is in its state directory; it leaves the user's alone. All processes
+    end with `stop`, or when this process dies.
 
     Parameters
     ----------
     num_nodes : int
         Number of nodes, at least 1. Node i has ``partition-id=i`` and ``num-partitions=num_nodes``.
     state_dir : Path
-        Directory of this federation: logs, Flower's configuration, the nodes' own directories.
+        Directory for logs, Flower's configuration and the nodes' own directories.
     node_config : Mapping[str, str | int | float | bool] | None (default: None)
-        More keys of the node config that apps see, the same for every node.
+        More keys of the node config, the same for every node.
     node_settings : Mapping[str, Any] | None (default: None)
-        More settings of the nodes, as in a file for ``flwr-distill node --config``. Nodes compute
-        with one thread unless ``threads`` says otherwise.
+        More settings of the nodes, as in a file for ``flwr-distill node --config``. Nodes use one
+        thread unless it holds ``threads``.
     direct_links : bool (default: False)
-        Give every node an address on loopback where the others can send to it directly.
+        Give every node an address on loopback, for direct links.
     database : Path | None (default: None)
-        File in which the SuperLink keeps its state and the messages that pass through it. `None`:
-        in memory.
+        File for the SuperLink's state and the messages that pass through it. None: in memory.
     cwd : Path | None (default: None)
-        Working directory of the SuperLink, hence of ServerApps. `None`: that of this process.
+        Working directory of the SuperLink and its ServerApps. None: that of this process.
 
     Attributes
     ----------
@@ -112,9 +101,9 @@ class LocalFederation:
     env : dict[str, str]
         Environment in which ``flwr`` commands reach this federation.
     connection : str
-        The connection to name in ``flwr run APP CONNECTION``.
+        The connection for ``flwr run APP CONNECTION``.
     superlink_log : Path
-        What the SuperLink and the ServerApps print.
+        Output of the SuperLink and the ServerApps.
 
     Raises
     ------
@@ -165,24 +154,20 @@ class LocalFederation:
         self.stop()
 
     def start(self, *, timeout: float = 120.0) -> None:
-        """Start all processes and return when every node is online; once is enough.
-
-        Parameters
-        ----------
-        timeout : float (default: 120.0)
-            Seconds to wait.
+        """Start all processes unless they are started, and wait until every node is online.
 
         Raises
         ------
         FederationRunsError
             If another federation runs in the same state directory.
         RuntimeError
-            If a process ends early or the nodes are not online in time; everything is stopped then.
+            If the SuperLink ends early or the nodes are not online within `timeout` seconds; all
+            processes are then stopped.
         """
         if self._superlink is not None:
             return
         deadline = time.monotonic() + timeout
-        self._file.hold()
+        self._file.lock()
         try:
             self._start_superlink(deadline)
             for node in self.nodes:
@@ -201,12 +186,12 @@ class LocalFederation:
             raise
 
     def stop(self) -> None:
-        """End all processes: nodes first, so that they leave the federation, then the SuperLink."""
+        """End all processes: nodes first, so that they sign off, then the SuperLink."""
         stop([node.process for node in self.nodes if node._process is not None])
         if self._superlink is not None:
             stop([self._superlink])
             self._superlink = None
-        self._file.release()
+        self._file.unlock()
 
     @property
     def superlink_pid(self) -> int:
@@ -216,38 +201,25 @@ class LocalFederation:
         return self._superlink.pid
 
     def restart_dead_nodes(self) -> list[int]:
-        """Start again every node whose main process has ended, and return their numbers."""
+        """Restart every node whose main process has ended; return their indices."""
         dead = [node for node in self.nodes if not node.alive]
         for node in dead:
             node.start()
         return [node.index for node in dead]
 
     def online_nodes(self) -> int:
-        """Count the nodes that the SuperLink holds for online."""
+        """Number of nodes that are online at the SuperLink."""
         with self._control() as control:
             return control.online_nodes()
 
     def wait_for_nodes(self, count: int | None = None, *, timeout: float = 120.0) -> None:
-        """Wait until so many nodes are online.
-
-        Parameters
-        ----------
-        count : int | None (default: None)
-            Number of nodes. `None`: all.
-        timeout : float (default: 120.0)
-            Seconds to wait.
-
-        Raises
-        ------
-        RuntimeError
-            If they are not online in time.
-        """
-        wanted = len(self.nodes) if count is None else count
+        """Wait until `count` nodes (None: all) are online, for at most `timeout` seconds."""
+        count = len(self.nodes) if count is None else count
         deadline = time.monotonic() + timeout
-        while (online := self.online_nodes()) < wanted:
+        while (online := self.online_nodes()) < count:
             if time.monotonic() > deadline or not any(node.alive for node in self.nodes):
                 raise RuntimeError(
-                    f"{online} of {wanted} nodes came online within {timeout:.0f} s: "
+                    f"{online} of {count} nodes came online within {timeout:.0f} s: "
                     f"see the logs {self.state_dir}/node-*/node.log"
                 )
             time.sleep(0.2)
@@ -260,7 +232,7 @@ class LocalFederation:
         on_line: Callable[[str], None] | None = None,
         timeout: float = 600.0,
     ) -> RunOutcome:
-        """Submit an app as ``flwr run`` does, follow its log and return how it ended.
+        """Submit an app with ``flwr run``, follow its log and return how it ended.
 
         Parameters
         ----------
@@ -270,23 +242,18 @@ class LocalFederation:
             Overrides of the app's run config: a mapping, or text as for ``flwr run --run-config``
             (``'key=value key="text"'``, or the path of a TOML file).
         on_line : Callable[[str], None] | None (default: None)
-            Called with every line of the log as it comes.
+            Called with every line of the log.
         timeout : float (default: 600.0)
             Seconds; a run that takes longer is stopped.
-
-        Returns
-        -------
-        RunOutcome
-            Id, final status and log.
 
         Raises
         ------
         RunError
-            If the run could not be submitted (the message holds Flower's reason), or took too long.
+            If the run is refused (the message holds Flower's reason) or takes too long.
         """
         if not isinstance(run_config, str):
             overrides = self.state_dir / "run-config.toml"
-            overrides.write_text(_toml(run_config), encoding="utf-8")
+            overrides.write_text(flat_toml(run_config), encoding="utf-8")
             run_config = str(overrides)
         return submit(
             app_dir,
@@ -299,13 +266,7 @@ class LocalFederation:
         )
 
     def node_command(self, settings: Path) -> list[str]:
-        """Return the command that starts a node.
-
-        Parameters
-        ----------
-        settings : Path
-            YAML file with the node's settings, as for ``flwr-distill node --config``.
-        """
+        """Return the command that starts a node with this YAML file of settings."""
         return ["flwr-distill", "node", "--config", str(settings)]
 
     def _make_node(self, index: int, peer_addresses: list[str | None]) -> LocalNode:
@@ -335,7 +296,7 @@ class LocalFederation:
         return {**os.environ, **_QUIET_FLOWER, "PATH": path, "FLWR_HOME": str(flower_home)}
 
     def _control(self) -> Control:
-        from fleet.superlink import Control  # imports Flower: a node's command does without
+        from fleet.superlink import Control  # imports Flower, which the node command must not
 
         return Control(self.control_address)
 
@@ -371,20 +332,9 @@ class LocalFederation:
 
 
 def free_ports(count: int) -> list[int]:
-    """Find ports on loopback that are free now, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
+    """Find different ports on loopback that are free now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
-
-
-def _toml(values: Mapping[str, Any]) -> str:
-    """Write flat settings as TOML, whose strings, numbers and booleans JSON's are."""
-    return "".join(
-        f"{json.dumps(key)} = {json.dumps(value, ensure_ascii=False)}\n"
-        for key, value in values.items()
-    )

@@ -1,4 +1,4 @@
-"""Submitting a run as ``flwr run`` does, following its log, and telling how it ended."""
+"""Submits a run with ``flwr run`` and follows it to its end."""
 
 from __future__ import annotations
 
@@ -18,17 +18,7 @@ _STARTED_RUN = re.compile(r"Successfully started run (\d+)")
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a run ended.
-
-    Attributes
-    ----------
-    run_id : int
-        Flower's id of the run.
-    status : str
-        Flower's final status: ``finished:completed``, ``finished:failed`` or ``finished:stopped``.
-    lines : list[str]
-        The run's log, without line ends.
-    """
+    """Final status of a run (``finished:completed``, ``:failed`` or ``:stopped``) and its log."""
 
     run_id: int
     status: str
@@ -36,7 +26,7 @@ class RunOutcome:
 
     @property
     def completed(self) -> bool:
-        """Whether the run came to its natural end."""
+        """Whether the run finished without an error."""
         return self.status == "finished:completed"
 
 
@@ -54,29 +44,11 @@ def submit(
     on_line: Callable[[str], None] | None,
     timeout: float,
 ) -> RunOutcome:
-    """Submit an app, follow its log and return how it ended.
+    """Submit an app, pass every line of its log to `on_line`, and return how it ended.
 
-    Parameters
-    ----------
-    app_dir : Path
-        Directory of the Flower app.
-    connection : str
-        Name of the connection to the SuperLink.
-    run_config : str
-        As for ``flwr run --run-config``; empty: none.
-    env : Mapping[str, str]
-        Environment in which ``flwr`` finds the connection.
-    control : Callable[[], Control]
-        Opens the SuperLink's Control API.
-    on_line : Callable[[str], None] | None
-        Called with every line of the log as it comes.
-    timeout : float
-        Seconds; a run that takes longer is stopped.
-
-    Raises
-    ------
-    RunError
-        If the run could not be submitted (the message holds Flower's reason), or took too long.
+    `run_config` is as for ``flwr run --run-config``, `env` must let ``flwr`` find the connection,
+    `control` opens the SuperLink's Control API. A run that takes longer than `timeout` seconds is
+    stopped, with a `RunError`.
     """
     command = ["flwr", "run", str(app_dir), connection, "--stream"]
     if run_config:

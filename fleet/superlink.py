@@ -1,4 +1,4 @@
-"""Questions to a SuperLink's Control API, which ``flwr`` commands ask too."""
+"""Client of a SuperLink's Control API."""
 
 from __future__ import annotations
 
@@ -8,25 +8,13 @@ from types import TracebackType
 from typing import Self
 
 import grpc
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    ListRunsRequest,
-    StopRunRequest,
-)
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, StopRunRequest
 from flwr.proto.control_pb2_grpc import ControlStub
 from flwr.supercore.grpc import create_channel
 
 
 class Control:
-    """A connection to the Control API of a SuperLink.
-
-    Parameters
-    ----------
-    address : str
-        ``host:port`` of the Control API.
-    root_certificates : Path, optional (default: None)
-        PEM file of the authority that signed the SuperLink's certificate; None: no TLS.
-    """
+    """A connection to the Control API of a SuperLink; without root certificates, without TLS."""
 
     def __init__(self, address: str, root_certificates: Path | None = None) -> None:
         self._channel = create_channel(
@@ -48,7 +36,7 @@ class Control:
         self._channel.close()
 
     def answers(self, *, timeout: float) -> bool:
-        """Whether the SuperLink answers within so many seconds."""
+        """Whether the SuperLink answers within `timeout` seconds."""
         try:
             self._stub.ListNodes(ListNodesRequest(), timeout=timeout, wait_for_ready=True)
         except grpc.RpcError:
@@ -63,12 +51,7 @@ class Control:
     def run_status(self, run_id: int, *, settle: float = 10.0) -> str:
         """Return a run's status, ``status:sub-status`` once it has finished.
 
-        Parameters
-        ----------
-        run_id : int
-            The run.
-        settle : float (default: 10.0)
-            Seconds to wait for the run to finish: its log ends a moment before.
+        A run's log ends shortly before the run: wait `settle` seconds for it to finish.
         """
         deadline = time.monotonic() + settle
         while True:

@@ -35,7 +35,7 @@ from flwr.proto.clientappio_pb2_grpc import ClientAppIoStub
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.interceptors.appio_token_interceptor import TASK_TOKEN_HEADER
+from flwr.supercore.interceptors import AppIoTokenClientInterceptor
 
 from node.appio import open_channel
 from node.child import Child, ChildDiedError
@@ -59,13 +59,14 @@ class Executor:
 
     def __init__(
         self,
-        stub: ClientAppIoStub,
+        channel: grpc.Channel,
         child_arguments: list[str],
         *,
         report: Connection | None = None,
         release_after: float = 120.0,
     ) -> None:
-        self._stub = stub
+        self._channel = channel
+        self._stub = ClientAppIoStub(channel)
         self._child_arguments = child_arguments
         self._report = report
         self._release_after = release_after
@@ -136,7 +137,7 @@ class Executor:
         if self._child.bundle not in (None, bundle):
             self._replace_child()
         self._child.bundle = bundle
-        task = _Task(self._stub, token)
+        task = _Task(self._channel, token)
         try:
             with task.heartbeats():
                 message, tree = task.pull_header()
@@ -166,17 +167,16 @@ class Executor:
 
 
 class _Task:
-    def __init__(self, stub: ClientAppIoStub, token: str) -> None:
-        self._stub = stub
-        self._token = ((TASK_TOKEN_HEADER, token),)
+    def __init__(self, channel: grpc.Channel, token: str) -> None:
+        self._stub = ClientAppIoStub(
+            grpc.intercept_channel(channel, AppIoTokenClientInterceptor(token))
+        )
 
     @contextmanager
     def heartbeats(self) -> Iterator[None]:
         def beat() -> bool:
             try:
-                self._stub.SendTaskHeartbeat(
-                    SendTaskHeartbeatRequest(), metadata=self._token, timeout=5
-                )
+                self._stub.SendTaskHeartbeat(SendTaskHeartbeatRequest(), timeout=5)
             except grpc.RpcError:
                 return False
             return True
@@ -190,37 +190,26 @@ class _Task:
 
     def pull_header(self) -> tuple[Message, ObjectTree]:
         """Pull the task's message without content, and the content's object tree."""
-        pulled = self._stub.PullMessages(PullAppMessagesRequest(), metadata=self._token, timeout=60)
-        return message_from_proto(pulled.messages_list[0]), pulled.message_object_trees[0]
+        response = self._stub.PullMessages(PullAppMessagesRequest(), timeout=60)
+        return message_from_proto(response.messages_list[0]), response.message_object_trees[0]
 
     def answer(self, message: Message, error: Error) -> None:
         """Push an error reply and end the task."""
         reply = Message(error, reply_to=message)
         reply.metadata.__dict__["_message_id"] = reply.object_id
-        pushed = self._stub.PushMessages(
-            PushAppMessagesRequest(
-                messages_list=[message_to_proto(reply)],
-                message_object_trees=[get_object_tree(reply)],
-            ),
-            metadata=self._token,
-            timeout=60,
+        request = PushAppMessagesRequest(
+            messages_list=[message_to_proto(reply)], message_object_trees=[get_object_tree(reply)]
         )
+        response = self._stub.PushMessages(request, timeout=60)
         objects = get_all_nested_objects(reply)
-        for object_id in pushed.objects_to_push:
-            self._stub.PushObject(
-                PushObjectRequest(
-                    run_id=message.metadata.run_id,
-                    object_id=object_id,
-                    object_content=objects[object_id].deflate(),
-                ),
-                metadata=self._token,
-                timeout=60,
+        for object_id in response.objects_to_push:
+            content = objects[object_id].deflate()
+            part = PushObjectRequest(
+                run_id=message.metadata.run_id, object_id=object_id, object_content=content
             )
-        self._stub.PushTaskOutput(
-            PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=error.reason or ""),
-            metadata=self._token,
-            timeout=60,
-        )
+            self._stub.PushObject(part, timeout=60)
+        output = PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=error.reason or "")
+        self._stub.PushTaskOutput(output, timeout=60)
 
 
 def main() -> None:
@@ -241,7 +230,7 @@ def main() -> None:
         certificates = args.root_certificates.read_bytes()
     report = Connection(args.report_fd) if args.report_fd is not None else None
     executor = Executor(
-        ClientAppIoStub(open_channel(args.appio_address, certificates)),
+        open_channel(args.appio_address, certificates),
         child_arguments,
         report=report,
         release_after=args.release_after,

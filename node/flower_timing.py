@@ -35,15 +35,10 @@ def patch_pull_backoff(*, initial: float = 0.02, cap: float = 0.25) -> bool:
     """
     from flwr.supercore.inflatable import inflatable_utils
 
-    changes = {
-        "initial_backoff": initial,
-        "backoff_cap": cap,
-        "max_tries_per_object": None,  # Flower's limit would cut off slow links at these waits
-    }
-    functions = [
-        getattr(inflatable_utils, name, None)
-        for name in ("pull_objects", "pull_and_inflate_object_from_tree")
-    ]
+    # With shorter waits, Flower's limit on the number of tries would cut off slow links.
+    changes = {"initial_backoff": initial, "backoff_cap": cap, "max_tries_per_object": None}
+    names = ("pull_objects", "pull_and_inflate_object_from_tree")
+    functions = [getattr(inflatable_utils, name, None) for name in names]
     defaults = [getattr(function, "__kwdefaults__", None) or {} for function in functions]
     present = all(changes.keys() <= each.keys() for each in defaults)
     if not _can_override("the pull back-off", present):

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 _PR_SET_PDEATHSIG = 1
 
@@ -31,11 +30,9 @@ def start_bound(
     output and error are appended to `log`; like `env` and `cwd`, None inherits this process's.
     """
     launcher = [sys.executable, "-P", "-m", "node.processes", str(os.getpid())]
-    with contextlib.ExitStack() as stack:
-        output: IO[bytes] | None = None
-        if log is not None:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            output = stack.enter_context(log.open("ab"))
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.nullcontext() if log is None else log.open("ab") as output:
         return subprocess.Popen(
             [*launcher, *command],
             stdin=subprocess.DEVNULL,

@@ -33,14 +33,9 @@ class NodeSettings(BaseModel):
     ----------
     auth_key : Path | None (default: None)
         Private key (OpenSSH, NIST curve), for SuperLinks that admit only registered nodes.
-    peer_address : str | None (default: None)
-        ``host:port`` where the node listens for other nodes' parcels. None: they arrive through the
-        SuperLink.
     peer_certificate : Path | None (default: None)
-        PEM certificate for client and server authentication, signed by the authority in
-        `root_certificates`. Needed to send directly to other machines.
-    peer_key : Path | None (default: None)
-        The certificate's private key, on an elliptic curve.
+        PEM certificate for client and server authentication, on an elliptic curve, signed by the
+        authority in `root_certificates`. Needed to send directly to other machines.
     dataset : str | None (default: None)
         Named data set that this node holds in place of the run's, converted to the run's image
         shape; the node is tested on that set's own test samples.
@@ -111,10 +106,7 @@ class NodeSettings(BaseModel):
         if (self.peer_certificate is None) != (self.peer_key is None):
             raise ValueError("peer-certificate and peer-key need each other: give both")
         if self.peer_certificate is not None and self.root_certificates is None:
-            raise ValueError(
-                "peer-certificate needs root-certificates: the authority that signs nodes' "
-                "certificates"
-            )
+            raise ValueError("peer-certificate needs root-certificates: their authority")
         if self.peer_address and not (self.peer_certificate or is_loopback(self.peer_address)):
             raise ValueError(
                 f"peer-address={self.peer_address} is reached from other machines: give "

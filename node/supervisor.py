@@ -55,6 +55,7 @@ class Node:
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
+        self._node_config = settings.state_dir / "node-config.toml"
         self._status: dict[str, Any] = {"pid": os.getpid(), "starts": 0}
         self._parts: list[_Part] = []
 
@@ -79,7 +80,7 @@ class Node:
             for number in previous:
                 signal.signal(number, signal.SIG_IGN)
             self._stop_parts()
-            self._write_status(ended=True)
+            status_file(self._settings.state_dir).unlink(missing_ok=True)
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
@@ -182,10 +183,6 @@ class Node:
         module = "links.mailbox"
         return [sys.executable, "-P", "-m", module, str(report), str(self._node_config)]
 
-    @property
-    def _node_config(self) -> Path:
-        return self._settings.state_dir / "node-config.toml"
-
     def _environment(self) -> dict[str, str]:
         return {
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -196,12 +193,9 @@ class Node:
             "OMP_NUM_THREADS": str(self._settings.threads),
         }
 
-    def _write_status(self, *, ended: bool = False) -> None:
+    def _write_status(self) -> None:
         """Write `node.json`: process ids, `online` (Flower's node id), `ready` (the warm child)."""
         file = status_file(self._settings.state_dir)
-        if ended:
-            file.unlink(missing_ok=True)
-            return
         temporary = file.with_suffix(".new")
         temporary.write_text(json.dumps(self._status), encoding="utf-8")
         temporary.replace(file)

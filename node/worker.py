@@ -50,15 +50,7 @@ Note = tuple[str, int, str]
 
 
 class Worker:
-    """Runs one app bundle's ClientApp, a message at a time.
-
-    Parameters
-    ----------
-    channel : grpc.Channel
-        To the SuperNode's ClientAppIo API.
-    notes : Connection
-        To the executor.
-    """
+    """Runs one app bundle's ClientApp, a message at a time."""
 
     def __init__(self, channel: grpc.Channel, notes: Connection) -> None:
         self._channel = channel
@@ -85,23 +77,22 @@ class Worker:
             if not isinstance(reply, Message):
                 raise TypeError(f"the ClientApp returned {type(reply)}, not a Message")
             if (took := time.monotonic() - began) > (ttl := message.metadata.ttl):
-                # Nobody waits for it, yet the SuperLink would keep it until the run ends.
+                # Nobody waits for the reply, but the SuperLink would keep it until the run ends.
                 raise TimeoutError(f"the reply took {took:.0f} s and is late after {ttl:.0f} s")
         except Exception as error:
             log(ERROR, "ClientApp raised an exception", exc_info=error)
             self._notes.send(_failure(error))
             return
         self._notes.send(("pushing", 0, ""))
-        # The SuperNode does not wait for objects that the SuperLink has already, of another
-        # message: it may have sent the reply, and let go of it, before they come.
+        # If another message brought some of the objects to the SuperLink already, the SuperNode may
+        # send the reply and delete it before they arrive here.
         with suppress(ObjectIdNotPreregisteredError):
             push_message(stub, reply, context)
         push_task_output(stub, context=context, sub_status=SubStatus.COMPLETED, details="")
         self._notes.send(("done", 0, ""))
 
     def _load(self, run: Run, fab: Fab) -> ClientApp:
-        """Load the app once: for another bundle the executor starts another worker."""
-        if self._app is None:
+        if self._app is None:  # for another bundle the executor starts another worker
             install_from_fab(fab.content, skip_prompt=True)
             load = get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
             self._app = load(run.fab_id, run.fab_version, fab.hash_str)
@@ -109,7 +100,6 @@ class Worker:
 
 
 def _pull(stub: ClientAppIoStub, tree: ObjectTree) -> tuple[Message, Context, Run, Fab]:
-    """Pull a task's message, context, run and app bundle."""
     task = stub.PullTaskInput(PullTaskInputRequest())
     context = context_from_proto(task.context)
     node, run_id = Node(node_id=context.node_id), context.run_id
@@ -119,13 +109,13 @@ def _pull(stub: ClientAppIoStub, tree: ObjectTree) -> tuple[Message, Context, Ru
         make_confirm_message_received_fn_protobuf(stub.ConfirmMessageReceived, node, run_id),
         return_type=Message,
     )
-    # An inflated message lacks the one field that replies need: its own id.
+    # An inflated message lacks its own id, which replies need.
     message.metadata.__dict__["_message_id"] = tree.object_id
     return message, context, run_from_proto(task.run), fab_from_proto(task.fab)
 
 
 def _failure(error: Exception) -> Note:
-    """Describe an error as Flower's own ClientApp process does."""
+    # The same codes and texts as from Flower's own ClientApp process.
     if isinstance(error, LoadClientAppError):
         reason = "An exception was raised when attempting to load `ClientApp`"
         return "failed", ErrorCode.LOAD_CLIENT_APP_EXCEPTION, reason
@@ -133,7 +123,7 @@ def _failure(error: Exception) -> Note:
 
 
 def _warm_up(preload: list[str], device: str) -> str:
-    """Import modules and look for the device; return why this node is unfit, or nothing."""
+    """Import modules and use the device once; return why this node is unfit, or ''."""
     for module in preload:
         try:
             importlib.import_module(module)
@@ -145,13 +135,13 @@ def _warm_up(preload: list[str], device: str) -> str:
 
     number = int(device.partition(":")[2] or 0)
     if number >= (count := torch.cuda.device_count()):
-        return f"device={device}: {count} CUDA devices are here; use device=auto or device=cpu"
+        return f"device={device}: this machine has {count} CUDA devices; use device=auto or cpu"
     torch.zeros(1, device=device)
     return ""
 
 
 def main() -> None:
-    """Run the worker as the executor starts it."""
+    """Run the worker; only the executor starts it."""
     parser = argparse.ArgumentParser(prog="node.worker", description=main.__doc__)
     parser.add_argument("--appio-address", required=True)
     parser.add_argument("--root-certificates", type=Path)

@@ -295,7 +295,7 @@ def test_a_task_whose_message_is_gone_ends_the_executor_for_it_cannot_be_answere
     ("arguments", "reason"),
     [
         (["--preload", "no_such_module"], r"preload=no_such_module: it cannot be imported"),
-        (["--device", "cuda:99"], r"device=cuda:99: \d+ CUDA devices are here"),
+        (["--device", "cuda:99"], r"device=cuda:99: this machine has \d+ CUDA devices"),
     ],
 )
 def test_a_machine_that_cannot_do_the_work_is_told_from_one_that_can(

@@ -33,15 +33,15 @@ def test_a_state_directory_holds_one_federation_and_its_record_lives_as_long(
     record = FederationRecord(1, "127.0.0.1:1", "home", ["node-0"])
     first, second = FederationFile(tmp_path), FederationFile(tmp_path)
     assert second.read() is None
-    first.hold()
+    first.lock()
     first.write(record)
     with pytest.raises(FederationRunsError, match="already runs in"):
-        second.hold()
+        second.lock()
     assert second.read() == record
-    first.release()
+    first.unlock()
     assert second.read() is None
-    second.hold()
-    second.release()
+    second.lock()
+    second.unlock()
 
 
 @pytest.mark.slow
