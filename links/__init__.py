@@ -1,7 +1,7 @@
 """Links between nodes: sealed parcels, through the server or from node to node.
 
-A handler that sends calls :func:`send` with the route from its message, and puts what it returns
-into its reply; one that receives calls :func:`receive` with the delivery from its message.
+To send, a handler calls :func:`send` with the route from its message and puts the result into its
+reply. To receive, it calls :func:`receive` with the delivery from its message.
 """
 
 from links.errors import LinkError

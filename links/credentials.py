@@ -1,4 +1,4 @@
-"""A node's certificate: it vouches for the node's keys, to peers that trust the same authority."""
+"""A node's certificate, which signs its keys for nodes that trust the same authority."""
 
 from __future__ import annotations
 
@@ -30,17 +30,7 @@ _FORMAT = "flwr-distill/key/1"
 
 @dataclass(frozen=True)
 class Credentials:
-    """PEM files' contents: what this node proves itself with, and whom it believes.
-
-    Parameters
-    ----------
-    authority : bytes
-        Certificates of the federation's authority.
-    certificate : bytes
-        The node's, for client and server authentication.
-    key : bytes
-        The certificate's private key, on an elliptic curve.
-    """
+    """Contents of PEM files: the authority's certificate, the node's, and its private key."""
 
     authority: bytes
     certificate: bytes
@@ -48,33 +38,17 @@ class Credentials:
 
     @classmethod
     def of(cls, node_config: Mapping[str, object]) -> Credentials | None:
-        """Credentials of the node with this node config; None if it has none.
-
-        Raises
-        ------
-        LinkError
-            If a file cannot be read.
-        """
+        """Credentials of the node with this node config; None if it has none."""
         if "peer-certificate" not in node_config:
             return None
+        names = ("peer-authority", "peer-certificate", "peer-key")
         try:
-            return cls(
-                *(
-                    Path(str(node_config[f"peer-{name}"])).read_bytes()
-                    for name in ("authority", "certificate", "key")
-                )
-            )
+            return cls(*(Path(str(node_config[name])).read_bytes() for name in names))
         except (KeyError, OSError) as error:
             raise LinkError(f"the node's peer credentials cannot be read: {error}") from error
 
     def sign(self, public_key: bytes, run_id: int, node_id: int) -> bytes:
-        """Vouch for this node's public key in a run.
-
-        Raises
-        ------
-        LinkError
-            If the private key is not one of an elliptic curve.
-        """
+        """Sign this node's public key for a run."""
         try:
             key = serialization.load_pem_private_key(self.key, password=None)
         except (ValueError, TypeError) as error:
@@ -86,22 +60,7 @@ class Credentials:
         return key.sign(_statement(public_key, run_id, str(node_id)), ec.ECDSA(SHA256()))
 
     def check_peer(self, waybill: Peered, run_id: int, node_id: str) -> None:
-        """Check that a node of the federation vouches for the other end's public key.
-
-        Parameters
-        ----------
-        waybill : Peered
-            With the key, its certificate and its signature.
-        run_id : int
-            Flower's run id.
-        node_id : str
-            The other end.
-
-        Raises
-        ------
-        LinkError
-            If it does not; the key may then be someone else's.
-        """
+        """Raise `LinkError` unless a certificate of the federation signed the peer's public key."""
         try:
             certificate = x509.load_pem_x509_certificate(waybill.peer_certificate)
             authorities = x509.load_pem_x509_certificates(self.authority)
@@ -120,10 +79,10 @@ class Credentials:
             statement = _statement(waybill.peer_key, run_id, node_id)
             key.verify(waybill.peer_signature, statement, ec.ECDSA(SHA256()))
         except (ValueError, VerificationError, InvalidSignature) as error:
-            why = str(error) or "wrong signature"
+            reason = str(error) or "wrong signature"
             raise LinkError(
-                f"node {node_id}'s key is not vouched for by a certificate of the federation "
-                f"(start it with --peer-certificate and --peer-key): {why}"
+                f"node {node_id}'s key is not signed with a certificate of the federation "
+                f"(start it with --peer-certificate and --peer-key): {reason}"
             ) from None
 
 
@@ -134,6 +93,6 @@ def _statement(public_key: bytes, run_id: int, node_id: str) -> bytes:
 def _require_client_use(
     policy: Policy, certificate: x509.Certificate, usage: x509.ExtendedKeyUsage
 ) -> None:
-    """Refuse certificates that are a server's only: the SuperLink has one of those."""
+    # The SuperLink's certificate is from the same authority, but for servers only.
     if ExtendedKeyUsageOID.CLIENT_AUTH not in usage:
         raise ValueError("its certificate is not for client authentication")

@@ -1,4 +1,4 @@
-"""The sender's side of a direct link: stream a sealed parcel into another node's mailbox."""
+"""The sender's side of a direct link: streams a sealed parcel into another node's mailbox."""
 
 from __future__ import annotations
 
@@ -26,21 +26,7 @@ _OPTIONS = [
 def deliver(sealed: bytes, route: Route, run_id: int, credentials: Credentials | None) -> None:
     """Put a sealed parcel into the mailbox of the route's receiver.
 
-    Parameters
-    ----------
-    sealed : bytes
-        The payload, sealed for the receiver.
-    route : Route
-        With the receiver's address, and the server's permit for this parcel.
-    run_id : int
-        Flower's run id.
-    credentials : Credentials or None
-        The node's, for mutual TLS; without, the mailbox must be on this machine.
-
-    Raises
-    ------
-    LinkError
-        If the mailbox is not reached, is not of the federation, or refuses.
+    Credentials are for mutual TLS; without them, the mailbox must be on this machine.
     """
     header = Header(
         **route.model_dump(include=set(Waybill.model_fields)),

@@ -2,4 +2,4 @@
 
 
 class LinkError(ValueError):
-    """A parcel could not be sent, or was refused; the text says why."""
+    """A parcel could not be sent, or was rejected."""

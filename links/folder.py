@@ -1,4 +1,4 @@
-"""What a node keeps on disk for the links of one run: key, permit key, mailbox, spent tokens."""
+"""A node's files for the links of one run: key, permit key, mailbox, spent tokens."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -16,19 +17,13 @@ from links.errors import LinkError
 from links.store import NodeStore
 
 LARGEST_PARCEL = 2**30
-"""Bytes of a sealed payload, whichever way it goes."""
+"""Bytes of a sealed payload, relayed or direct."""
 
-_SPENT = "its token is spent: a parcel came with it before"
+_SPENT = "its token is spent: a parcel with it came before"
 
 
 class LinkFolder:
-    """Folder of one node's links in one run, shared by its handlers and its mailbox.
-
-    Parameters
-    ----------
-    store : NodeStore
-        The node's, of the run.
-    """
+    """Folder of one node's links in one run, shared by its handlers and its mailbox."""
 
     def __init__(self, store: NodeStore) -> None:
         self._files = NodeStore(store.folder / "links")
@@ -36,45 +31,22 @@ class LinkFolder:
         self._spent = self._files.folder / "spent"
 
     def private_key(self) -> X25519PrivateKey:
-        """The node's key of the run, made when it is first asked for."""
+        """The node's key for the run, created on first use."""
         return X25519PrivateKey.from_private_bytes(self._secret("key"))
 
     def permit_key(self) -> bytes:
-        """Key of the permits of the node's mailbox, made when it is first asked for."""
+        """Key of the permits for the node's mailbox, created on first use."""
         return self._secret("permit-key")
 
-    def known_permit_key(self) -> bytes:
-        """Key of permits, if the node has taken part in the run.
-
-        Raises
-        ------
-        LinkError
-            If it has not.
-        """
+    def existing_permit_key(self) -> bytes:
+        """Key of the permits; `LinkError` if the node has not taken part in the run."""
         try:
             return (self._files.folder / "permit-key").read_bytes()
         except FileNotFoundError:
             raise LinkError("this node has no mailbox for that run and receiver") from None
 
     def put(self, token: str, chunks: Iterable[bytes], size: int, sha256: str) -> None:
-        """Write a parcel into the mailbox: whole, or not at all.
-
-        Parameters
-        ----------
-        token : str
-            Its token, which must not have brought another parcel.
-        chunks : Iterable[bytes]
-            The sealed payload.
-        size : int
-            Bytes that the sender announced.
-        sha256 : str
-            Checksum that the sender announced.
-
-        Raises
-        ------
-        LinkError
-            If the token is spent, or what came is not what was announced.
-        """
+        """Write a parcel into the mailbox if its token is unspent and size and checksum match."""
         self.check_unspent(token)
         self._mailbox.mkdir(parents=True, exist_ok=True, mode=0o700)
         checksum, received = hashlib.sha256(), 0
@@ -87,49 +59,31 @@ class LinkFolder:
                 file.write(chunk)
             file.flush()
             if received != size:
-                raise LinkError(f"it is not of the {size} bytes that were announced")
+                raise LinkError(f"it does not have the announced {size} bytes")
             if checksum.hexdigest() != sha256:
-                raise LinkError("its checksum differs from the one that was announced")
+                raise LinkError("its checksum differs from the announced one")
             try:
                 os.link(file.name, self._mailbox / token)
             except FileExistsError:
                 raise LinkError(_SPENT) from None
 
     def take(self, token: str) -> bytes:
-        """Take a parcel out of the mailbox.
-
-        Raises
-        ------
-        LinkError
-            If there is none.
-        """
+        """Remove a parcel from the mailbox and return it."""
         path = self._mailbox / token
         try:
             sealed = path.read_bytes()
         except FileNotFoundError:
-            raise LinkError("it is not in the mailbox: it never came, or has expired") from None
+            raise LinkError("it is not in the mailbox: it never arrived, or expired") from None
         path.unlink()
         return sealed
 
     def check_unspent(self, token: str) -> None:
-        """Refuse a token that has brought a parcel.
-
-        Raises
-        ------
-        LinkError
-            If it has.
-        """
+        """Raise `LinkError` if a parcel with this token was opened before."""
         if (self._spent / token).exists():
             raise LinkError(_SPENT)
 
     def spend(self, token: str) -> None:
-        """Note that a token has brought its parcel.
-
-        Raises
-        ------
-        LinkError
-            If it had before.
-        """
+        """Mark a token as spent, or raise `LinkError` if it is spent already."""
         self._spent.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             (self._spent / token).touch(mode=0o600, exist_ok=False)
@@ -137,7 +91,7 @@ class LinkFolder:
             raise LinkError(_SPENT) from None
 
     def _secret(self, name: str) -> bytes:
-        """32 random bytes, the same ever after; readable by this user only."""
+        """32 random bytes, created once; only this user can read them."""
         path = self._files.folder / name
         if not path.exists():
             self._files.write(name, secrets.token_bytes(32))
@@ -145,19 +99,9 @@ class LinkFolder:
 
 
 def remove_expired(state_dir: Path, expiry: float) -> None:
-    """Remove parcels, whole or begun, that have lain in any of a node's mailboxes for too long.
-
-    Parameters
-    ----------
-    state_dir : Path
-        The node's state directory.
-    expiry : float
-        Seconds.
-    """
+    """Remove parcels, also incomplete ones, older than `expiry` seconds from a node's mailboxes."""
     oldest = time.time() - expiry
     for path in state_dir.glob("runs/*/*/links/mailbox/*"):
-        try:
+        with suppress(FileNotFoundError):  # the app may take it meanwhile
             if path.stat().st_mtime < oldest:
                 path.unlink()
-        except FileNotFoundError:  # taken meanwhile
-            continue

@@ -1,16 +1,10 @@
-"""Whether an address is this machine's own."""
+"""Tells whether an address is on this machine."""
 
 import ipaddress
 
 
 def is_loopback(address: str) -> bool:
-    """Whether ``host:port`` can be reached from this machine only; names but localhost cannot be.
-
-    Parameters
-    ----------
-    address : str
-        ``host:port``, an IPv6 host in brackets.
-    """
+    """Whether only this machine can reach ``host:port``: localhost or a loopback IP address."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

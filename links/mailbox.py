@@ -1,8 +1,8 @@
-"""The node's mailbox: takes other nodes' sealed parcels while the node's app is busy or idle.
+"""A node's mailbox: accepts other nodes' sealed parcels whatever the node's app is doing.
 
-A process of its own beside SuperNode and executor, which `node.supervisor` starts where the node has
-a peer address. It cannot open parcels; it lets in what has the server's permit, once, and keeps it on
-disk until the node's app takes it, or until it expires.
+If the node has a peer address, `node.supervisor` runs the mailbox as a process beside SuperNode and
+executor. It cannot open parcels. It accepts each parcel with the server's permit once, and keeps it
+on disk until the node's app takes it or it expires.
 """
 
 from __future__ import annotations
@@ -29,22 +29,14 @@ from links.records import Waybill
 from links.store import NodeStore
 
 EXPIRY = 3600.0
-"""Seconds after which a parcel that nobody took is removed."""
+"""Seconds after which an unopened parcel is removed."""
 
 _SWEEP = 60.0
 _OPTIONS = [("grpc.so_reuseport", 0)]
 
 
 class Mailbox(MailboxServicer):
-    """Takes parcels into a node's state directory.
-
-    Parameters
-    ----------
-    state_dir : Path
-        The node's.
-    largest : int (default: 1 GiB)
-        Bytes of a sealed payload above which it is refused.
-    """
+    """Accepts parcels of up to `largest` bytes into a node's state directory."""
 
     def __init__(self, state_dir: Path, *, largest: int = LARGEST_PARCEL) -> None:
         self._state_dir = state_dir
@@ -53,15 +45,15 @@ class Mailbox(MailboxServicer):
     def Deliver(  # noqa: N802 (the name in links.proto)
         self, parts: Iterator[Part], context: grpc.ServicerContext
     ) -> Accepted:
-        """Take a parcel, or refuse it with a line in the log."""
+        """Accept a parcel, or reject it and log why."""
         header = next(parts, Part()).header
         try:
             waybill = Waybill(**{name: getattr(header, name) for name in Waybill.model_fields})
             self._accept(header, waybill, (part.chunk for part in parts))
         except ValidationError as error:
-            return _refuse(context, f"its header is malformed ({error.error_count()} errors)")
+            return _reject(context, f"its header is malformed ({error.error_count()} errors)")
         except LinkError as error:
-            return _refuse(context, f"from node {header.sender}: {error}")
+            return _reject(context, f"from node {header.sender}: {error}")
         log(INFO, "Mailbox: %d bytes from node %s", header.size, header.sender)
         return Accepted()
 
@@ -70,14 +62,14 @@ class Mailbox(MailboxServicer):
             raise LinkError(f"{header.size} bytes are more than the {self._largest} allowed")
         store = NodeStore.open(self._state_dir, header.run_id, int(waybill.receiver))
         folder = LinkFolder(store)
-        permit = waybill.permit_from(folder.known_permit_key())
+        permit = waybill.permit_from(folder.existing_permit_key())
         if not hmac.compare_digest(header.permit.encode(), permit.encode()):
             raise LinkError("the server has not permitted it: wrong node, run, purpose or token")
         folder.put(waybill.token, chunks, header.size, header.sha256)
 
 
-def _refuse(context: grpc.ServicerContext, reason: str) -> Accepted:
-    log(WARNING, "Mailbox: refused a parcel %s", reason)
+def _reject(context: grpc.ServicerContext, reason: str) -> Accepted:
+    log(WARNING, "Mailbox: rejected a parcel %s", reason)
     context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
     return Accepted()
 
@@ -85,26 +77,10 @@ def _refuse(context: grpc.ServicerContext, reason: str) -> Accepted:
 def start_server(
     mailbox: Mailbox, address: str, credentials: Credentials | None
 ) -> tuple[grpc.Server, int]:
-    """Serve a mailbox.
+    """Serve a mailbox; return the server and its port.
 
-    Parameters
-    ----------
-    mailbox : Mailbox
-        Where parcels go.
-    address : str
-        ``host:port`` to listen at; port 0 takes a free one.
-    credentials : Credentials or None
-        The node's: only nodes that the same authority vouches for are let in. None: no TLS.
-
-    Returns
-    -------
-    tuple[grpc.Server, int]
-        The server, started, and its port.
-
-    Raises
-    ------
-    LinkError
-        If it cannot listen there, or the credentials are unusable.
+    With credentials, only nodes with a certificate of the same authority can connect; without, no
+    TLS. Port 0 listens at a free port.
     """
     server = grpc.server(ThreadPoolExecutor(max_workers=8), options=_OPTIONS)
     add_MailboxServicer_to_server(mailbox, server)
@@ -139,7 +115,7 @@ def main() -> None:
         return
     log(INFO, "Mailbox: listening at %s", address)
     if credentials is None:
-        log(WARNING, "Mailbox: no TLS, hence for nodes on this machine only; parcels are sealed")
+        log(WARNING, "Mailbox: no TLS, so only for nodes on this machine; parcels are sealed")
     while server.wait_for_termination(_SWEEP):
         remove_expired(state_dir, EXPIRY)
 

@@ -1,8 +1,8 @@
-"""Records by which one node sends to another: introduction, route, parcel, delivery.
+"""Records with which one node sends to another: introduction, route, parcel, delivery.
 
-A node introduces itself to the server; the server gives a sender a route; the sender replies with a
-parcel; and the server hands the receiver a delivery, made of both. Node ids are decimal texts, for
-they fill 64 bits and a config record holds signed integers.
+A node sends the server its introduction. The server sends the sender a route, the sender replies
+with a parcel, and from both the server makes the delivery for the receiver. Node ids are strings
+here: they are unsigned 64-bit integers, and a ConfigRecord holds signed ones.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ VIRTUAL_DATA = "virtual-data"
 """Purpose of a parcel: a member's distilled data for its cluster head (HFLDD, step 4)."""
 
 LinkMode = Literal["relay", "direct", "auto"]
-"""How parcels travel: through the server, from node to node, or directly where that works."""
+"""How parcels travel: through the server, directly, or directly where that works."""
 
 NodeId = Annotated[str, Field(pattern=r"^[0-9]{1,20}$")]
 Token = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -26,19 +26,7 @@ PublicKey = Annotated[bytes, Field(min_length=32, max_length=32)]
 
 
 class Waybill(Block):
-    """Who sends whom what for.
-
-    Parameters
-    ----------
-    sender : str
-        Node id of the sender.
-    receiver : str
-        Node id of the receiver.
-    purpose : str
-        What the parcel is for.
-    token : str
-        Good for one parcel.
-    """
+    """Sender, receiver (node ids), purpose and one-time token of a parcel."""
 
     sender: NodeId
     receiver: NodeId
@@ -50,13 +38,7 @@ class Waybill(Block):
         return json.dumps([self.sender, self.receiver, self.purpose, self.token]).encode()
 
     def permit_from(self, permit_key: bytes) -> str:
-        """HMAC-SHA256 by which the receiver's mailbox knows that the server allows this parcel.
-
-        Parameters
-        ----------
-        permit_key : bytes
-            The receiver's for this run, from its introduction.
-        """
+        """HMAC-SHA256 that shows the receiver's mailbox that the server permits this parcel."""
         return hmac.digest(permit_key, self.to_bytes(), hashlib.sha256).hex()
 
 
@@ -68,13 +50,13 @@ class Introduction(Block):
     public_key : bytes
         X25519 key of the node for this run.
     certificate : bytes (default: b"")
-        PEM certificate of the node, where it has one.
+        PEM certificate of the node, if it has one.
     signature : bytes (default: b"")
-        The certificate's signature under run, node and key.
+        Signature of run, node and public key with the certificate's key.
     address : str (default: "")
-        ``host:port`` of the node's mailbox, where it has one.
+        ``host:port`` of the node's mailbox, if it has one.
     permit_key : bytes (default: b"")
-        Key of the permits that the mailbox asks for.
+        Key of the permits for the mailbox.
     """
 
     public_key: PublicKey
@@ -85,15 +67,7 @@ class Introduction(Block):
 
 
 class Peered(Waybill):
-    """A waybill with the public key of the other end, and what proves it.
-
-    Parameters
-    ----------
-    peer_key : bytes
-        ``public_key`` of the other end's introduction.
-    peer_certificate, peer_signature : bytes (default: b"")
-        ``certificate`` and ``signature`` there.
-    """
+    """A waybill with public key, certificate and signature from the peer's introduction."""
 
     peer_key: PublicKey
     peer_certificate: bytes = b""
@@ -103,14 +77,7 @@ class Peered(Waybill):
 class Route(Peered):
     """What a sender needs for one parcel; the peer is the receiver.
 
-    Parameters
-    ----------
-    link : str
-        ``relay``, ``direct`` or ``auto``.
-    address : str (default: "")
-        The receiver's mailbox, where it has one.
-    permit : str (default: "")
-        The mailbox's permit for this parcel.
+    `address` is the receiver's mailbox, `permit` its permit for this parcel; empty without mailbox.
     """
 
     link: LinkMode
@@ -124,7 +91,7 @@ class Parcel(Block):
     Parameters
     ----------
     link : str
-        ``relay`` or ``direct``: the way that the parcel took.
+        ``relay`` or ``direct``: how the parcel travelled.
     token : str
         As in the route.
     num_bytes : int
@@ -142,12 +109,7 @@ class Parcel(Block):
 class Delivery(Peered):
     """What a receiver needs to open one parcel; the peer is the sender.
 
-    Parameters
-    ----------
-    link : str
-        ``relay`` or ``direct``: whether the parcel is in the payload or in the mailbox.
-    payload : bytes (default: b"")
-        The sealed payload, if relayed.
+    The sealed payload is here if relayed, in the mailbox if sent directly.
     """
 
     link: Literal["relay", "direct"]

@@ -1,4 +1,4 @@
-"""The server's part in links between nodes: who can be sent to, and by which route."""
+"""The server's part in links between nodes: it makes routes and deliveries."""
 
 import secrets
 from collections.abc import Mapping
@@ -13,16 +13,16 @@ from task.settings import SettingsError
 class Links:
     """Routes from node to node.
 
-    The sender gets a route in its message, the receiver what :meth:`forward` makes of the route and
-    of the sender's parcel. A route is good for one parcel.
+    The sender's message holds a route. The receiver's holds a delivery, which :meth:`forward` makes
+    from the route and the sender's parcel. A route is good for one parcel.
 
     Parameters
     ----------
     introductions : Mapping[int, Introduction]
-        Of each node that can send and be sent to.
+        Introductions by node id.
     mode : str (default: "auto")
-        ``relay``: parcels ride in messages through the server, sealed. ``direct``: from node to
-        node. ``auto``: directly where the receiver has an address and the transfer works.
+        ``relay``: sealed parcels travel through the server. ``direct``: from node to node.
+        ``auto``: directly where the receiver has an address and the transfer works.
     """
 
     def __init__(self, introductions: Mapping[int, Introduction], mode: LinkMode = "auto") -> None:
@@ -33,7 +33,7 @@ class Links:
         return node in self._introductions
 
     def route(self, sender: int, receiver: int, purpose: str) -> ConfigRecord:
-        """Route for one parcel, to be put into the sender's message.
+        """Make a route for one parcel, for the sender's message.
 
         Parameters
         ----------
@@ -42,7 +42,7 @@ class Links:
         receiver : int
             Node id.
         purpose : str
-            What the parcel is for; the receiver opens it for nothing else.
+            What the parcel is for; the receiver opens it for this purpose only.
 
         Raises
         ------
@@ -51,8 +51,8 @@ class Links:
         KeyError
             If the receiver did not introduce itself.
         """
-        to = self._introductions[receiver]
-        if self.mode == "direct" and not to.address:
+        introduction = self._introductions[receiver]
+        if self.mode == "direct" and not introduction.address:
             raise SettingsError(
                 f'links = "direct", but node {receiver} has no address (start it with '
                 '--peer-address HOST:PORT, or set links to "auto")'
@@ -63,45 +63,45 @@ class Links:
         return _record(
             Route(
                 **waybill.model_dump(),
-                **_peer(to),
+                **_peer(introduction),
                 link=self.mode,
-                address=to.address,
-                permit=waybill.permit_from(to.permit_key) if to.address else "",
+                address=introduction.address,
+                permit=waybill.permit_from(introduction.permit_key) if introduction.address else "",
             )
         )
 
     def forward(self, route: ConfigRecord, parcel: ConfigRecord) -> ConfigRecord:
-        """Delivery for the receiver's message.
+        """Make the delivery for the receiver's message.
 
         Parameters
         ----------
         route : ConfigRecord
-            As the sender got it.
+            From the sender's message.
         parcel : ConfigRecord
-            As the sender replied.
+            From the sender's reply.
 
         Raises
         ------
         SettingsError
             If the parcel is malformed.
         """
-        given = Route.checked(route, "route")
-        sent = Parcel.checked(parcel, f"parcel of node {given.sender}")
+        waybill = Route.checked(route, "route")
+        reply = Parcel.checked(parcel, f"parcel of node {waybill.sender}")
         return _record(
             Delivery(
-                **given.model_dump(include=set(Waybill.model_fields)),
-                **_peer(self._introductions[int(given.sender)]),
-                link=sent.link,
-                payload=sent.payload,
+                **waybill.model_dump(include=set(Waybill.model_fields)),
+                **_peer(self._introductions[int(waybill.sender)]),
+                link=reply.link,
+                payload=reply.payload,
             )
         )
 
 
-def _peer(told: Introduction) -> dict[str, Any]:
+def _peer(introduction: Introduction) -> dict[str, Any]:
     return {
-        "peer_key": told.public_key,
-        "peer_certificate": told.certificate,
-        "peer_signature": told.signature,
+        "peer_key": introduction.public_key,
+        "peer_certificate": introduction.certificate,
+        "peer_signature": introduction.signature,
     }
 
 

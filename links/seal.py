@@ -1,8 +1,8 @@
-"""Sealing: what one node encrypts for another, so that nobody between them can read or change it.
+"""End-to-end encryption between two nodes: nobody between them can read or change a parcel.
 
-X25519 between the two nodes' keys of the run, HKDF-SHA256, AES-256-GCM. Both ends' keys go into the
-shared secret, so that what opens was sealed by the holder of the sender's key. Run, sender,
-receiver, purpose and token are bound into the key and authenticated: a parcel opens nowhere else.
+X25519 with both nodes' keys for the run, HKDF-SHA256, AES-256-GCM. Both keys make the shared
+secret, so only the holder of the sender's key can have sealed a parcel that opens. Run, sender,
+receiver, purpose and token are authenticated and part of the key: a parcel opens nowhere else.
 """
 
 import json
@@ -22,52 +22,16 @@ _NONCE = 12
 
 
 def seal(payload: bytes, waybill: Peered, run_id: int, key: X25519PrivateKey) -> bytes:
-    """Encrypt a payload for the waybill's receiver.
-
-    Parameters
-    ----------
-    payload : bytes
-        What only the receiver may read.
-    waybill : Peered
-        With the receiver's public key.
-    run_id : int
-        Flower's run id.
-    key : X25519PrivateKey
-        The sender's.
-
-    Returns
-    -------
-    bytes
-        Nonce, ciphertext and tag.
-
-    Raises
-    ------
-    LinkError
-        If the receiver's public key is none.
-    """
+    """Encrypt a payload for the waybill's peer with the sender's key: nonce, ciphertext, tag."""
     nonce = os.urandom(_NONCE)
     context = _context(waybill, run_id)
     return nonce + _cipher(waybill, context, key).encrypt(nonce, payload, context)
 
 
 def unseal(sealed: bytes, waybill: Peered, run_id: int, key: X25519PrivateKey) -> bytes:
-    """Decrypt what :func:`seal` made.
+    """Decrypt what :func:`seal` returned, with the receiver's key and the sender as peer.
 
-    Parameters
-    ----------
-    sealed : bytes
-        As received.
-    waybill : Peered
-        With the sender's public key; otherwise as it was sealed with.
-    run_id : int
-        Flower's run id.
-    key : X25519PrivateKey
-        The receiver's.
-
-    Raises
-    ------
-    LinkError
-        If anything differs from what was sealed, and for whom, by a bit.
+    Raises `LinkError` if a bit of payload, waybill, run or keys differs.
     """
     context = _context(waybill, run_id)
     nonce, ciphertext = sealed[:_NONCE], sealed[_NONCE:]

@@ -1,4 +1,4 @@
-"""Send to another node, and receive from one, whichever way the parcel goes."""
+"""Sends parcels to other nodes and receives theirs, relayed or direct."""
 
 from __future__ import annotations
 
@@ -39,22 +39,11 @@ class Endpoint(Protocol):
 
     @property
     def node_config(self) -> Mapping[str, object]:
-        """What the node was told when it started."""
+        """The node's config from its start."""
 
 
 def introduce(session: Endpoint) -> ConfigRecord:
-    """Tell the server what other nodes need in order to send to this one.
-
-    Parameters
-    ----------
-    session : Endpoint
-        The node's, in a run.
-
-    Returns
-    -------
-    ConfigRecord
-        A :class:`links.records.Introduction`.
-    """
+    """Return a :class:`links.records.Introduction`, which others need to send to this node."""
     folder = LinkFolder(session.store)
     public = folder.private_key().public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
     credentials = Credentials.of(session.node_config)
@@ -78,42 +67,44 @@ def send(session: Endpoint, route: ConfigRecord, payload: bytes) -> ConfigRecord
     Parameters
     ----------
     session : Endpoint
-        The sender's.
+        The sender's session.
     route : ConfigRecord
-        As the server gave it: :meth:`links.routes.Links.route`.
+        The route from the server's message (:meth:`links.routes.Links.route`).
     payload : bytes
-        What only the receiver may read.
+        Data that only the receiver may read.
 
     Returns
     -------
     ConfigRecord
-        A :class:`links.records.Parcel`, which must be in the reply to the server: the sealed
-        payload, or the receipt of a direct transfer.
+        A :class:`links.records.Parcel` for the reply to the server: the sealed payload, or the
+        receipt of a direct transfer.
 
     Raises
     ------
     LinkError
-        If the route is malformed or not this node's, the receiver's key is not vouched for (where
-        this node has a certificate), the payload is too large, or a link that must be direct fails.
+        If the route is malformed or another node's, the receiver's key is not signed with a
+        certificate (if this node has one), the payload is too large, or a link that must be direct
+        fails.
     """
-    to = _checked(Route, route, "route")
-    if to.sender != str(session.node_id):
-        raise LinkError(f"the route is for node {to.sender}, this is node {session.node_id}")
+    checked = _checked(Route, route, "route")
+    if checked.sender != str(session.node_id):
+        raise LinkError(f"the route is for node {checked.sender}, this is node {session.node_id}")
     credentials = Credentials.of(session.node_config)
     if credentials is not None:
-        credentials.check_peer(to, session.run_id, to.receiver)
-    sealed = seal(payload, to, session.run_id, LinkFolder(session.store).private_key())
+        credentials.check_peer(checked, session.run_id, checked.receiver)
+    sealed = seal(payload, checked, session.run_id, LinkFolder(session.store).private_key())
     if len(sealed) > LARGEST_PARCEL:
         raise LinkError(f"{len(sealed)} bytes are more than the {LARGEST_PARCEL} allowed")
-    if to.address and to.link != "relay":
+    token, num_bytes = checked.token, len(sealed)
+    if checked.address and checked.link != "relay":
         try:
-            deliver(sealed, to, session.run_id, credentials)
-            return _record(Parcel(link="direct", token=to.token, num_bytes=len(sealed)))
+            deliver(sealed, checked, session.run_id, credentials)
+            return _record(Parcel(link="direct", token=token, num_bytes=num_bytes))
         except LinkError as error:
-            if to.link == "direct":
+            if checked.link == "direct":
                 raise
-            log(WARNING, "No direct link to node %s, hence by relay: %s", to.receiver, error)
-    return _record(Parcel(link="relay", token=to.token, num_bytes=len(sealed), payload=sealed))
+            log(WARNING, "No direct link to node %s, using the relay: %s", checked.receiver, error)
+    return _record(Parcel(link="relay", token=token, num_bytes=num_bytes, payload=sealed))
 
 
 def receive(session: Endpoint, parcel: ConfigRecord, purpose: str) -> bytes:
@@ -122,11 +113,11 @@ def receive(session: Endpoint, parcel: ConfigRecord, purpose: str) -> bytes:
     Parameters
     ----------
     session : Endpoint
-        The receiver's.
+        The receiver's session.
     parcel : ConfigRecord
-        As the server handed it on: :meth:`links.routes.Links.forward`.
+        The delivery from the server's message (:meth:`links.routes.Links.forward`).
     purpose : str
-        What the parcel must have been sent for.
+        The purpose that the sender must have named.
 
     Returns
     -------

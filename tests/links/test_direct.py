@@ -70,7 +70,7 @@ def test_what_the_server_did_not_permit_is_refused(receiver, links_of, refusals,
     route = route_to(links_of(receiver), **changes)
     with pytest.raises(LinkError, match="the server has not permitted it"):
         direct.deliver(SEALED, route, RUN, None)
-    assert "Mailbox: refused a parcel from node" in refusals.text
+    assert "Mailbox: rejected a parcel from node" in refusals.text
     assert receiver.mailbox == []
 
 
@@ -102,9 +102,9 @@ def test_a_parcel_over_the_limit_is_refused_before_it_is_sent(listening, links_o
 @pytest.mark.parametrize(
     ("chunks", "said"),
     [
-        ([SEALED[:1000]], "not of the 3000 bytes"),
-        ([], "not of the 3000 bytes"),
-        ([SEALED, b"more"], "not of the 3000 bytes"),
+        ([SEALED[:1000]], "not have the announced 3000 bytes"),
+        ([], "not have the announced 3000 bytes"),
+        ([SEALED, b"more"], "not have the announced 3000 bytes"),
         ([SEALED[:-1] + bytes([SEALED[-1] ^ 1])], "checksum differs"),
     ],
     ids=["truncated", "nothing", "too much", "changed"],

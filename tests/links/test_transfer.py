@@ -178,7 +178,7 @@ def test_auto_falls_back_to_the_relay_and_says_why(party, links_of, caplog, monk
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     delivery = delivered(links, sender, receiver)
     assert delivery["link"] == "relay"
-    assert "hence by relay: no transfer to 127.0.0.1:9" in caplog.text
+    assert "using the relay: no transfer to 127.0.0.1:9" in caplog.text
     assert receive(receiver, delivery, "models") == PAYLOAD
     with pytest.raises(LinkError, match="no transfer"):
         delivered(links_of(sender, receiver, mode="direct"), sender, receiver)
@@ -212,11 +212,11 @@ def test_a_key_that_the_server_swapped_is_refused(party, links_of, authority):
     theirs = links.route(SENDER, STRANGER, "models")
     swapped = ConfigRecord({**links.route(SENDER, RECEIVER, "models")})
     swapped["peer-key"] = theirs["peer-key"]
-    with pytest.raises(LinkError, match=r"not vouched for .* wrong signature"):
+    with pytest.raises(LinkError, match=r"not signed with .* wrong signature"):
         send(sender, swapped, PAYLOAD)
     for key in ("peer-certificate", "peer-signature"):  # a node's, but not for this receiver
         swapped[key] = theirs[key]
-    with pytest.raises(LinkError, match=r"not vouched for .* wrong signature"):
+    with pytest.raises(LinkError, match=r"not signed with .* wrong signature"):
         send(sender, swapped, PAYLOAD)
 
 
@@ -233,7 +233,7 @@ def test_a_key_without_a_nodes_certificate_is_refused(
         "expired": lambda: authority.issue("old", days=-1),
     }[case]()
     receiver = party(RECEIVER, **certificate)
-    with pytest.raises(LinkError, match="not vouched for"):
+    with pytest.raises(LinkError, match="not signed with"):
         delivered(links_of(sender, receiver), sender, receiver)
 
 
