@@ -1,4 +1,4 @@
-"""The nodes of FedHEAD's sectors: who is there, where each belongs, and who leads."""
+"""Nodes of FedHEAD's sectors: which are connected, where each belongs, and which leads."""
 
 from collections.abc import Collection, Iterable, Mapping
 from logging import WARNING
@@ -22,23 +22,13 @@ from strategies.fedhead.sectors import assign_sectors, draw_leader
 class Membership:
     """Nodes in sectors, as they come and go.
 
-    A node is known again by its partition, else by its id: its identity.
-
-    Parameters
-    ----------
-    num_sectors : int
-        M, where nodes do not declare their sector.
-    fixed_leader : bool
-        Whether the node with most data leads, or node k with probability ``p_km / p_m``.
-    seed : int
-        Seed of the sectors and of the leaders.
-    directory : Directory
-        The nodes that were met.
+    A node's identity is its partition, or its id if it has none: unlike ids, partitions survive
+    restarts of a node.
 
     Attributes
     ----------
     failed : set[int]
-        Identities of those that failed as leaders, this round or at the end of it the last.
+        Identities of leaders that failed since it was last emptied.
     """
 
     def __init__(
@@ -50,44 +40,35 @@ class Membership:
         self.failed: set[int] = set()
         self._directory = directory
         self._nodes: dict[int, Description] = {}
-        """Those that can take part, by id."""
-        self._sector_of: dict[int, int] = {}
-        """By identity."""
+        self._sector_of: dict[int, int] = {}  # by identity
 
     def meet(self, grid: Grid, min_nodes: int, timeout: float) -> list[int]:
-        """Look up who is connected, and give each new node a sector.
+        """Look up connected nodes, and give each new one a sector.
 
-        Parameters
-        ----------
-        grid : Grid
-            Any Flower grid.
-        min_nodes : int
-            Nodes to wait for before sectors are formed.
-        timeout : float
-            Seconds to wait for replies.
+        Waits for `min_nodes` before the first sectors are formed, later for one.
 
         Returns
         -------
         list[int]
-            Ids of the nodes connected that can take part, in the order of their identities.
+            Ids of connected nodes that can take part, ordered by identity.
 
         Raises
         ------
         RuntimeError
             If there are none.
         """
-        wanted = 1 if self._nodes else min_nodes
-        sample_nodes(grid, wanted, wanted)
+        awaited = 1 if self._nodes else min_nodes
+        sample_nodes(grid, awaited, awaited)
         nodes = list(grid.get_node_ids())
         declared: dict[int, int | None] = {}
-        for node, found in self._directory.look_up(grid, nodes, timeout).items():
+        for node, description in self._directory.look_up(grid, nodes, timeout).items():
             if node in self._nodes:
                 continue
-            if found.introduction is None or not found.num_examples:
+            if description.introduction is None or not description.num_examples:
                 log(WARNING, "Node %d cannot take part: it has no samples, or no links", node)
                 continue
-            self._nodes[node] = found
-            declared[self.identity(node)] = found.sector
+            self._nodes[node] = description
+            declared[self.identity(node)] = description.sector
         self._sector_of = assign_sectors(
             {identity: declared[identity] for identity in sorted(declared)},
             self.num_sectors,
@@ -100,24 +81,24 @@ class Membership:
         return sorted(able, key=lambda node: (self.identity(node), node))
 
     def identity(self, node: int) -> int:
-        """By what a node is known again: its partition, else its id."""
+        """A node's partition, or its id if it has none."""
         partition = self._nodes[node].partition
         return node if partition is None else partition
 
     def without_address(self, nodes: Iterable[int]) -> set[int]:
-        """Identities of those nodes that no other node can send to directly."""
+        """Identities of nodes that no other node can send to directly."""
         introductions = {node: self._nodes[node].introduction for node in nodes}
         return {self.identity(n) for n, i in introductions.items() if i is None or not i.address}
 
     def links(self, mode: LinkMode) -> Links:
-        """Routes between the nodes that were met."""
+        """Routes between all known nodes."""
         introductions = {n: d.introduction for n, d in self._nodes.items() if d.introduction}
         return Links(introductions, mode)
 
     def draw_clusters(
         self, nodes: list[int], server_round: int, barred: Collection[int]
     ) -> tuple[Cluster, ...]:
-        """A leader in each sector, of no barred identity where there is another node."""
+        """Draw a leader in each sector, barred identities only if there is no other node."""
         generator = np.random.default_rng([self.seed, server_round])
         clusters = []
         sector_of = {node: self._sector_of[self.identity(node)] for node in nodes}
@@ -125,9 +106,9 @@ class Membership:
             inside = [node for node in nodes if sector_of[node] == sector]
             able = [node for node in inside if self.identity(node) not in barred] or inside
             sizes = np.array([self._nodes[node].num_examples for node in able])
-            drawn = int(sizes.argmax()) if self.fixed_leader else draw_leader(sizes, generator)
-            members = tuple(node for node in inside if node != able[drawn])
-            clusters.append(Cluster(head=able[drawn], members=members))
+            place = int(sizes.argmax()) if self.fixed_leader else draw_leader(sizes, generator)
+            members = tuple(node for node in inside if node != able[place])
+            clusters.append(Cluster(head=able[place], members=members))
         return tuple(clusters)
 
     def fail(self, *nodes: int) -> None:
@@ -135,26 +116,26 @@ class Membership:
         self.failed.update(self.identity(node) for node in nodes)
 
     def has_failed(self, node: int) -> bool:
-        """Whether a node failed since `failed` was emptied."""
+        """Whether a node failed since `failed` was last emptied."""
         return self.identity(node) in self.failed
 
     def state_dict(self) -> dict[str, Any]:
-        """What lasts over rounds and ids."""
+        """State for a checkpoint."""
         return {"sector-of": dict(self._sector_of), "failed": sorted(self.failed)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
+        """Restore the state."""
         self._sector_of = dict(state["sector-of"])
         self.failed = set(state["failed"])
 
 
 def samples_of(reply: Message) -> int:
-    """Samples that a node names, at least one.
+    """Number of samples in a reply, at least one.
 
     Raises
     ------
     ValueError
-        If it names none.
+        If it is missing or less.
     """
     count = int(number(reply, NUM_EXAMPLES))
     if count < 1:

@@ -1,4 +1,4 @@
-"""Sectors of nodes and their leaders (FedHEAD): which node belongs where, and which leads."""
+"""Sectors of nodes and their leaders (FedHEAD)."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -15,19 +15,19 @@ def assign_sectors(
 ) -> dict[int, int]:
     """Put each node into a sector.
 
-    A node that declares a sector is in it. The others, in random order, join the smallest sector
-    of those declared or known, or of ``num_sectors`` new ones where there are none.
+    A node stays in its known sector, or goes to the one it declares. The others, in random order,
+    join the smallest sector, or the smallest of ``num_sectors`` new ones if there are none.
 
     Parameters
     ----------
     declared : Mapping[int, int or None]
-        For each node, the sector that its owner gave it, or None.
+        For each node, the sector declared by its owner, or None.
     num_sectors : int
-        M, where sectors are drawn; there are never more than nodes.
+        M, if sectors are drawn; never more than nodes.
     generator : np.random.Generator
         Draws the order.
     known : Mapping[int, int], optional (default: None)
-        Sectors given before, which stay as they are.
+        Earlier sectors, which do not change.
 
     Returns
     -------
@@ -47,18 +47,5 @@ def assign_sectors(
 
 
 def draw_leader(num_examples: NDArray[np.int64], generator: np.random.Generator) -> int:
-    """Draw a sector's leader: node k with probability ``p_km / p_m``, its share of the samples.
-
-    Parameters
-    ----------
-    num_examples : ndarray
-        Samples of each node of the sector; at least one node has some.
-    generator : np.random.Generator
-        Draws the leader.
-
-    Returns
-    -------
-    int
-        Position of the leader.
-    """
+    """Position of a sector's leader: node k with probability ``p_km / p_m``, its share of samples."""
     return int(generator.choice(len(num_examples), p=num_examples / num_examples.sum()))

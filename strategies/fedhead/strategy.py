@@ -53,48 +53,44 @@ Weighted = tuple[float, Arrays]
 class FedHEAD(FedAvg):
     """Federated learning in sectors, with ensemble distillation on a leader in each.
 
-    Each round a leader is drawn in each sector. (1) All nodes train and send their models to their
+    Each round draws a leader in each sector. (1) All nodes train and send their models to their
     leader, (2) which averages them, ``w_m = sum_k (p_km / p_m) w_km``; (3) the server averages the
     sectors, ``z = sum_m p_m w_m``; (4) each leader distils its members' ensemble, on its own data,
-    into a student that starts at z; (5) the server averages the students, ``w = sum_m p_m z_m``,
-    and leaders hand w to their members, where links between nodes are direct: the server then
-    exchanges models with leaders only.
+    into a student that starts at z; (5) the server averages the students, ``w = sum_m p_m z_m``.
+    Over direct links the server exchanges models with leaders only: they hand w to their members.
 
-    A leader that fails in step 4 leaves its sector with w_m for the round. One that fails before is
-    replaced: the member with most samples takes over, the others send it again what they trained,
-    and w_m lacks the model of the one that failed. Where nobody is left, the sector is out of the
-    round. One that cannot hand out w is replaced at once. Who failed does not lead in the next
-    round.
+    If a leader fails in step 4, its sector keeps w_m for the round. If it fails earlier, the member
+    with most samples takes over, the others send it their trained models again, and w_m lacks the
+    failed leader's model. If nobody can take over, the sector sits out the round. A leader that
+    cannot hand out w is replaced at once. A failed leader does not lead in the next round.
 
     Parameters
     ----------
-    sectors : int (default: 2)
-        M, where nodes do not declare their sector: nodes are spread evenly at random.
-    fixed_leader : bool (default: False)
-        Whether the node with most data leads its sector in every round (the paper's table 7). If
-        False, node k leads with probability ``p_km / p_m``.
+    sectors, fixed_leader
+        See `protocol.fedhead.FedHEADSettings`. If not fixed, node k leads with probability
+        ``p_km / p_m``; fixed leaders are those of the paper's table 7.
     ensemble_distillation : EnsembleDistillation, optional (default: None)
         How leaders distil; None takes the defaults.
     links : str (default: "auto")
         How members and leaders send to each other: ``relay`` (through the server, sealed),
-        ``direct`` (from node to node) or ``auto`` (directly where that works).
+        ``direct`` or ``auto`` (direct where that works).
     phase_timeout : float (default: 600.0)
         Seconds to wait for replies in each phase.
     seed : int (default: 0)
         Seed of the sectors and of the leaders.
     directory : Directory, optional (default: None)
-        The nodes that were met already; None asks each who it is.
+        Descriptions of known nodes; None starts an empty one.
     min_available_nodes : int (default: 2)
         Nodes to wait for before sectors are formed.
     fraction_evaluate : float (default: 0.0)
         Share of all nodes that evaluate the global model each round.
     min_evaluate_nodes : int (default: 2)
-        Fewest nodes that evaluate, where any do.
+        Fewest nodes that evaluate, if any do.
 
     Notes
     -----
-    Letters and steps are those of the paper FedHEAD. Its text leaves open what the ensemble's mean
-    is taken of; here it is of probabilities, and students minimise ``KL(teacher || student)``.
+    Letters and steps are the FedHEAD paper's. It leaves open what the ensemble averages; here it is
+    probabilities by default, and students minimise ``KL(teacher || student)``.
     """
 
     def __init__(
@@ -132,7 +128,7 @@ class FedHEAD(FedAvg):
 
     @classmethod
     def from_run(cls, settings: FedHEADSettings, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
+        """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`."""
         sampled = ("fraction_evaluate", "min_evaluate_nodes", "min_available_nodes")
         own = {
             "sectors": settings.sectors,
@@ -165,7 +161,7 @@ class FedHEAD(FedAvg):
         if self.links == "direct":
             barred |= membership.without_address(nodes)
         clusters = membership.draw_clusters(nodes, server_round, barred)
-        handed = self._hand_out(clusters, links, arrays)
+        downloads = self._hand_out(clusters, links, arrays)
         if membership.failed:  # other sectors draw the same leader again
             barred |= membership.failed
             clusters = membership.draw_clusters(nodes, server_round, barred)
@@ -183,7 +179,7 @@ class FedHEAD(FedAvg):
                     continue
                 settings = ConfigRecord({**config, SERVER_ROUND: server_round, LEADS: leads})
                 content = RecordDict({CONFIG: settings})
-                content.update(handed.get(node, {ARRAYS: arrays}))
+                content.update(downloads.get(node, {ARRAYS: arrays}))
                 if not leads:
                     content[ROUTE] = self._routes[node]
                 messages.append(Message(content, node, TRAIN_SECTOR))
@@ -208,11 +204,11 @@ class FedHEAD(FedAvg):
         return as_record(combined), metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """What the strategy needs to go on after a restart, besides the global model."""
+        """State for a checkpoint, besides the global model."""
         return {**tag(self), **self._membership.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave; see `CheckedFedAvg`."""
+        """Restore the state; see `CheckedFedAvg`."""
         check_tag(state, self)
         self._membership.load_state_dict(state)
 
@@ -223,13 +219,13 @@ class FedHEAD(FedAvg):
     def _hand_out(
         self, clusters: tuple[Cluster, ...], links: Links, arrays: ArrayRecord
     ) -> dict[int, dict[str, ConfigRecord]]:
-        """Step 5 of the round before, over direct links: leaders hand w to their members.
+        """Step 5 of the previous round, over direct links: leaders hand w to their members.
 
         Returns
         -------
         dict[int, dict[str, ConfigRecord]]
-            What stands for w in the train message of each node that has it: the delivery of its
-            leader, and nothing for a leader. Other nodes get w from the server.
+            For nodes that need no w from the server, the records that replace it in their train
+            message: a member's delivery from its leader, none for a leader.
         """
         routes: dict[int, dict[int, ConfigRecord]] = {}
         messages = []
@@ -249,11 +245,11 @@ class FedHEAD(FedAvg):
                 content = RecordDict({ARRAYS: arrays, **by_rank})
                 messages.append(Message(content, cluster.head, HAND_OUT))
         replies = self._ask(messages)
-        handed: dict[int, dict[str, ConfigRecord]] = {}
+        downloads: dict[int, dict[str, ConfigRecord]] = {}
         for cluster in clusters:
             if (reply := replies.get(cluster.head)) is None:
                 continue
-            handed[cluster.head] = {}
+            downloads[cluster.head] = {}
             for rank, member in enumerate(cluster.members):
                 parcel = reply.content.config_records.get(f"{PARCEL}.{rank}")
                 if parcel is None or member not in routes[cluster.head]:
@@ -263,18 +259,18 @@ class FedHEAD(FedAvg):
                 except ValueError as error:
                     log(WARNING, "Node %d handed out a bad parcel: %s", cluster.head, error)
                     continue
-                handed[member] = {DELIVERY: delivery}
-        return handed
+                downloads[member] = {DELIVERY: delivery}
+        return downloads
 
     def _possible_routes(
         self, links: Links, ends: Iterable[tuple[int, int]], purpose: str
     ) -> dict[tuple[int, int], ConfigRecord]:
-        """Routes by sender and receiver; where there can be none, the log says why.
+        """Routes by (sender, receiver), without impossible ones, which are logged.
 
         Raises
         ------
         SettingsError
-            If that is so in the first round, where the setting can still be put right.
+            If one is impossible in the first round, when the user can still change the setting.
         """
         routes = {}
         for sender, receiver in ends:
@@ -303,7 +299,7 @@ class FedHEAD(FedAvg):
         return num_examples, MetricRecord({TRAIN_LOSS: loss / max(total, 1)})
 
     def _deliveries(self, replies: Iterable[Message]) -> dict[int, ConfigRecord]:
-        """What members sent their leaders, as their leaders get it."""
+        """Members' models, as deliveries for their leaders."""
         links = self._membership.links(self.links)
         deliveries: dict[int, ConfigRecord] = {}
         for reply in replies:
@@ -325,19 +321,19 @@ class FedHEAD(FedAvg):
         num_examples: Mapping[int, int],
         deliveries: Mapping[int, ConfigRecord],
     ) -> dict[int, Weighted]:
-        """Step 2. Samples and w_m of each sector, by leader; a leader that fails is replaced."""
+        """Step 2. Samples and w_m of each sector, by leader; failed leaders are replaced."""
         clusters = list(self.topology.clusters) if self.topology else []
         means: dict[int, Weighted] = {}
         waiting = list(range(len(clusters)))
         while waiting:
             led = [clusters[i] for i in waiting if clusters[i].head in num_examples]
             means |= self._average(server_round, led, num_examples, deliveries)
-            lost = [i for i in waiting if clusters[i].head not in means]
+            leaderless = [i for i in waiting if clusters[i].head not in means]
             waiting = []
-            for i in lost:
+            for i in leaderless:
                 self._membership.fail(clusters[i].head)
-                if (led_anew := self._taken_over(clusters[i], num_examples)) is not None:
-                    clusters[i] = led_anew
+                if (cluster := self._with_new_leader(clusters[i], num_examples)) is not None:
+                    clusters[i] = cluster
                     waiting.append(i)
             deliveries = self._collect_again([clusters[i] for i in waiting], num_examples)
         self.topology = Topology(tuple(clusters), groups=())
@@ -350,7 +346,7 @@ class FedHEAD(FedAvg):
         num_examples: Mapping[int, int],
         deliveries: Mapping[int, ConfigRecord],
     ) -> dict[int, Weighted]:
-        """Have leaders average what they and their members trained."""
+        """Have leaders average their sectors' models."""
         messages = []
         for cluster in clusters:
             ranked = {rank: n for rank, n in enumerate(cluster.members, 1) if n in deliveries}
@@ -371,8 +367,8 @@ class FedHEAD(FedAvg):
                 log(WARNING, "Mean of leader %d set aside: %s", cluster.head, error)
         return means
 
-    def _taken_over(self, cluster: Cluster, num_examples: Mapping[int, int]) -> Cluster | None:
-        """Give a sector to the member with most samples; None where nobody is able."""
+    def _with_new_leader(self, cluster: Cluster, num_examples: Mapping[int, int]) -> Cluster | None:
+        """The cluster led by its member with most samples; None if no member is able to."""
         able = [node for node in cluster.members if self._is_able(node, num_examples)]
         head = successor(
             cluster.head, able, lambda nodes: max(nodes, key=lambda node: num_examples[node])
@@ -385,7 +381,7 @@ class FedHEAD(FedAvg):
     def _collect_again(
         self, clusters: list[Cluster], num_examples: Mapping[int, int]
     ) -> dict[int, ConfigRecord]:
-        """Have the members of sectors that were taken over send again what they trained."""
+        """Have members send their models to the new leaders of their sectors."""
         links = self._membership.links(self.links)
         messages = []
         for cluster in clusters:
@@ -397,13 +393,12 @@ class FedHEAD(FedAvg):
         return self._deliveries(self._ask(messages).values())
 
     def _is_able(self, node: int, num_examples: Mapping[int, int]) -> bool:
-        """Whether a node trained in this round and has not failed since."""
         return node in num_examples and not self._membership.has_failed(node)
 
     def _distil_sectors(
         self, server_round: int, leaders: list[int], mean: Arrays
     ) -> dict[int, Arrays]:
-        """Step 4. z_m of each sector whose leader could distil."""
+        """Step 4. z_m of each sector whose leader succeeded."""
         request = self.ensemble_distillation.model_dump(by_alias=True)
         content = RecordDict(
             {
@@ -422,12 +417,12 @@ class FedHEAD(FedAvg):
         return distilled
 
     def _ask(self, messages: list[Message]) -> dict[int, Message]:
-        """Replies by node, in the order of ``messages``; the other nodes count as failed."""
+        """Replies by node, in the order of ``messages``; nodes without one count as failed."""
         replies = usable(self._grid.send_and_receive(messages, timeout=self.phase_timeout))
         by_node = {reply.metadata.src_node_id: reply for reply in replies}
-        asked = [message.metadata.dst_node_id for message in messages]
-        self._membership.fail(*(node for node in asked if node not in by_node))
-        return {node: by_node[node] for node in asked if node in by_node}
+        nodes = [message.metadata.dst_node_id for message in messages]
+        self._membership.fail(*(node for node in nodes if node not in by_node))
+        return {node: by_node[node] for node in nodes if node in by_node}
 
     def _model_of(self, reply: Message) -> Arrays:
         return model_arrays(sent_arrays(reply), self._global)
@@ -438,7 +433,6 @@ def _is_direct(route: ConfigRecord) -> bool:
 
 
 def _log_rejected(cluster: Cluster, reply: Message) -> None:
-    """Name the members whose models the leader set aside."""
     reasons = reply.content.config_records.get(CONFIG, ConfigRecord())
     for rank, node in enumerate(cluster.members, 1):
         if reason := reasons.get(f"{REJECTED}.{rank}"):

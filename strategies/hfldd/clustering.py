@@ -1,4 +1,4 @@
-"""Grouping and clustering of clients by what their soft labels say (HFLDD, section IV)."""
+"""Grouping and clustering of clients by their soft labels (HFLDD, section IV)."""
 
 from collections.abc import Collection, Sequence
 
@@ -21,13 +21,13 @@ def kl_matrix(soft_labels: NDArray[np.floating]) -> NDArray[np.float64]:
     Parameters
     ----------
     soft_labels : NDArray
-        Softmax outputs of shape (clients, auxiliary samples, classes). Probabilities below 1e-10
-        count as 1e-10, so that a class that a client rules out does not make M infinite.
+        Softmax outputs, (clients, auxiliary samples, classes). Probabilities are clipped to 1e-10,
+        so that a class that a client rules out does not make M infinite.
 
     Returns
     -------
     NDArray
-        M of shape (clients, clients), in nats; zero on the diagonal.
+        M in nats, (clients, clients); zero on the diagonal.
     """
     num_clients, num_samples, _ = soft_labels.shape
     probabilities = np.clip(
@@ -43,22 +43,22 @@ def kl_matrix(soft_labels: NDArray[np.floating]) -> NDArray[np.float64]:
 def homogeneous_groups(
     divergence: NDArray[np.float64], num_groups: int | None, seed: int
 ) -> NDArray[np.int64]:
-    """Group clients of like label distribution: K-means on the rows of M (HFLDD, step 2).
+    """Group clients with similar label distributions: K-means on the rows of M (HFLDD, step 2).
 
     Parameters
     ----------
     divergence : NDArray
-        M of shape (clients, clients), from :func:`kl_matrix`.
+        M from :func:`kl_matrix`, (clients, clients).
     num_groups : int, optional
-        K. Lowered to the number of distinct rows where it exceeds it. If None, the K between 2 and
-        20 with the best silhouette is taken.
+        K, lowered to the number of distinct rows if it is higher. If None, the K between 2 and 20
+        with the best silhouette.
     seed : int
         Seed of K-means.
 
     Returns
     -------
     NDArray
-        Group index of each client, shape (clients,); indices run from 0 without gaps.
+        Group index of each client, (clients,); indices have no gaps.
     """
     most = len(np.unique(divergence.round(12), axis=0))
     if num_groups is None:
@@ -73,7 +73,7 @@ def _kmeans(rows: NDArray[np.float64], num_groups: int, seed: int) -> NDArray[np
 
 
 def _best_silhouette(rows: NDArray[np.float64], num_distinct: int, seed: int) -> int:
-    """K with the best mean silhouette; 1 where there are too few distinct rows to compare."""
+    """K with the best mean silhouette; 1 if there are too few distinct rows to compare."""
     candidates = range(2, min(num_distinct, len(rows) - 1, MOST_GROUPS_TRIED) + 1)
     scores = {k: silhouette_score(rows, _kmeans(rows, k, seed)) for k in candidates}
     return max(scores, key=lambda k: scores[k]) if scores else 1
@@ -82,14 +82,14 @@ def _best_silhouette(rows: NDArray[np.float64], num_distinct: int, seed: int) ->
 def heterogeneous_clusters(
     groups: NDArray[np.int64], generator: np.random.Generator
 ) -> list[list[int]]:
-    """Form clusters that hold one client of every group (HFLDD, algorithm 1).
+    """Form clusters of one client from every group (HFLDD, algorithm 1).
 
     While any group is non-empty, one random client of each non-empty group joins the next cluster.
 
     Parameters
     ----------
     groups : NDArray
-        Group index of each client, shape (clients,).
+        Group index of each client, (clients,).
     generator : np.random.Generator
         Source of the random draws.
 
@@ -97,7 +97,7 @@ def heterogeneous_clusters(
     -------
     list[list[int]]
         Client indices of each cluster; every client is in exactly one. There are as many clusters
-        as the largest group has clients.
+        as clients in the largest group.
     """
     shuffled = [
         generator.permutation(np.flatnonzero(groups == group)).tolist()
@@ -108,37 +108,19 @@ def heterogeneous_clusters(
 
 
 def nearest_group(soft_labels: NDArray[np.floating], group_means: NDArray[np.floating]) -> int:
-    """Find the homogeneous group that a client belongs to which came after groups were formed.
+    """Find the homogeneous group of a new client: the least divergence from the group's mean.
 
     Parameters
     ----------
     soft_labels : NDArray
-        The client's, of shape (auxiliary samples, classes).
+        The client's, (auxiliary samples, classes).
     group_means : NDArray
-        Mean soft labels of each group, of shape (groups, auxiliary samples, classes).
-
-    Returns
-    -------
-    int
-        The group from whose mean the client's soft labels diverge least (:func:`kl_matrix`).
+        Mean soft labels of each group, (groups, auxiliary samples, classes).
     """
     return int(kl_matrix(np.stack([soft_labels, *group_means]))[0, 1:].argmin())
 
 
 def cluster_to_join(clusters: Sequence[Sequence[int]], group: Collection[int]) -> int:
-    """Find the heterogeneous cluster that a client joins which came after they were formed.
-
-    Parameters
-    ----------
-    clusters : sequence of sequence of int
-        Clients of each cluster.
-    group : collection of int
-        The other clients of its homogeneous group.
-
-    Returns
-    -------
-    int
-        The cluster with the fewest of them; of several, the smallest.
-    """
+    """The cluster with the fewest clients of a new client's group; of several, the smallest."""
     sizes = [(sum(client in group for client in cluster), len(cluster)) for cluster in clusters]
     return sizes.index(min(sizes))

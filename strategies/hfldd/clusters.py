@@ -1,4 +1,4 @@
-"""HFLDD's clusters: how they are formed, and what becomes of them as nodes come and go."""
+"""HFLDD's clusters: how they form, and how they change as nodes come and go."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -29,12 +29,12 @@ class LiveCluster:
     Parameters
     ----------
     nodes : list[int]
-        Node ids, in the order in which they joined; a node's place is its rank, which orders the
-        virtual data of a head. A node that is away keeps its place.
+        Node ids in the order of joining. A node's position is its rank, which orders the head's
+        virtual data, so disconnected nodes stay in the list.
     head : int
         The node that trains.
     held : dict[int, list[int]]
-        Of each node that is or was the head, the nodes whose virtual data it holds.
+        For each past or present head, the nodes whose virtual data it has.
     """
 
     nodes: list[int]
@@ -43,22 +43,17 @@ class LiveCluster:
 
     @property
     def held_by_head(self) -> list[int]:
-        """The nodes whose virtual data the head holds."""
+        """The nodes whose virtual data the head has."""
         return list(self.held.get(self.head, ()))
 
 
 class Clusters:
-    """All clusters, and the homogeneous groups that they were drawn from; empty until formed.
-
-    Parameters
-    ----------
-    seed : int
-        Seed of K-means, of the clusters and of the choice of heads.
+    """All clusters, and the homogeneous groups they were drawn from; empty until formed.
 
     Attributes
     ----------
     failed : set[int]
-        Heads that were asked to train and have not done so.
+        Heads that did not train when asked to.
     """
 
     def __init__(self, seed: int) -> None:
@@ -81,29 +76,20 @@ class Clusters:
 
     @property
     def label_shape(self) -> tuple[int, ...]:
-        """|D_g| and classes: the shape of every node's soft labels."""
+        """Shape of every node's soft labels, (|D_g|, classes)."""
         return self._group_means.shape[1:]
 
     @property
     def topology(self) -> Topology:
-        """The clusters as they are."""
+        """The current clusters."""
         clusters = (
             Cluster(one.head, tuple(node for node in one.nodes if node != one.head)) for one in self
         )
         return Topology(tuple(clusters), tuple(tuple(group) for group in self._groups))
 
     def form(self, soft_labels: Mapping[int, NDArray[Any]], groups: int | None) -> None:
-        """Steps 2 and 3. Homogeneous groups, heterogeneous clusters, and a head for each.
-
-        Parameters
-        ----------
-        soft_labels : Mapping[int, NDArray]
-            Of each node, (|D_g|, classes).
-        groups : int, optional
-            K, the homogeneous groups. Lowered where there are fewer distinct nodes; if None, the K
-            with the best silhouette.
-        """
-        nodes = list(soft_labels)  # no array of them: ids of 64 bits would become floats
+        """Steps 2 and 3: homogeneous groups, heterogeneous clusters, and a head for each."""
+        nodes = list(soft_labels)  # not an array: 64-bit ids would become floats
         stacked = np.stack(list(soft_labels.values()))
         group_of = homogeneous_groups(kl_matrix(stacked), groups, self.seed)
         num_groups = int(group_of.max()) + 1
@@ -120,12 +106,12 @@ class Clusters:
         log(INFO, "HFLDD: %d groups, %d clusters of sizes %s", num_groups, len(self), sizes)
 
     def not_placed(self, nodes: Iterable[int]) -> list[int]:
-        """Those of some nodes that are in no cluster."""
+        """The nodes that are in no cluster."""
         placed = {node for cluster in self for node in cluster.nodes}
         return [node for node in nodes if node not in placed]
 
     def place(self, node: int, soft_labels: NDArray[Any]) -> None:
-        """Have a node that came later join a cluster."""
+        """Have a new node join a cluster."""
         group = self._groups[nearest_group(soft_labels, self._group_means)]
         joined = cluster_to_join([cluster.nodes for cluster in self], group)
         self._clusters[joined].nodes.append(node)
@@ -133,7 +119,7 @@ class Clusters:
         log(INFO, "HFLDD: node %d joins cluster %d", node, joined)
 
     def replace_heads(self, server_round: int, connected: Set[int]) -> None:
-        """Have another node of its cluster take over from a head that is gone or failed."""
+        """Replace heads that disconnected or failed by other nodes of their clusters."""
         self._failures.update(self.failed)
         for place, cluster in enumerate(self):
             if cluster.head in connected - self.failed:
@@ -150,7 +136,7 @@ class Clusters:
         return candidates[generator.integers(len(candidates))]
 
     def lacking(self, connected: Set[int]) -> dict[int, LiveCluster]:
-        """Connected nodes whose virtual data their connected head does not hold, in clusters."""
+        """Connected nodes whose connected head lacks their virtual data, with their clusters."""
         return {
             node: cluster
             for cluster in self
@@ -160,7 +146,7 @@ class Clusters:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What lasts over a restart."""
+        """State for a checkpoint."""
         return {
             "clusters": [asdict(cluster) for cluster in self],
             "groups": self._groups,
@@ -170,7 +156,7 @@ class Clusters:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
+        """Restore the state."""
         self._clusters = [LiveCluster(**cluster) for cluster in state["clusters"]]
         self._groups = state["groups"]
         self._group_means = state["group-means"]

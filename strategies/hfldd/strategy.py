@@ -41,39 +41,38 @@ from task.settings import Block, SettingsError
 class HFLDD(RobustFedAvg):
     """Hierarchical federated learning with data distillation.
 
-    Before the first round, every node sends soft labels on a global auxiliary set; nodes of like
-    labels form homogeneous groups (K-means on the KL matrix), and clusters take one node of each
-    group, so that a cluster sees every class (algorithm 1). One random node of each cluster is its
-    head; the members distil their data and send it there. Then only the heads train, each on its
-    own data and what it received, and the server averages them by ``|D_h|``.
+    Before the first round, every node sends soft labels on a global auxiliary set. Nodes with
+    similar labels form homogeneous groups (K-means on the KL matrix), and each cluster takes one
+    node of each group, so that it sees every class (algorithm 1). One random node of a cluster is
+    its head; the members distil their data and send them to it. Then only the heads train, on their
+    own and their members' data, and the server averages their models by ``|D_h|``.
 
-    A head that is gone, or has failed, is replaced by another node of its cluster, to which the
-    others send their virtual data again. A member that had not sent its own does so once it is
-    back. A node that comes later joins the cluster that has the fewest nodes of the homogeneous
-    group whose soft labels are most like its own.
+    A head that disconnects or fails is replaced by another node of its cluster, to which the others
+    send their virtual data again. A member that could not send its data sends them once it is back.
+    A new node joins the cluster with the fewest nodes of its homogeneous group.
 
     Parameters
     ----------
     groups : int, optional (default: None)
-        K, the homogeneous groups. Lowered where there are fewer distinct nodes; if None, the K with
+        K, the homogeneous groups. Lowered if there are fewer distinct nodes; if None, the K with
         the best silhouette.
     label_knowledge : LabelKnowledge, optional (default: None)
-        How nodes take soft labels (E_1, D_g); None takes the defaults.
+        How nodes compute soft labels (E_1, D_g); None takes the defaults.
     distillation : Distillation, optional (default: None)
         How members distil, and how much they send; None takes the defaults.
     balanced : bool (default: True)
-        Whether heads draw classes evenly from D_h, whose own class otherwise dominates.
+        Whether heads draw classes evenly from D_h, in which their own classes otherwise dominate.
     links : str (default: "auto")
-        How members send to heads: ``relay`` (through the server, sealed), ``direct`` (from node to
-        node) or ``auto`` (directly where that works).
+        How members send to heads: ``relay`` (through the server, sealed), ``direct`` or ``auto``
+        (direct where that works).
     phase_timeout : float (default: 600.0)
         Seconds to wait for replies in each phase before the first round.
     seed : int (default: 0)
         Seed of K-means, of the clusters and of the choice of heads.
     directory : Directory, optional (default: None)
-        The nodes that were met already; None asks each who it is.
+        Descriptions of known nodes; None starts an empty one.
     **kwargs
-        As Flower's FedAvg takes them. Of nodes that train there is no sampling: heads do.
+        Those of Flower's FedAvg. Its sampling of training nodes is not used: all heads train.
 
     Notes
     -----
@@ -103,18 +102,18 @@ class HFLDD(RobustFedAvg):
         self.links = links
         self.phase_timeout = phase_timeout
         self.distilled_values = 0
-        """Values of the virtual data that were sent to heads."""
+        """Values of the virtual data sent to heads so far."""
         self._directory = directory or Directory()
         self._clusters = Clusters(seed)
         self._retries = Retries()
         if self.distillation.share_raw_data:
             log(WARNING, "share_raw_data is on: members send their RAW DATA to cluster heads")
         if self.distillation.start == "real":
-            log(WARNING, 'start = "real": members send much the same as REAL IMAGES')
+            log(WARNING, 'start = "real": members send nearly unchanged REAL IMAGES')
 
     @classmethod
     def from_run(cls, settings: HFLDDSettings, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
+        """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`."""
         own = {
             "groups": settings.groups or None,
             "label_knowledge": settings.label_knowledge,
@@ -124,7 +123,7 @@ class HFLDD(RobustFedAvg):
         return super().from_run(None, run, **{**own, **arguments})
 
     def check_nodes(self, num_nodes: int) -> None:
-        """Refuse settings that the nodes at hand cannot meet.
+        """Check that there are enough nodes.
 
         Raises
         ------
@@ -147,13 +146,13 @@ class HFLDD(RobustFedAvg):
 
     @property
     def topology(self) -> Topology | None:
-        """The clusters as they are; None before they are formed."""
+        """The current clusters; None before they are formed."""
         return self._clusters.topology if self._clusters else None
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Form the clusters before the first round, mend them later; then have the heads train."""
+        """Form the clusters, or later update them; then have the heads train."""
         self.start_of_round = as_arrays(arrays)
         forming = not self._clusters
         if forming:
@@ -172,20 +171,20 @@ class HFLDD(RobustFedAvg):
         return self._construct_messages(record, heads, TRAIN_POOL)
 
     def combine(self, updates: list[Update]) -> Arrays:
-        """Average the heads' models; note which heads failed, or have lost virtual data."""
+        """Average the heads' models; note which heads failed or lost virtual data."""
         self._clusters.failed -= {update.node for update in updates}
         clusters = self._clusters.by_head()
         for update in updates:
             cluster = clusters[update.node]
             num_parcels = update.reply.content.metric_records[METRICS].get(NUM_PARCELS)
             if isinstance(num_parcels, int) and num_parcels < len(cluster.held_by_head):
-                log(WARNING, "Head %d has lost virtual data, they are sent again", update.node)
-                self._directory.forget(update.node)  # with them it may have lost its key
+                log(WARNING, "Head %d lost virtual data; members send them again", update.node)
+                self._directory.forget(update.node)  # it may have lost its key as well
                 cluster.held[update.node] = []
         return super().combine(updates)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the strategy needs to go on after a restart, besides the global model."""
+        """State for a checkpoint, besides the global model."""
         return {
             **super().state_dict(),
             **self._clusters.state_dict(),
@@ -194,22 +193,14 @@ class HFLDD(RobustFedAvg):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave; see `CheckedFedAvg`."""
+        """Restore the state; see `CheckedFedAvg`."""
         super().load_state_dict(state)
         self._clusters.load_state_dict(state)
         self.distilled_values = state["distilled-values"]
         self._retries = Retries(state["retries"])
 
     def expected_bits(self, num_weights: int, num_rounds: int) -> int:
-        """Traffic that the paper's eq. 18 gives for the clusters as formed; 0 before that.
-
-        Parameters
-        ----------
-        num_weights : int
-            |w|, the values of the model.
-        num_rounds : int
-            T.
-        """
+        """Traffic of a run by the paper's eq. 18; 0 before clusters are formed."""
         if not self._clusters:
             return 0
         return hfldd_bits(
@@ -239,42 +230,32 @@ class HFLDD(RobustFedAvg):
         self._clusters.form(able, self.groups)
 
     def _meet(self, grid: Grid, nodes: Iterable[int]) -> Links:
-        """Links between those of some nodes that can send and be sent to."""
-        found = self._directory.look_up(grid, nodes, self.phase_timeout)
-        introductions = {n: d.introduction for n, d in found.items() if d.introduction}
+        """Links between the nodes that introduced themselves."""
+        known = self._directory.look_up(grid, nodes, self.phase_timeout)
+        introductions = {n: d.introduction for n, d in known.items() if d.introduction}
         return Links(introductions, self.links)
 
     def _collect_soft_labels(self, nodes: list[int], grid: Grid) -> dict[int, NDArray[Any]]:
-        """Step 1. Soft labels (|D_g|, classes) of every node that gives usable ones."""
+        """Step 1. Usable soft labels (|D_g|, classes), by node."""
         log(INFO, "HFLDD: asking %d nodes for label knowledge", len(nodes))
         soft_labels: dict[int, NDArray[Any]] = {}
         for reply in self._ask(self.label_knowledge, nodes, LABEL_KNOWLEDGE, grid):
+            node = reply.metadata.src_node_id
             try:
-                soft_labels[reply.metadata.src_node_id] = soft_labels_of(sent_arrays(reply))
+                soft_labels[node] = soft_labels_of(sent_arrays(reply))
             except ValueError as error:
-                log(
-                    WARNING,
-                    "Soft labels of node %d set aside: %s",
-                    reply.metadata.src_node_id,
-                    error,
-                )
+                log(WARNING, "Soft labels of node %d set aside: %s", node, error)
         shapes = [labels.shape for labels in soft_labels.values()]
         usual = max(shapes, key=shapes.count, default=())
-        wanted = self._clusters.label_shape if self._clusters else usual
-        for node, labels in list(soft_labels.items()):
-            if labels.shape != wanted:
-                log(
-                    WARNING,
-                    "Soft labels of node %d set aside: %s, not %s",
-                    node,
-                    labels.shape,
-                    wanted,
-                )
-                del soft_labels[node]
-        return soft_labels
+        shape = self._clusters.label_shape if self._clusters else usual
+        for node, labels in soft_labels.items():
+            if labels.shape != shape:
+                text = "Soft labels of node %d set aside: %s, not %s"
+                log(WARNING, text, node, labels.shape, shape)
+        return {node: labels for node, labels in soft_labels.items() if labels.shape == shape}
 
     def _place_new_nodes(self, server_round: int, grid: Grid) -> None:
-        """Have nodes that came later join a cluster."""
+        """Have new nodes join clusters."""
         waiting = self._clusters.not_placed(grid.get_node_ids())
         new = [node for node in waiting if self._retries.due(node, server_round)]
         if not new:
@@ -287,7 +268,7 @@ class HFLDD(RobustFedAvg):
                 self._retries.failed(node, server_round)
 
     def _complete(self, server_round: int, grid: Grid, *, forming: bool) -> None:
-        """Step 4. Have members distil their data for heads that do not hold them yet."""
+        """Step 4. Have members send virtual data to heads that lack them."""
         lacking = {
             node: cluster
             for node, cluster in self._clusters.lacking(set(grid.get_node_ids())).items()
@@ -304,7 +285,7 @@ class HFLDD(RobustFedAvg):
             try:
                 routes[node] = links.route(node, cluster.head, VIRTUAL_DATA)
             except SettingsError as error:
-                if forming:  # as the run begins, a setting can still be put right
+                if forming:  # the user can still change the setting
                     raise
                 log(WARNING, "Node %d cannot send to head %d: %s", node, cluster.head, error)
         deliveries = self._collect_deliveries(routes, links, grid)
@@ -318,7 +299,7 @@ class HFLDD(RobustFedAvg):
     def _collect_deliveries(
         self, routes: Mapping[int, ConfigRecord], links: Links, grid: Grid
     ) -> dict[int, ConfigRecord]:
-        """Members' side of step 4. What each that distilled its data sends to its head."""
+        """Members' side of step 4: their virtual data, as deliveries for their heads."""
         log(INFO, "HFLDD: %d members distil their data", len(routes))
         request = ConfigRecord(self.distillation.model_dump(by_alias=True))
         messages = [
@@ -338,23 +319,23 @@ class HFLDD(RobustFedAvg):
         return deliveries
 
     def _hand_over(self, deliveries: Mapping[int, ConfigRecord], grid: Grid) -> None:
-        """Heads' side of step 4. Hand each head what its members sent."""
+        """Heads' side of step 4: deliver the members' virtual data."""
         messages = []
         for cluster in self._clusters:
-            sent = {
+            parcels = {
                 f"{PARCEL}.{rank}": deliveries[member]
                 for rank, member in enumerate(cluster.nodes)
                 if member in deliveries
             }
-            if sent:
-                messages.append(Message(RecordDict({**sent}), cluster.head, RECEIVE))
+            if parcels:
+                messages.append(Message(RecordDict({**parcels}), cluster.head, RECEIVE))
         clusters = self._clusters.by_head()
         for reply in usable(grid.send_and_receive(messages, timeout=self.phase_timeout)):
             head = reply.metadata.src_node_id
             metrics = reply.content.metric_records.get(METRICS, MetricRecord())
             log(INFO, "HFLDD: head %d holds %s", head, dict(metrics))
-            kept = metrics.get(KEPT_PARCELS)
-            ranks = set(kept) if isinstance(kept, list) else set()
+            ranks = metrics.get(KEPT_PARCELS)
+            ranks = ranks if isinstance(ranks, list) else []
             clusters[head].held.setdefault(head, []).extend(
                 node
                 for rank, node in enumerate(clusters[head].nodes)

@@ -1,4 +1,4 @@
-"""What HFLDD, and FedSeq on as many clusters, should cost by the paper's formulas, in bits."""
+"""Expected traffic of HFLDD, and of FedSeq with as many clusters, by the paper's formulas."""
 
 from typing import Any
 
@@ -6,19 +6,7 @@ from strategies.common.traffic import BITS_PER_FLOAT, BITS_PER_PIXEL, fedavg_bit
 
 
 def formulas(strategy: Any, num_nodes: int, num_weights: int, num_rounds: int) -> dict[str, int]:
-    """Bits of a run by formula; none before the clusters are formed.
-
-    Parameters
-    ----------
-    strategy : HFLDD
-        At the end of the run.
-    num_nodes : int
-        N, the nodes that the run met.
-    num_weights : int
-        |w|, the values of the model.
-    num_rounds : int
-        T.
-    """
+    """Bits of a run by formula, for the report; empty before the clusters are formed."""
     if not strategy.topology:
         return {}
     clusters = len(strategy.topology.clusters)
@@ -53,11 +41,11 @@ def hfldd_bits(
     num_classes : int
         N_c.
     distilled_values : int
-        Pixels of all distilled samples that members send to their heads.
+        Pixels of all distilled samples sent to heads.
     num_heads : int
-        H, the cluster heads.
+        H.
     num_weights : int
-        |w|, the values of the model.
+        |w|, the number of the model's weights.
     num_rounds : int
         T.
     """
@@ -71,16 +59,8 @@ def hfldd_bits(
 def fedseq_bits(num_superclients: int, num_weights: int, num_rounds: int, clients_each: int) -> int:
     """Traffic of FedSeq: ``O |w| B_1 ((2T - 1) + T J)`` (HFLDD, eq. 19).
 
-    Parameters
-    ----------
-    num_superclients : int
-        O, the superclients.
-    num_weights : int
-        |w|, the values of the model.
-    num_rounds : int
-        T.
-    clients_each : int
-        J, the clients that a superclient passes the model through each round.
+    O is `num_superclients`; J, `clients_each`, the clients through which a superclient passes the
+    model each round.
     """
     rounds = (2 * num_rounds - 1) + num_rounds * clients_each
     return num_superclients * num_weights * BITS_PER_FLOAT * rounds
