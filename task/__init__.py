@@ -1,1 +1,1 @@
-"""What servers and clients share: datasets, partitions, models and record names."""
+"""What server and nodes share: datasets, partitions, models and settings."""

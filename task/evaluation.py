@@ -12,22 +12,7 @@ BATCH_SIZE = 1024
 def evaluate_model(
     model: nn.Module, samples: Samples, device: torch.device | str = "cpu"
 ) -> tuple[float, float]:
-    """Evaluate a classifier.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Maps inputs (n, C, H, W) to logits (n, classes). Left in evaluation mode on ``device``.
-    samples : Samples
-        What to evaluate on; at least one sample.
-    device : torch.device or str (default: "cpu")
-        Where to compute.
-
-    Returns
-    -------
-    tuple[float, float]
-        Accuracy in [0, 1] and mean cross-entropy in nats.
-    """
+    """Accuracy in [0, 1] and mean cross-entropy in nats; leaves the model in evaluation mode."""
     predicted, loss = predict(model, samples, device)
     return int((predicted == samples.labels.cpu()).sum()) / len(samples), loss
 
@@ -36,21 +21,9 @@ def evaluate_model(
 def predict(
     model: nn.Module, samples: Samples, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, float]:
-    """Classify samples.
+    """Predict the class of each sample, int64 (n,) on the CPU; also the mean cross-entropy in nats.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Maps inputs (n, C, H, W) to logits (n, classes). Left in evaluation mode on ``device``.
-    samples : Samples
-        What to classify; at least one sample.
-    device : torch.device or str (default: "cpu")
-        Where to compute.
-
-    Returns
-    -------
-    tuple[Tensor, float]
-        The class of each sample, int64 (n,) on the CPU, and mean cross-entropy in nats.
+    The model maps (n, C, H, W) to logits (n, classes) and stays on ``device`` in evaluation mode.
     """
     model.to(device).eval()
     predicted, loss = [], 0.0

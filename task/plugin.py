@@ -1,38 +1,23 @@
-"""How other packages plug in: objects named as ``module:attribute``, and an entry point.
+"""Plug-ins of other packages: ``module:attribute`` names and an entry point.
 
-A package registers what it brings by one entry point in the group ``flwr_distill.methods``, which
-leads to a declaration (:class:`protocol.method.Method`).
+A package registers one entry point in the group ``flwr_distill.methods`` that refers to a
+declaration (:class:`protocol.method.Method`).
 """
 
 import importlib
 import traceback
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from typing import cast
 
 GROUP = "flwr_distill.methods"
 
 
 class PluginError(ValueError):
-    """A name of the form ``module:attribute`` that leads nowhere, or a plug-in that fails."""
+    """A ``module:attribute`` name cannot be resolved, or a plug-in fails."""
 
 
 def import_object(path: str) -> object:
-    """Import what ``path`` names.
-
-    Parameters
-    ----------
-    path : str
-        ``package.module:attribute``.
-
-    Returns
-    -------
-    object
-        The attribute, unchecked.
-
-    Raises
-    ------
-    PluginError
-        If the module cannot be imported or has no such attribute.
-    """
+    """Import ``package.module:attribute``, unchecked; raise PluginError if that fails."""
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise PluginError(f"{path!r} is not of the form 'package.module:attribute'")
@@ -44,10 +29,11 @@ def import_object(path: str) -> object:
             "or put its folder on PYTHONPATH"
         ) from error
     except Exception as error:  # whatever another package's code does
-        raise PluginError(f"module {module_name!r} cannot be imported: {_told(error)}") from error
+        raise PluginError(
+            f"module {module_name!r} cannot be imported: {_located(error)}"
+        ) from error
     try:
-        attribute_value: object = getattr(module, attribute)
-        return attribute_value
+        return cast(object, getattr(module, attribute))
     except AttributeError:
         raise PluginError(f"module {module_name!r} has no attribute {attribute!r}") from None
 
@@ -58,46 +44,27 @@ def installed_plugins() -> EntryPoints:
 
 
 def load_plugin(point: EntryPoint) -> object:
-    """Load what an entry point leads to.
-
-    Raises
-    ------
-    PluginError
-        If that fails; the text says where.
-    """
+    """Load an entry point; raise PluginError, which says where, if that fails."""
     try:
         return point.load()
     except Exception as error:  # whatever another package's code does
-        raise PluginError(f"{point.value} cannot be loaded: {_told(error)}") from error
+        raise PluginError(f"{point.value} cannot be loaded: {_located(error)}") from error
 
 
 def plugged_in(kind: str, name: str) -> str | None:
-    """Find a model, data set or distiller that an installed package brings.
-
-    Parameters
-    ----------
-    kind : str
-        ``models``, ``datasets`` or ``distillers``.
-    name : str
-        Its name.
-
-    Returns
-    -------
-    str or None
-        Its ``module:attribute``; None if no package brings one of that name.
-    """
+    """``module:attribute`` of an installed package's model, dataset or distiller, or None."""
     for point in installed_plugins():
         try:
             table = getattr(load_plugin(point), kind, {})
         except PluginError:
-            continue  # another plug-in that is broken is named where it is asked for
+            continue  # a broken plug-in must not stop others; its own users get the error
         if name in table:
             return str(table[name])
     return None
 
 
-def _told(error: Exception) -> str:
-    """An error with the line that raised it, or that cannot be read."""
+def _located(error: Exception) -> str:
+    """Format an error with the file and line that raised it or has the syntax error."""
     if isinstance(error, SyntaxError):
         file, line, reason = error.filename, error.lineno, error.msg
     else:

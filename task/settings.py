@@ -1,8 +1,7 @@
-"""Run-config keys that both sides of a federation read, as one frozen and validated object.
+"""Run-config keys that server and nodes read, as one frozen and validated object.
 
 A Flower run config is a flat mapping of dotted keys (``train.lr``). :class:`TaskSettings` reads the
-keys that nodes need and leaves the others alone; the server's own settings extend it and refuse
-what nobody knows.
+keys that nodes need and ignores others; the server's settings extend it and reject unknown keys.
 """
 
 import difflib
@@ -22,7 +21,7 @@ RunConfigValue = bool | int | float | str
 
 
 class SettingsError(ValueError):
-    """A setting is unknown, of the wrong type or out of range; the text names it and the remedy."""
+    """A setting is unknown, of the wrong type or out of range; names it and the remedy."""
 
 
 def _hyphenated(name: str) -> str:
@@ -30,7 +29,7 @@ def _hyphenated(name: str) -> str:
 
 
 class Block(BaseModel):
-    """A table of the run config: frozen, strict about types and closed to unknown keys."""
+    """A table of the run config: frozen, strict about types, rejects unknown keys."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
         frozen=True,
@@ -43,20 +42,7 @@ class Block(BaseModel):
 
     @classmethod
     def checked(cls, values: Mapping[str, Any], source: str) -> Self:
-        """Build the block from values that came from outside.
-
-        Parameters
-        ----------
-        values : Mapping[str, Any]
-            Values by hyphenated key.
-        source : str
-            Where they came from, for the error.
-
-        Raises
-        ------
-        SettingsError
-            Names every key that is unknown, of the wrong type or out of range.
-        """
+        """Validate values by hyphenated key; SettingsError names `source` and every bad key."""
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
@@ -71,15 +57,15 @@ class PartitionSettings(Block):
     Parameters
     ----------
     scheme : str (default: "pathological")
-        ``pathological`` (C classes a node), ``dirichlet``, ``shards``, ``iid``, ``pareto``,
+        ``pathological`` (C classes per node), ``dirichlet``, ``shards``, ``iid``, ``pareto``,
         ``cluster-mc``, ``cluster-bc``, ``cluster-uc`` or ``index-file``; see
         :func:`task.partition.partition_indices`.
     classes : int (default: 2)
-        C of ``pathological`` and ``pareto``; classes a node holds.
+        Classes per node, C, of ``pathological`` and ``pareto``; shards per node of ``shards``.
     alpha : float (default: 0.5)
         Concentration of ``dirichlet``, exponent of ``pareto``; smaller is more skewed.
     clusters : str (default: "")
-        Ratio of the clusters' numbers of nodes, ``12:5:3``; empty takes the scheme's own.
+        Ratio of nodes per cluster, ``12:5:3``; empty uses the scheme's own.
     index_file : str (default: "")
         JSON file of ``index-file``: client id -> list of sample indices.
     """
@@ -102,12 +88,12 @@ class PartitionSettings(Block):
 
 
 class PrivateSettings(Block):
-    """What nodes' own data look like, for ``dataset="private"`` (``private.*``).
+    """Format of the nodes' own data with ``dataset="private"`` (``private.*``).
 
     Parameters
     ----------
     shape : str (default: "3x32x32")
-        Channels x height x width that every image is brought to.
+        Channels x height x width that all images are converted to.
     num_classes : int (default: 10)
         Number of classes over all nodes.
     """
@@ -130,25 +116,25 @@ class TrainSettings(Block):
     weight_decay : float (default: 0.0)
         L2 penalty.
     batch_size : int (default: 16)
-        Samples in a minibatch.
+        Samples per minibatch.
     local_epochs : int (default: 2)
-        Passes over the local data in a round.
+        Passes over the local data per round.
     proximal_mu : float (default: 0.0)
         Weight of FedProx's proximal term ``mu/2 ||w - w_t||^2``.
     kd_lambda : float (default: 0.0)
         Weight of CADIS's regulariser; the strategy ``cadis`` sets its own.
     feature_layer : str (default: "")
-        The model's last dense layer by name, whose input are its features; if empty, it is found.
+        Name of the model's last dense layer, whose input is the features; found if empty.
     holdout : float (default: 0.1)
-        Share of a node's data that is kept from training, for evaluation on the node.
+        Share of a node's data held out of training to evaluate on.
     dp_noise : float (default: 0.0)
-        Noise multiplier of DP-SGD, training with differential privacy; 0 trains without.
+        Noise multiplier of DP-SGD (training with differential privacy); 0 turns it off.
     dp_clip : float (default: 1.0)
-        Norm that DP-SGD clips each sample's gradient to.
+        Maximum norm of each sample's gradient in DP-SGD.
     dp_delta : float (default: 1e-5)
-        delta at which a node counts its epsilon; well below one over its samples.
+        delta for which a node computes its epsilon; use well below 1 / (its number of samples).
     dp_epsilon : float (default: 0.0)
-        Most epsilon that a node spends in a run; it then takes no further part. 0 sets no limit.
+        Maximum epsilon per node and run; a node that reaches it stops taking part. 0 is no limit.
     """
 
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -171,31 +157,31 @@ class TrainSettings(Block):
     def _limits_something(cls, epsilon: float, info: ValidationInfo) -> float:
         if epsilon and not info.data.get("dp_noise"):
             raise ValueError(
-                "needs train.dp-noise above 0, without which training spends an epsilon without "
-                "bound (set train.dp-noise to 1.0, or this to 0)"
+                "needs train.dp-noise above 0: without noise, epsilon is unbounded "
+                "(set train.dp-noise to 1.0, or this to 0)"
             )
         return epsilon
 
 
 class TaskSettings(Block):
-    """The task that a federation trains on: data, model, local training.
+    """The task of a federation: data, model, local training.
 
     Parameters
     ----------
     dataset : str (default: "digits")
-        A named dataset, ``module:function``, or ``private`` where every node brings its own.
+        A named dataset, ``module:function``, or ``private`` if every node has its own.
     data_root : str (default: "")
         Folder of the dataset's files. If empty: the environment's FLWR_DISTILL_DATA_ROOT, else
         ``data``.
     download : bool (default: False)
-        Whether torchvision may download what is missing.
+        Let torchvision download missing files.
     model : str (default: "auto")
-        A named model, ``module:Class``, or ``auto``: what fits the images' size.
+        A named model, ``module:Class``, or ``auto`` to choose by the images' size.
     seed : int (default: 0)
-        Seed of every random draw of the run.
+        Seed of all random draws of the run.
     norm_threshold : float (default: 5.0)
-        Score above which an update is set aside for its norm, a robust z-score of the logarithm
-        (:func:`protocol.outliers.absurdly_large`); 0 takes any norm.
+        Set an update aside if its norm scores above this, a robust z-score of the logarithm
+        (:func:`protocol.outliers.absurdly_large`); 0 accepts any norm.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
@@ -212,12 +198,7 @@ class TaskSettings(Block):
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, RunConfigValue]) -> Self:
-        """Read and check a Flower run config.
-
-        Parameters
-        ----------
-        run_config : Mapping[str, bool | int | float | str]
-            Flat mapping with dotted keys, as in ``context.run_config``.
+        """Read a Flower run config (``context.run_config``: a flat mapping with dotted keys).
 
         Raises
         ------

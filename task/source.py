@@ -1,4 +1,4 @@
-"""The data that a run's settings name: what they look like, and a node's or the server's part."""
+"""The data of a run: its spec, the parts of the nodes, the server's test samples."""
 
 from functools import lru_cache
 
@@ -15,15 +15,9 @@ PRIVATE = "private"
 
 
 def data_spec(settings: TaskSettings, data_root: str = "") -> DataSpec:
-    """What a run's images and labels look like.
+    """Spec of a run's data; the named dataset's, or from ``private.*`` with mean and deviation 0.5.
 
-    Parameters
-    ----------
-    settings : TaskSettings
-        With ``dataset="private"`` the spec is taken from ``private.*``, with pixels normalised by
-        mean and deviation 0.5; else it is the named dataset's own.
-    data_root : str (default: "")
-        This machine's folder of datasets, if it differs from the run's.
+    `data_root` is this machine's folder of datasets, if it differs from the run's.
     """
     if settings.dataset == PRIVATE:
         channels, height, width = (int(side) for side in settings.private.shape.split("x"))
@@ -35,7 +29,7 @@ def data_spec(settings: TaskSettings, data_root: str = "") -> DataSpec:
 
 
 def test_samples(settings: TaskSettings) -> RawSamples | None:
-    """Test samples that the server evaluates on; None with ``dataset="private"``."""
+    """Test samples for the server; None with ``dataset="private"``."""
     if settings.dataset == PRIVATE:
         return None
     return _dataset(settings.dataset, settings.data_root, settings.download).test
@@ -44,19 +38,7 @@ def test_samples(settings: TaskSettings) -> RawSamples | None:
 def partition_samples(
     settings: TaskSettings, partition_id: int, num_partitions: int, data_root: str = ""
 ) -> RawSamples:
-    """Return one node's part of the named dataset's training samples.
-
-    Parameters
-    ----------
-    settings : TaskSettings
-        Names the dataset, the partition scheme and the seed.
-    partition_id : int
-        Which part, from 0.
-    num_partitions : int
-        How many parts there are.
-    data_root : str (default: "")
-        This machine's folder of datasets, if it differs from the run's.
-    """
+    """One node's part of the named dataset's training samples, by partition id from 0."""
     dataset = _dataset(settings.dataset, data_root or settings.data_root, settings.download)
     return dataset.train.subset(_partitions(settings, num_partitions, data_root)[partition_id])
 
@@ -64,34 +46,21 @@ def partition_samples(
 def domain(
     settings: TaskSettings, name: str, partition: tuple[int, int] | None, data_root: str = ""
 ) -> Dataset:
-    """A named data set that a node holds in place of the run's, brought to the run's images.
+    """Load the dataset `name`, which a node has instead of the run's, in the run's image format.
 
-    Parameters
-    ----------
-    settings : TaskSettings
-        Of the run.
-    name : str
-        The node's data set; its labels must be among the run's.
-    partition : tuple[int, int] or None
-        Which part of its training samples, of how many; None for all. The test samples are those
-        of the whole data set.
-    data_root : str (default: "")
-        This machine's folder of datasets, if it differs from the run's.
-
-    Raises
-    ------
-    DatasetError
-        If it does not fit.
+    Its labels must be among the run's. `partition` is the partition id and the number of partitions
+    of its training samples; None means all. Test samples are those of the whole dataset. Raises
+    DatasetError if it does not fit.
     """
     spec = data_spec(settings, data_root)
     own = settings.model_copy(
         update={"dataset": name, "data_root": data_root or settings.data_root}
     )
-    found = _dataset(name, own.data_root, own.download)
-    train = partition_samples(own, *partition) if partition else found.train
+    dataset = _dataset(name, own.data_root, own.download)
+    train = partition_samples(own, *partition) if partition else dataset.train
     train, test = (
         check_raw_samples(fit_samples(part, spec), spec, f"dataset={name!r} of this node")
-        for part in (train, found.test)
+        for part in (train, dataset.test)
     )
     return Dataset(spec, train, test)
 

@@ -1,4 +1,4 @@
-"""Data sets by name, a node's own data, and auxiliary images."""
+"""Datasets by name, a node's own data, and auxiliary images."""
 
 from task.datasets.auxiliary import auxiliary_images
 from task.datasets.private import load_private_data

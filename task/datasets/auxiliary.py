@@ -1,4 +1,4 @@
-"""Auxiliary images D_g: the same on every node, related to no node's data (HFLDD, step 1)."""
+"""Auxiliary images D_g: the same on every node, unrelated to any node's data (HFLDD, step 1)."""
 
 from pathlib import Path
 
@@ -18,38 +18,29 @@ _NAMED = ("fashion-mnist", "tiny-imagenet")
 def auxiliary_images(
     name: str, spec: DataSpec, size: int, seed: int, root: str | Path | None = None
 ) -> torch.Tensor:
-    """Return unlabelled images on which nodes compare what they know.
+    """Unlabelled images for soft labels (HFLDD, step 1), float32 (size, C, H, W), normalised.
 
-    Equal arguments and equal files give the identical tensor on every node.
+    Equal arguments and files give the identical tensor on every node.
 
     Parameters
     ----------
     name : str
-        ``noise`` (smooth random patterns), ``fashion-mnist``, ``tiny-imagenet``, or the path of
-        a folder of images or of an ``.npz`` file with ``images`` (uint8).
+        ``noise`` (smooth random patterns), ``fashion-mnist``, ``tiny-imagenet``, or the path of a
+        folder of images or an ``.npz`` file with ``images`` (uint8).
     spec : DataSpec
-        Channels, size, mean and std that the images are brought to.
+        Format that images are converted to.
     size : int
         Number of images.
     seed : int
-        Draws the patterns, or which images are taken (without replacement).
-    root : str or Path, optional
+        Seed of the patterns, or of the choice of images (without replacement).
+    root : str or Path, optional (default: None)
         Folder of the named sets: ``<root>/<name>_aux`` or ``<root>/<name>`` (``-`` or ``_``) with
-        ``train.npz`` or ``test.npz``, else as for `load_dataset`. Default: as for `load_dataset`.
-
-    Returns
-    -------
-    torch.Tensor
-        float32 (size, C, H, W), normalised like model inputs.
+        ``train.npz`` or ``test.npz``, else as for `load_dataset`; None as there.
 
     Raises
     ------
     DatasetError
-        If the images are not found or are too few.
-
-    References
-    ----------
-    HFLDD, step 1 (label knowledge): soft labels on a global auxiliary set.
+        If there are no images, or too few.
     """
     if size < 1:
         raise DatasetError(f"auxiliary size must be >= 1, got {size} (try 1000)")
@@ -59,15 +50,15 @@ def auxiliary_images(
     stored = _stored_images(name, data_root() if root is None else Path(root))
     if len(stored) < size:
         raise DatasetError(
-            f"auxiliary={name!r} has {len(stored)} images, but {size} are asked for; lower the "
-            "auxiliary size or use noise"
+            f"auxiliary={name!r} has {len(stored)} images, not {size}; lower the auxiliary "
+            "size or use noise"
         )
     chosen = rng.choice(len(stored), size, replace=False)
     return normalise(np.stack([_fit(stored[index], spec) for index in chosen]), spec)
 
 
 def _smooth_noise(spec: DataSpec, size: int, rng: np.random.Generator) -> torch.Tensor:
-    """Draw Gaussian noise on a coarse grid, upsample it, and standardise each image."""
+    """Draw Gaussian noise on a coarse grid, upsample it and standardise each image."""
     channels, height, width = spec.shape
     coarse = rng.standard_normal((size, channels, max(4, height // 4), max(4, width // 4)))
     smooth = F.interpolate(torch.from_numpy(coarse), (height, width), mode="bilinear")
@@ -76,7 +67,7 @@ def _smooth_noise(spec: DataSpec, size: int, rng: np.random.Generator) -> torch.
 
 
 def _stored_images(name: str, root: Path) -> NDArray[np.uint8] | list[Path]:
-    """Return all images of a set: pixels (n, C, H, W), or the files to read them from."""
+    """All images of a set: pixels (n, C, H, W), or the image files."""
     if name in _NAMED:
         return _named_images(name, root)
     path = Path(name)
@@ -99,8 +90,8 @@ def _named_images(name: str, root: Path) -> NDArray[np.uint8]:
     if name in dataset_names():
         return load_dataset(name, root).train.images.astype(np.uint8)
     raise DatasetError(
-        f"auxiliary={name!r} was not found; sought {', '.join(map(str, files))}. Remedy: set "
-        "data-root=... (or $FLWR_DISTILL_DATA_ROOT) to the folder that holds it, or use noise"
+        f"auxiliary={name!r} was not found; tried {', '.join(map(str, files))}. Remedy: set "
+        "data-root=... (or $FLWR_DISTILL_DATA_ROOT) to its folder, or use noise"
     )
 
 

@@ -1,4 +1,4 @@
-"""The embedded handwritten digits: real data that needs no download."""
+"""The embedded handwritten digits: real data without a download."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,13 +11,12 @@ _SPLIT_SEED = 0
 
 
 def load_digits(spec: DataSpec, root: Path, download: bool) -> Dataset:
-    """Load scikit-learn's 1,797 digits: 1,437 to train on, 360 to test on.
+    """Load scikit-learn's 1,797 digits: 1,437 for training, 360 for testing.
 
-    The split is fixed and stratified by class: every fifth image of the shuffled classes, one after
-    the other, is for testing. Pixels 0 to 16 become 0 to 255. ``root`` and ``download`` are not
-    needed: the data come with scikit-learn, whose file is read without importing the package,
-    for that takes a node about as long as importing torch.
+    The split is fixed and stratified by class: every fifth image of the shuffled classes is for
+    testing. Pixels 0 to 16 become 0 to 255. ``root`` and ``download`` are not used.
     """
+    # Read the file without importing scikit-learn, which takes as long as importing torch.
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise ModuleNotFoundError("the digits come with scikit-learn, which is not installed")

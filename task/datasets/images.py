@@ -1,4 +1,4 @@
-"""Image files and arrays, brought to the channels and size of a data set."""
+"""Convert image files and arrays to the channels and size of a dataset."""
 
 from pathlib import Path
 
@@ -12,18 +12,12 @@ _MODES = {1: "L", 3: "RGB"}
 
 
 def read_image(path: Path, spec: DataSpec) -> NDArray[np.uint8]:
-    """Read an image file as uint8 (C, H, W) in the spec's channels and size.
-
-    Raises
-    ------
-    DatasetError
-        If the file is no readable image of 8 bits a channel.
-    """
+    """Read an image file as uint8 (C, H, W) in the spec's channels and size."""
     try:
         with Image.open(path) as image:
             if image.mode.startswith(("I", "F")):
                 raise DatasetError(
-                    f"{path}: has more than 8 bits a pixel (mode {image.mode}); save it with "
+                    f"{path}: has more than 8 bits per pixel (mode {image.mode}); save it with "
                     "pixels 0 to 255"
                 )
             return fit_image(image, spec)
@@ -36,29 +30,18 @@ def read_image(path: Path, spec: DataSpec) -> NDArray[np.uint8]:
 
 
 def fit_image(image: Image.Image, spec: DataSpec) -> NDArray[np.uint8]:
-    """Convert an image to the spec's channels and resize it (bilinear) to its height and width.
-
-    Returns
-    -------
-    ndarray
-        uint8 (C, H, W).
-
-    Raises
-    ------
-    DatasetError
-        If the spec has neither one channel nor three.
-    """
+    """Convert to the spec's channels and resize (bilinear) to its size: uint8 (C, H, W)."""
     channels, height, width = spec.shape
     if channels not in _MODES:
         raise DatasetError(
-            f"{spec.name!r} has {channels} channels; images can be converted to 1 or 3 only"
+            f"{spec.name!r} has {channels} channels; images can only be converted to 1 or 3"
         )
     fitted = image.convert(_MODES[channels]).resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(fitted, dtype=np.uint8).reshape(height, width, channels).transpose(2, 0, 1)
 
 
 def fit_array(image: NDArray[np.uint8], spec: DataSpec) -> NDArray[np.uint8]:
-    """Bring a uint8 (C', H', W') image, with C' 1 or 3, to the spec's (C, H, W)."""
+    """Convert a uint8 (C', H', W') image, with C' 1 or 3, to the spec's (C, H, W)."""
     if image.shape == spec.shape:
         return image
     pixels = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
@@ -66,7 +49,7 @@ def fit_array(image: NDArray[np.uint8], spec: DataSpec) -> NDArray[np.uint8]:
 
 
 def fit_samples(raw: RawSamples, spec: DataSpec) -> RawSamples:
-    """Bring pixels to the spec's channels and size; samples that are no images stay as they are."""
+    """Convert pixels to the spec's channels and size; other samples are returned unchanged."""
     images = raw.images
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] not in _MODES:
         return raw

@@ -1,4 +1,4 @@
-"""Reading ``.npz`` files of images and labels."""
+"""Read ``.npz`` files of images and labels."""
 
 import zipfile
 from pathlib import Path
@@ -10,26 +10,12 @@ from task.datasets.types import DatasetError, DataSpec, RawSamples, check_raw_sa
 
 
 def read_npz(path: Path, spec: DataSpec) -> RawSamples:
-    """Read images and labels that fit ``spec``.
-
-    Parameters
-    ----------
-    path : Path
-        File with the arrays ``images`` (uint8, (n, H, W) or (n, H, W, C)) and ``labels``
-        (integers, (n,)). Pickled objects are refused.
-    spec : DataSpec
-        What the samples must fit.
-
-    Raises
-    ------
-    DatasetError
-        If the file cannot be read, lacks an array or does not fit.
-    """
+    """Read images (uint8, (n, H, W) or (n, H, W, C)) and integer labels that fit ``spec``."""
     return check_raw_samples(read_npz_samples(path), spec, str(path))
 
 
 def read_npz_samples(path: Path) -> RawSamples:
-    """Read images of any shape, as `read_npz` does, and their labels."""
+    """Read images of any shape and their labels."""
     images = read_npz_images(path)
     labels = _read_array(path, "labels")
     if not np.issubdtype(labels.dtype, np.integer):

@@ -16,23 +16,16 @@ def load_private_data(path: str | Path, spec: DataSpec) -> RawSamples:
     ----------
     path : str or Path
         An ``.npz`` file with ``images`` (uint8) and ``labels``, or a folder with one folder of
-        images a class. Where all class folders have integer names, these are
-        the labels, and classes may be missing. Other names are numbered in sorted order, and
-        there must be one folder for every class (it may be empty), so that nodes agree on the
-        numbers. Hidden files are skipped. Images are converted to the spec's channels and
-        resized to its height and width.
+        images per class. If all class folders have integer names, these are the labels, and classes
+        may be missing. Otherwise folders are numbered in sorted order, and every class needs one
+        (it may be empty), so that nodes agree on the numbers. Hidden files are skipped.
     spec : DataSpec
-        What the data must fit.
-
-    Returns
-    -------
-    RawSamples
-        All images, class folders in sorted order.
+        Images are converted to its channels, height and width.
 
     Raises
     ------
     DatasetError
-        If nothing is there, a file cannot be read, or labels or shapes do not fit.
+        If there is no data, a file cannot be read, or labels or shapes do not fit.
     """
     path = Path(path)
     if path.is_dir():
@@ -47,14 +40,14 @@ def load_private_data(path: str | Path, spec: DataSpec) -> RawSamples:
 def _read_class_folders(root: Path, spec: DataSpec) -> RawSamples:
     folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
     if not folders:
-        raise DatasetError(f"{root}: has no class folders; sort the images into one a class")
+        raise DatasetError(f"{root}: has no class folders; sort the images into one per class")
     labels, images = [], []
     for label, folder in zip(_folder_labels(root, folders, spec), folders, strict=True):
         for file in sorted(p for p in folder.iterdir() if not p.name.startswith(".")):
             images.append(read_image(file, spec))
             labels.append(label)
     if not images:
-        raise DatasetError(f"{root}: its class folders hold no images")
+        raise DatasetError(f"{root}: its class folders have no images")
     raw = RawSamples(np.stack(images), np.array(labels, dtype=np.int64))
     return check_raw_samples(raw, spec, str(root))
 

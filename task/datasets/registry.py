@@ -1,4 +1,4 @@
-"""Data sets by name: one table entry each."""
+"""Datasets by name."""
 
 import os
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class _Entry:
 
 
 def load_dataset(name: str, root: str | Path | None = None, *, download: bool = False) -> Dataset:
-    """Load a data set by name.
+    """Load a dataset by name.
 
     Parameters
     ----------
@@ -33,17 +33,12 @@ def load_dataset(name: str, root: str | Path | None = None, *, download: bool = 
         ``svhn``, ``mnist-m``, ``ag-news``, ``sst-2``, ``csv`` (a table of numbers with a label
         column: see `load_tables`), or ``"my_pkg.mod:fn"``, where ``fn(root, download)`` returns a
         `Dataset`.
-    root : str or Path, optional
-        Folder of the files. Sought in this order: ``<root>/<name>/train.npz`` and ``test.npz``
-        (also with ``_`` for ``-``), torchvision's own layout below ``<root>``,
-        ``<root>/train.npz`` and ``test.npz``. Default: `data_root`.
-    download : bool
-        Let torchvision download what is not found. Default: False.
-
-    Returns
-    -------
-    Dataset
-        Training and test part, as stored.
+    root : str or Path, optional (default: `data_root()`)
+        Folder of the files. Tried in this order: ``<root>/<name>/train.npz`` and ``test.npz`` (also
+        with ``_`` for ``-``), torchvision's layout below ``<root>``, ``<root>/train.npz`` and
+        ``test.npz``.
+    download : bool (default: False)
+        Let torchvision download missing files.
 
     Raises
     ------
@@ -65,17 +60,17 @@ def load_dataset(name: str, root: str | Path | None = None, *, download: bool = 
 
 
 def dataset_names() -> list[str]:
-    """Return the names that `load_dataset` knows without a plug-in."""
+    """Names that `load_dataset` knows without plug-ins."""
     return list(_ENTRIES)
 
 
 def data_root() -> Path:
-    """Return the default data folder: ``$FLWR_DISTILL_DATA_ROOT``, else ``data/`` where we run."""
+    """Default data folder: ``$FLWR_DISTILL_DATA_ROOT``, else ``data/`` in the working directory."""
     return Path(os.environ.get("FLWR_DISTILL_DATA_ROOT", "data"))
 
 
 def folder_names(name: str) -> list[str]:
-    """Return the folder names that a data set may bear: its name with ``-`` or with ``_``."""
+    """Folder names of a dataset: its name with ``-`` and with ``_``."""
     return sorted({name, name.replace("-", "_")})
 
 
@@ -124,13 +119,13 @@ def _read_npz_pair(folder: Path, spec: DataSpec) -> Dataset:
 def _not_found(
     name: str, root: Path, folders: list[Path], layout: TorchvisionFiles | None
 ) -> DatasetError:
-    sought = [f"{folder / 'train.npz'} and test.npz" for folder in [*folders, root]]
-    remedy = "set data-root=... (or $FLWR_DISTILL_DATA_ROOT) to the folder that holds it"
+    paths = [f"{folder / 'train.npz'} and test.npz" for folder in [*folders, root]]
+    remedy = "set data-root=... (or $FLWR_DISTILL_DATA_ROOT) to its folder"
     if layout is not None:
-        sought.append(" and ".join(str(root / file) for file in layout.files))
-        remedy += ", or let torchvision fetch it with download=true"
+        paths.append(" and ".join(str(root / file) for file in layout.files))
+        remedy += ", or download=true"
     return DatasetError(
-        f"dataset={name!r} was not found; sought " + "; ".join(sought) + f". Remedy: {remedy}"
+        f"dataset={name!r} was not found; tried " + "; ".join(paths) + f". Remedy: {remedy}"
     )
 
 
@@ -138,8 +133,8 @@ def _at(layout: TorchvisionFiles | None) -> Loader:
     return partial(_load_files, layout=layout)
 
 
-# Means and deviations are those of the training pixels; for CIFAR-10, CIFAR-100 and SVHN the
-# values in common use.
+# Means and deviations are of the training pixels; for CIFAR-10, CIFAR-100 and SVHN the values in
+# common use.
 _ENTRIES = {
     entry.spec.name: entry
     for entry in (

@@ -1,4 +1,4 @@
-"""Tables of numbers with a label column, from CSV files: flows of network traffic, for one."""
+"""Tables of numbers with a label column from CSV files, such as network traffic flows."""
 
 import csv
 from pathlib import Path
@@ -12,22 +12,16 @@ LABEL = "label"
 
 
 def load_tables(spec: DataSpec, root: Path, download: bool) -> Dataset:
-    """Load ``train.csv`` and ``test.csv`` of equal columns, one of them ``label``.
+    """Load ``train.csv`` and ``test.csv`` with equal columns, one of them ``label``.
 
-    Sought in ``<root>/<name>``, then in ``<root>``. All other columns are features, one channel
-    each, standardised by mean and deviation over the training rows. Classes are the labels of the
-    training rows in sorted order. ``spec`` gives the name only: the rest is in the files.
-    ``download`` is not offered.
-
-    Raises
-    ------
-    DatasetError
-        If files are missing, columns differ, or a value is no finite number.
+    Looks in ``<root>/<name>``, then in ``<root>``. All other columns are features, one channel
+    each, standardised by mean and deviation over the training rows. Classes are the sorted labels
+    of the training rows. Only the name of ``spec`` is used.
     """
     folder = next((f for f in (root / spec.name, root) if (f / "train.csv").exists()), None)
     if folder is None or not (folder / "test.csv").exists():
         raise DatasetError(
-            f"dataset={spec.name!r} was not found; sought train.csv and test.csv in "
+            f"dataset={spec.name!r} was not found; tried train.csv and test.csv in "
             f"{root / spec.name} and {root}. Remedy: set data-root=... to their folder"
         )
     columns, features, names = _read_csv(folder / "train.csv")
@@ -39,7 +33,7 @@ def load_tables(spec: DataSpec, root: Path, download: bool) -> Dataset:
     if unknown := sorted(set(test_names) - set(classes)):
         raise DatasetError(f"{folder / 'test.csv'}: labels {unknown[:5]} are not in train.csv")
     mean, deviation = features.mean(axis=0), features.std(axis=0)
-    found = DataSpec(
+    table = DataSpec(
         name=spec.name,
         shape=(len(columns), 1, 1),
         num_classes=len(classes),
@@ -48,7 +42,7 @@ def load_tables(spec: DataSpec, root: Path, download: bool) -> Dataset:
         kind="table",
     )
     return Dataset(
-        found, _samples(features, names, classes), _samples(test_features, test_names, classes)
+        table, _samples(features, names, classes), _samples(test_features, test_names, classes)
     )
 
 
@@ -78,7 +72,7 @@ def _read_csv(path: Path) -> tuple[list[str], NDArray[np.float64], list[str]]:
             features[line] = [float(value) for i, value in enumerate(row) if i != place]
         except ValueError as error:
             raise DatasetError(
-                f"{path}, line {line + 2}: need {len(columns)} values, numbers but for the label "
+                f"{path}, line {line + 2}: need {len(columns)} values, numbers except the label "
                 f"({error}); drop columns such as addresses and times"
             ) from error
     broken = np.argwhere(~np.isfinite(features))

@@ -1,7 +1,7 @@
-"""Classified texts from TSV files, as token ids that need no vocabulary to be agreed on.
+"""Classified texts from TSV files, as token ids.
 
-Words are those of scikit-learn's analyzer; a word's id is its MurmurHash3, so that all nodes give
-it the same one without telling each other which words they hold. Some words share an id.
+A word (by scikit-learn's analyzer) gets its MurmurHash3 as id, so nodes need not agree on a
+vocabulary or reveal their words. Some words share an id.
 """
 
 import csv
@@ -13,30 +13,24 @@ from numpy.typing import NDArray
 from task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples
 
 LENGTH = 64
-"""Words of a text that are kept; of AG News' descriptions nearly all have fewer."""
+"""Maximum words per text; nearly all of AG News' descriptions are shorter."""
 VOCABULARY = 2**14
-"""Token ids: 0 where there is no word, and 1 to ``VOCABULARY - 1``."""
+"""Number of token ids; 0 is padding."""
 
 _TEXT_COLUMNS = ("text", "sentence")
 
 
 def text_spec(name: str, num_classes: int) -> DataSpec:
-    """What a model for texts must fit."""
+    """Spec of a text dataset."""
     shape = (1, 1, LENGTH)
     return DataSpec(name, shape, num_classes, (0.0,), (1.0,), kind="text", vocabulary=VOCABULARY)
 
 
 def load_texts(spec: DataSpec, root: Path, download: bool) -> Dataset:
-    """Load ``train.tsv`` and ``test.tsv`` (or ``dev.tsv``, as SST-2 has it).
+    """Load ``train.tsv`` and ``test.tsv`` (or ``dev.tsv``, as in SST-2).
 
-    Sought in ``<root>/<name>`` (also with ``_`` for ``-``), then in ``<root>``. The first line
-    names the columns: ``label`` (numbers from 0) and ``text`` or ``sentence``. ``download`` is not
-    offered.
-
-    Raises
-    ------
-    DatasetError
-        If files are missing or do not fit.
+    Looks in ``<root>/<name>`` (also with ``_`` for ``-``), then in ``<root>``. The header has
+    ``label`` (numbers from 0) and ``text`` or ``sentence``.
     """
     folders = [root / spec.name, root / spec.name.replace("-", "_"), root]
     for folder in folders:
@@ -45,13 +39,13 @@ def load_texts(spec: DataSpec, root: Path, download: bool) -> Dataset:
         if test is not None and (folder / "train.tsv").exists():
             return Dataset(spec, _read_tsv(folder / "train.tsv", spec), _read_tsv(test, spec))
     raise DatasetError(
-        f"dataset={spec.name!r} was not found; sought train.tsv with test.tsv or dev.tsv in "
-        f"{', '.join(map(str, folders))}. Remedy: set data-root=... to the folder that holds it"
+        f"dataset={spec.name!r} was not found; tried train.tsv with test.tsv or dev.tsv in "
+        f"{', '.join(map(str, folders))}. Remedy: set data-root=... to its folder"
     )
 
 
 def token_ids(texts: list[str]) -> NDArray[np.float32]:
-    """Token ids of texts, cut or filled with 0 to `LENGTH`: whole numbers, float32 (n, 1, 1, L)."""
+    """Token ids of texts, cut or padded with 0 to `LENGTH`: float32 (n, 1, 1, LENGTH)."""
     from sklearn.feature_extraction.text import HashingVectorizer
     from sklearn.utils import murmurhash3_32
 
@@ -85,5 +79,5 @@ def _read_tsv(path: Path, spec: DataSpec) -> RawSamples:
             )
         labels.append(int(label))
     if not labels:
-        raise DatasetError(f"{path}: holds no texts, need at least one")
+        raise DatasetError(f"{path}: has no texts; need at least one")
     return RawSamples(token_ids([row[text_column] for row in rows]), np.array(labels, np.int64))

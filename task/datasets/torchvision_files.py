@@ -1,4 +1,4 @@
-"""Data sets in the folder layout of torchvision, which also downloads them."""
+"""Datasets in the folder layout of torchvision, which also downloads them."""
 
 import gzip
 import zlib
@@ -14,18 +14,11 @@ from task.datasets.types import DatasetError, DataSpec, RawSamples, check_raw_sa
 
 @dataclass(frozen=True)
 class TorchvisionFiles:
-    """A data set that torchvision reads.
+    """A dataset read by a class (`dataset`) of ``torchvision.datasets``.
 
-    Attributes
-    ----------
-    dataset : str
-        Class in ``torchvision.datasets``.
-    files : tuple of str
-        Files or folders below the root which show that the data are there.
-    labels : str
-        Attribute that holds the labels. Default: ``"targets"``.
-    split_by_name : bool
-        Whether a part is chosen by ``split="train"`` instead of ``train=True``. Default: False.
+    All `files` (or folders) exist below the root if the data is there; `labels` is the attribute
+    with the labels; with `split_by_name` the class takes ``split="train"`` instead of
+    ``train=True``.
     """
 
     dataset: str
@@ -34,11 +27,11 @@ class TorchvisionFiles:
     split_by_name: bool = False
 
     def found(self, root: Path) -> bool:
-        """Return whether ``root`` holds all the files."""
+        """Whether ``root`` has all files."""
         return all((root / name).exists() for name in self.files)
 
     def download(self, root: Path) -> None:
-        """Let torchvision download the training and the test part to ``root``."""
+        """Let torchvision download the training and test parts to ``root``."""
         try:
             for train in (True, False):
                 self._construct(root, train, download=True)
@@ -79,10 +72,10 @@ class TorchvisionFiles:
 
 
 class IdxFiles(TorchvisionFiles):
-    """MNIST and its like: four idx files, read here so that they may stay gzipped.
+    """MNIST and similar: four idx files, read here so that they can stay gzipped.
 
-    The format: two zero bytes, type (8 = uint8), number of dimensions, each dimension as a
-    big-endian int32, then the values (http://yann.lecun.com/exdb/mnist).
+    Format: two zero bytes, type (8 = uint8), number of dimensions, each dimension as a big-endian
+    int32, then the values (http://yann.lecun.com/exdb/mnist).
     """
 
     def __init__(self, dataset: str) -> None:
@@ -90,7 +83,7 @@ class IdxFiles(TorchvisionFiles):
         super().__init__(dataset, tuple(f"{dataset}/raw/{part}-ubyte" for part in parts))
 
     def found(self, root: Path) -> bool:
-        """Return whether ``root`` holds all four files, unpacked or gzipped."""
+        """Whether ``root`` has all four files, unpacked or gzipped."""
         return all((root / name).exists() or (root / f"{name}.gz").exists() for name in self.files)
 
     def _read_arrays(self, root: Path, train: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -1,4 +1,4 @@
-"""What a data set is made of: its description, stored pixels and model inputs."""
+"""Datasets: their description, stored pixels and model inputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,28 +10,28 @@ from numpy.typing import NDArray
 
 
 class DatasetError(ValueError):
-    """Data that cannot be found, read or used; the message says what would do."""
+    """Data is missing, unreadable or unusable; the message gives the remedy."""
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What a model must fit.
+    """Shape and classes that a model must fit.
 
-    Attributes
+    Parameters
     ----------
     name : str
-        Name of the data set.
-    shape : tuple of int
+        Name of the dataset.
+    shape : tuple[int, int, int]
         Channels, height, width of one image.
     num_classes : int
         Labels run from 0 to ``num_classes - 1``.
-    mean, std : tuple of float
-        Mean and standard deviation of each channel, of pixels in [0, 1].
-    kind : str
-        ``image``; ``text``, with token ids along the width; or ``table``, with a channel for each
-        feature. Default: ``"image"``.
-    vocabulary : int
-        Number of token ids, for text. Default: 0.
+    mean, std : tuple[float, ...]
+        Mean and standard deviation of each channel, for pixels in [0, 1].
+    kind : str (default: "image")
+        ``image``; ``text``, with token ids along the width; or ``table``, with one channel per
+        feature.
+    vocabulary : int (default: 0)
+        Number of token ids, for text.
     """
 
     name: str
@@ -47,11 +47,11 @@ class DataSpec:
 class Samples:
     """Images ready for a model, with their labels.
 
-    Attributes
+    Parameters
     ----------
-    inputs : torch.Tensor
+    inputs : Tensor
         float32 (n, C, H, W), normalised with the spec's mean and std.
-    labels : torch.Tensor
+    labels : Tensor
         int64 (n,), or soft labels, float32 (n, num_classes).
     """
 
@@ -62,20 +62,20 @@ class Samples:
         return len(self.labels)
 
     def to(self, device: torch.device | str) -> "Samples":
-        """Return the same samples on ``device``."""
+        """The same samples on ``device``."""
         return Samples(self.inputs.to(device), self.labels.to(device))
 
     def subset(self, indices: Sequence[int] | NDArray[np.int64] | torch.Tensor) -> "Samples":
-        """Return the samples at ``indices``, in that order."""
+        """The samples at ``indices``, in that order."""
         chosen = torch.as_tensor(indices, dtype=torch.int64, device=self.labels.device)
         return Samples(self.inputs[chosen], self.labels[chosen])
 
 
 @dataclass(frozen=True)
 class RawSamples:
-    """Images as they are stored, with their labels.
+    """Images as stored, with their labels.
 
-    Attributes
+    Parameters
     ----------
     images : ndarray
         uint8 (n, C, H, W); float32 for texts and tables.
@@ -90,26 +90,18 @@ class RawSamples:
         return len(self.labels)
 
     def subset(self, indices: Sequence[int] | NDArray[np.int64]) -> "RawSamples":
-        """Return the samples at ``indices``, in that order."""
+        """The samples at ``indices``, in that order."""
         chosen = np.asarray(indices, dtype=np.int64)
         return RawSamples(self.images[chosen], self.labels[chosen])
 
     def to_samples(self, spec: DataSpec) -> Samples:
-        """Return the samples as model inputs, normalised with ``spec``'s mean and std."""
+        """Normalise with ``spec``'s mean and std into model inputs."""
         return Samples(normalise(self.images, spec), torch.tensor(self.labels))
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set with its training and test parts.
-
-    Attributes
-    ----------
-    spec : DataSpec
-        What a model must fit.
-    train, test : RawSamples
-        The two parts; they share no sample.
-    """
+    """A dataset with disjoint training and test parts."""
 
     spec: DataSpec
     train: RawSamples
@@ -117,19 +109,9 @@ class Dataset:
 
 
 def normalise(images: NDArray[np.uint8 | np.float32], spec: DataSpec) -> torch.Tensor:
-    """Turn stored pixels into model inputs.
+    """Convert stored pixels (n, C, H, W) to model inputs, float32 ``(pixel / 255 - mean) / std``.
 
-    Parameters
-    ----------
-    images : ndarray
-        (n, C, H, W) with the spec's channels: pixels as uint8, other values as float32.
-    spec : DataSpec
-        Gives mean and std of each channel.
-
-    Returns
-    -------
-    torch.Tensor
-        float32 (n, C, H, W): ``(pixel / 255 - mean) / std``, without the 255 for other values.
+    Only uint8 is divided by 255: float32 holds other values.
     """
     mean = torch.tensor(spec.mean).reshape(-1, 1, 1)
     std = torch.tensor(spec.std).reshape(-1, 1, 1)
@@ -138,22 +120,7 @@ def normalise(images: NDArray[np.uint8 | np.float32], spec: DataSpec) -> torch.T
 
 
 def check_raw_samples(raw: RawSamples, spec: DataSpec, where: str) -> RawSamples:
-    """Return ``raw`` if it fits ``spec``.
-
-    Parameters
-    ----------
-    raw : RawSamples
-        Samples from outside: a file or another package.
-    spec : DataSpec
-        What they must fit.
-    where : str
-        File or function they come from, for the message.
-
-    Raises
-    ------
-    DatasetError
-        If there are none, or types, shapes or labels do not fit.
-    """
+    """Return ``raw``, or raise DatasetError (naming `where` it is from) unless it fits ``spec``."""
     images, labels = raw.images, raw.labels
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != spec.shape:
         raise DatasetError(
@@ -166,7 +133,7 @@ def check_raw_samples(raw: RawSamples, spec: DataSpec, where: str) -> RawSamples
             f"of the {len(images)} images"
         )
     if not len(labels):
-        raise DatasetError(f"{where}: holds no images, need at least one")
+        raise DatasetError(f"{where}: has no images; need at least one")
     if labels.min() < 0 or labels.max() >= spec.num_classes:
         raise DatasetError(
             f"{where}: labels run from {labels.min()} to {labels.max()}, but {spec.name!r} has "

@@ -1,4 +1,4 @@
-"""Models by name, each fitted to the data set's images and classes."""
+"""Models by name."""
 
 from task.models import papers, papers_cadis, papers_fedhead, papers_fedlgd, torchvision_models
 from task.models.last_layer import last_dense

@@ -1,4 +1,4 @@
-"""The last dense layer of any model, which strategies compare and whose input are its features."""
+"""The last dense layer of a model: strategies compare it, and its input is the features."""
 
 from torch import nn
 
@@ -6,22 +6,12 @@ from task.models.registry import ModelError
 
 
 def last_dense(model: nn.Module, name: str = "") -> str:
-    """Name of a model's last dense layer, as in ``model.get_submodule(name)``.
+    """Name of a model's last dense layer, as in ``model.get_submodule(name)``; checks a given name.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Any model.
-    name : str (default: "")
-        The layer, where the model's owner knows better. If empty: the ``nn.Linear`` that the model
-        registers last, which is the last it calls in any model built in order.
-
-    Raises
-    ------
-    ModelError
-        If there is no dense layer, or ``name`` is not one.
+    By default the ``nn.Linear`` registered last, which models built in order also call last. Raises
+    ModelError if there is no such layer.
     """
-    dense = [found for found, module in model.named_modules() if isinstance(module, nn.Linear)]
+    dense = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not dense:
         raise ModelError(f"{type(model).__name__} has no dense layer (torch.nn.Linear)")
     if name and name not in dense:

@@ -10,7 +10,7 @@ from task.models.registry import register
 def digits_cnn(spec: DataSpec) -> nn.Module:
     """Two 3x3 convolutions (8, 16), max pooling to 4x4, a hidden layer of 64, one dense layer.
 
-    18,346 parameters on grey images with ten classes, whatever their size.
+    18,346 parameters on grey images of any size with ten classes.
     """
     return nn.Sequential(
         nn.Conv2d(spec.shape[0], 8, 3, padding=1),
@@ -30,7 +30,7 @@ def hfldd_mnist(spec: DataSpec) -> nn.Module:
     """LeNet-5, HFLDD's network for MNIST.
 
     5x5 convolutions (6, 16) without padding, each with ReLU and 2x2 max pooling; dense layers of
-    120, 84 and the classes. 44,426 parameters with ten classes, as the paper counts.
+    120, 84 and the classes. 44,426 parameters with ten classes, as in the paper.
     """
     return nn.Sequential(
         nn.Conv2d(1, 6, 5),
@@ -52,8 +52,8 @@ def hfldd_mnist(spec: DataSpec) -> nn.Module:
 def hfldd_cifar10(spec: DataSpec) -> nn.Module:
     """HFLDD's network for CIFAR-10: four blocks of two 3x3 convolutions, one dense layer.
 
-    Each convolution is followed by batch norm and ReLU, each block by 2x2 max pooling. The paper
-    counts 1,020,160 parameters but does not give the widths; ours are 32, 64, 128 and 224.
+    Batch norm and ReLU after each convolution, 2x2 max pooling after each block. The paper has
+    1,020,160 parameters but no widths; ours are 32, 64, 128 and 224.
     """
     widths = (32, 64, 128, 224)
     blocks = [
@@ -82,7 +82,7 @@ def convnet3(spec: DataSpec) -> nn.Module:
     """ConvNet-3 of the dataset distillation papers (HFLDD on CINIC-10, FedLGD).
 
     Three blocks of 128 filters of 3x3, affine instance norm, ReLU and 2x2 average pooling; one
-    dense layer. 320,010 parameters on 3x32x32 with ten classes, as HFLDD counts.
+    dense layer. 320,010 parameters on 3x32x32 with ten classes, as in HFLDD.
     """
     return convnet(spec, filters=128, groups=128)
 

@@ -10,8 +10,8 @@ from task.models.registry import register
 def cadis_mnist(spec: DataSpec) -> nn.Module:
     """5x5 convolutions (32, 64), each with ReLU and 2x2 max pooling, and a hidden layer of 512.
 
-    Convolutions are padded, as in the network of McMahan et al. (2017), which this is: 1,663,370
-    parameters on 1x28x28 with ten classes.
+    The network of McMahan et al. (2017), with padded convolutions: 1,663,370 parameters on 1x28x28
+    with ten classes.
     """
     height, width = (side // 4 for side in spec.shape[1:])
     return nn.Sequential(

@@ -11,17 +11,8 @@ from task.models.registry import register
 class ResidualBlock(nn.Module):
     """Two 3x3 convolutions with batch norm, and a shortcut without parameters.
 
-    Where the block halves the image, the shortcut takes every second pixel and fills the new
-    channels with zeros (He et al. 2016, option A).
-
-    Parameters
-    ----------
-    before : int
-        Channels that come in.
-    width : int
-        Channels that go out.
-    stride : int
-        1, or 2 to halve the image.
+    With stride 2 the shortcut takes every second pixel and pads the new channels with zeros (He et
+    al. 2016, option A).
     """
 
     def __init__(self, before: int, width: int, stride: int) -> None:
@@ -72,15 +63,7 @@ def resnet32(spec: DataSpec) -> nn.Module:
 
 
 class BiLSTM(nn.Module):
-    """Embedding, one bidirectional LSTM, mean over the words, one dense layer.
-
-    The paper does not give its sizes; ours are 100 and 128.
-
-    Parameters
-    ----------
-    spec : DataSpec
-        Of text: token ids, 0 where there is no word.
-    """
+    """Embedding (100), bidirectional LSTM (128; our sizes), mean over words, one dense layer."""
 
     def __init__(self, spec: DataSpec) -> None:
         super().__init__()

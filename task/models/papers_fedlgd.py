@@ -17,5 +17,5 @@ def convnet3_gn(spec: DataSpec) -> nn.Module:
 
 @register("convnet3-gn32", fits=lambda spec: spec.kind == "image" and min(spec.shape[1:]) >= 8)
 def convnet3_gn32(spec: DataSpec) -> nn.Module:
-    """Make the same with 32 filters, for processors without a GPU."""
+    """The same with 32 filters, for machines without a GPU."""
     return convnet(spec, filters=32, groups=GROUPS)

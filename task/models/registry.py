@@ -15,11 +15,11 @@ _MODELS: dict[str, tuple[ModelFactory, Fits]] = {}
 
 
 class ModelError(ValueError):
-    """A model that is unknown or does not fit the data; the message says which do."""
+    """A model is unknown or does not fit the data; the message says which do."""
 
 
 def register(name: str, fits: Fits) -> Callable[[ModelFactory], ModelFactory]:
-    """Register the decorated factory as model ``name``, for data sets that it ``fits``."""
+    """Register the decorated factory as model ``name``, for datasets that it ``fits``."""
 
     def add(factory: ModelFactory) -> ModelFactory:
         _MODELS[name] = (factory, fits)
@@ -29,30 +29,24 @@ def register(name: str, fits: Fits) -> Callable[[ModelFactory], ModelFactory]:
 
 
 def model_names(spec: DataSpec | None = None) -> list[str]:
-    """Return the names of all models, or of those that fit ``spec``."""
+    """Names of all models, or of those that fit ``spec``."""
     return [name for name, (_, fits) in _MODELS.items() if spec is None or fits(spec)]
 
 
 def create_model(name: str, spec: DataSpec, seed: int | None = None) -> nn.Module:
-    """Build a model for a data set.
+    """Build a model for a dataset: (n, C, H, W) to logits (n, num_classes), on the CPU.
 
     Parameters
     ----------
     name : str
         A registered name (see `model_names`); ``auto`` for ``digits-cnn`` on images up to 16x16,
-        ``hfldd-mnist`` on 1x28x28 and ``convnet3`` on others, ``bilstm`` on texts, ``mlp`` on
-        tables; or ``"my_pkg.mod:Cls"``, called as
-        ``Cls(spec)``.
+        ``hfldd-mnist`` on 1x28x28, ``convnet3`` on other images, ``bilstm`` on texts, ``mlp`` on
+        tables; or ``"my_pkg.mod:Cls"``, called as ``Cls(spec)``.
     spec : DataSpec
         Shape and classes that the model must fit.
-    seed : int, optional
-        Seed of the initial weights: the same seed gives the same weights. Default: drawn from
-        torch's global generator, which is left untouched where a seed is given.
-
-    Returns
-    -------
-    nn.Module
-        Maps (n, C, H, W) to logits (n, num_classes). On the CPU, in training mode.
+    seed : int, optional (default: None)
+        Seed of the initial weights. None draws from torch's global generator, which a seed leaves
+        unchanged.
 
     Raises
     ------
@@ -110,7 +104,7 @@ def _import_factory(name: str, path: str) -> ModelFactory:
 
 def _check_output(name: str, model: object, spec: DataSpec) -> None:
     if not isinstance(model, nn.Module):
-        raise ModelError(f"model={name!r} gave a {type(model).__name__}, need a torch.nn.Module")
+        raise ModelError(f"model={name!r} is a {type(model).__name__}, need a torch.nn.Module")
     model.eval()
     try:
         with torch.inference_mode():
@@ -124,7 +118,7 @@ def _check_output(name: str, model: object, spec: DataSpec) -> None:
     shape = tuple(getattr(output, "shape", ()))
     if shape != (2, spec.num_classes):
         raise ModelError(
-            f"model={name!r} gives an output of shape {shape} for a batch of 2, need "
+            f"model={name!r} returns an output of shape {shape} for a batch of 2, need "
             f"(2, {spec.num_classes}): one logit for each class of {spec.name!r}"
         )
 

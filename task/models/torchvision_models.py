@@ -1,8 +1,8 @@
-"""Torchvision's networks with the data set's channels and classes.
+"""Torchvision's networks with the dataset's channels and classes.
 
-On images up to 32x32 the first convolution keeps the size (stride 1) and the pooling after it is
-left out: their usual stem would shrink such images to a few pixels before the first block.
-Torchvision is imported when one of them is built: it is slow to import.
+On images up to 32x32 the first convolution has stride 1 and there is no pooling after it: the usual
+stem would shrink such images to a few pixels. Torchvision is slow to import, so each function
+imports it.
 """
 
 from torch import nn

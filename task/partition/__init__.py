@@ -1,4 +1,4 @@
-"""Which samples each node holds, and a picture of it."""
+"""Splits of samples among nodes."""
 
 from task.partition.indices import SCHEMES, partition_indices
 from task.partition.request import PartitionError

@@ -1,10 +1,9 @@
-"""Cluster-skewed partitions: the nodes of a cluster hold the same classes (CADIS).
+"""Cluster-skewed partitions: the nodes of a cluster have the same classes (CADIS).
 
-The nodes are cut into clusters of consecutive nodes by ratio, and the classes into as many blocks
-of consecutive classes, as equal as can be. The paper's main cluster holds 60 % of the nodes; that
-the others are four of equal size, and the ratio of MC, are ours. MNIST index files published by the
-authors have five clusters of two digits each in the ratio 3:3:2:1:1, and on unbalanced nodes 1 to 5
-units of 7 samples a digit, hence the number of clusters and the units here.
+Consecutive nodes form clusters by ratio; consecutive classes form as many blocks, as equal as
+possible. The paper's main cluster has 60 % of the nodes; four equal other clusters, and the ratio
+of MC, are our choice. The authors' published MNIST index files have five clusters of two digits in
+the ratio 3:3:2:1:1, and on unbalanced nodes 1 to 5 units of 7 samples per digit.
 """
 
 import numpy as np
@@ -19,19 +18,19 @@ MOST_UNITS = 5
 
 
 def multi_cluster(request: Request) -> list[Indices]:
-    """MC: several clusters of unequal sizes, equally many samples a node."""
+    """MC: several clusters of unequal sizes, equally many samples per node."""
     return deal(request, _balanced(request, SEVERAL))
 
 
 def balanced_cluster(request: Request) -> list[Indices]:
-    """BC: one main cluster of 60 % of the nodes, equally many samples a node."""
+    """BC: one main cluster of 60 % of the nodes, equally many samples per node."""
     return deal(request, _balanced(request, ONE_MAIN))
 
 
 def unbalanced_cluster(request: Request) -> list[Indices]:
-    """UC: the clusters of BC; of each of its classes a node holds 1 to 5 units of samples, drawn.
+    """UC: the clusters of BC; a node has 1 to 5 units of samples, drawn, of each of its classes.
 
-    The unit is the largest for which the samples of every class suffice.
+    The unit is the largest that all classes have enough samples for.
     """
     classes, counts = available(request.labels)
     rng = np.random.default_rng([request.seed, 1])
@@ -45,10 +44,10 @@ def unbalanced_cluster(request: Request) -> list[Indices]:
 
 
 def _balanced(request: Request, ratio: str) -> NDArray[np.int64]:
-    """Samples of each class on each node, the same number in all on every node.
+    """Samples of each class on each node, with equal totals.
 
-    A cluster's nodes are dealt samples of its c classes in turns, so that classes are as equal as
-    can be: of the first t samples, ``ceil((t - k) / c)`` are of class k.
+    Nodes of a cluster take samples of its c classes in turn, which keeps classes balanced: of the
+    first t samples, ``ceil((t - k) / c)`` are of class k.
     """
     classes, counts = available(request.labels)
     clusters = _clusters(request, ratio)
@@ -59,30 +58,30 @@ def _balanced(request: Request, ratio: str) -> NDArray[np.int64]:
     each = int(min(most))
     if not each:
         raise _too_few(request)
-    dealt = np.zeros((request.num_partitions, len(classes)), dtype=np.int64)
+    sample_counts = np.zeros((request.num_partitions, len(classes)), dtype=np.int64)
     for nodes, block in clusters:
         num_classes = block.stop - block.start
         turns = np.arange(nodes.stop - nodes.start + 1)[:, None] * each - np.arange(num_classes)
-        dealt[nodes, block] = np.diff(-(-turns // num_classes), axis=0)
-    return dealt
+        sample_counts[nodes, block] = np.diff(-(-turns // num_classes), axis=0)
+    return sample_counts
 
 
 def _clusters(request: Request, ratio: str) -> list[tuple[slice, slice]]:
     """Nodes and classes (by position) of each cluster."""
-    given = (request.clusters or ratio).split(":")
-    shares = np.array([int(share) if share.isdecimal() else 0 for share in given])
+    parts = (request.clusters or ratio).split(":")
+    shares = np.array([int(share) if share.isdecimal() else 0 for share in parts])
     num_classes = len(available(request.labels)[0])
     most = min(request.num_partitions, num_classes)
     if len(shares) > most or not shares.all():
         raise PartitionError(
             f"partition.clusters={request.clusters or ratio!r} must be 1 to {most} sizes >= 1, as "
-            f"in 12:5:3: each cluster holds one of {request.num_partitions} nodes and of "
-            f"{num_classes} classes at least"
+            f"in 12:5:3: each cluster needs at least one of {request.num_partitions} nodes and "
+            f"of {num_classes} classes"
         )
-    wanted = request.num_partitions * shares / shares.sum()
+    ideal_sizes = request.num_partitions * shares / shares.sum()
     sizes = np.ones_like(shares)
     for _ in range(request.num_partitions - len(shares)):
-        sizes[np.argmax(wanted - sizes)] += 1
+        sizes[np.argmax(ideal_sizes - sizes)] += 1
     blocks = np.array_split(np.arange(num_classes), len(shares))
     return [
         (slice(end - size, end), slice(block[0], block[-1] + 1))
@@ -92,6 +91,6 @@ def _clusters(request: Request, ratio: str) -> list[tuple[slice, slice]]:
 
 def _too_few(request: Request) -> PartitionError:
     return PartitionError(
-        f"partition.scheme: {len(request.labels)} samples do not suffice for clusters of "
-        f"{request.num_partitions} nodes, whose nodes share the same few classes; use fewer nodes"
+        f"partition.scheme: {len(request.labels)} samples are too few for clusters of "
+        f"{request.num_partitions} nodes, which share the same few classes; use fewer nodes"
     )

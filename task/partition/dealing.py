@@ -1,4 +1,4 @@
-"""Dealing samples out once it is settled how many of each class every node gets."""
+"""Distribute samples once each node's count per class is known."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,15 +12,7 @@ def available(labels: Indices) -> tuple[Indices, Indices]:
 
 
 def deal(request: Request, counts: NDArray[np.int64]) -> list[Indices]:
-    """Give every node its number of random samples of each class.
-
-    Parameters
-    ----------
-    request : Request
-        Of the partition.
-    counts : ndarray
-        int64 (nodes, classes), of no class more than there is.
-    """
+    """Give each node its number of random samples per class: counts (nodes, classes)."""
     rng = np.random.default_rng(request.seed)
     parts: list[list[Indices]] = [[] for _ in counts]
     for label, wanted in zip(available(request.labels)[0], counts.T, strict=True):

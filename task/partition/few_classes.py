@@ -1,4 +1,4 @@
-"""Partitions in which every node holds a few classes, by rule or by a power law."""
+"""Partitions in which every node has a few classes, by rule or by a power law."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,29 +8,29 @@ from task.partition.request import Indices, PartitionError, Request
 
 
 def pathological(request: Request) -> list[Indices]:
-    """Give node i the classes ``(i * C + k) mod K``, each shared equally among its holders."""
+    """Give node i the classes ``(i * C + k) mod K``, each split equally among its nodes."""
     classes, counts = available(request.labels)
     nodes, per_node = request.num_partitions, _classes_per_node(request, len(classes))
-    held = np.arange(nodes * per_node).reshape(nodes, per_node) % len(classes)
+    node_classes = np.arange(nodes * per_node).reshape(nodes, per_node) % len(classes)
     holds = np.zeros((nodes, len(classes)), dtype=np.int64)
-    holds[np.arange(nodes)[:, None], held] = 1
+    holds[np.arange(nodes)[:, None], node_classes] = 1
     holders = _holders(request, holds)
     share, rest = np.divmod(counts, holders.clip(1))
-    first = holds.cumsum(axis=0) <= rest  # of a class's holders, those that get one sample more
+    first = holds.cumsum(axis=0) <= rest  # these nodes get one sample more
     return deal(request, holds * (share + first))
 
 
 def pareto(request: Request) -> list[Indices]:
-    """Share each class out among nodes whose sizes follow a power law.
+    """Split each class among nodes whose sizes follow a power law.
 
-    Node i holds C classes, drawn such that classes have equally many holders. The holders of a
-    class get one sample each, and of the others shares in proportion to their u_i, drawn from a
-    Pareto distribution, ``P(u_i > x) = x^-alpha``.
+    Node i has C random classes; all classes have equally many nodes. The nodes of a class get one
+    sample each, and shares of the others in proportion to u_i, drawn from a Pareto distribution,
+    ``P(u_i > x) = x^-alpha``.
     """
     if not 0 < request.alpha < np.inf:
         raise PartitionError(
             f"partition.alpha must be > 0, got {request.alpha} (0.5 for sizes from few samples to "
-            "thousands, 5 for similar ones)"
+            "thousands, 5 for similar sizes)"
         )
     classes, counts = available(request.labels)
     per_node = _classes_per_node(request, len(classes))
@@ -55,13 +55,13 @@ def _classes_per_node(request: Request, num_classes: int) -> int:
 
 
 def _holders(request: Request, holds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Nodes that hold each class; no more than the class has samples."""
+    """Number of nodes per class; at most the class's samples."""
     classes, counts = available(request.labels)
     holders: NDArray[np.int64] = holds.sum(axis=0)
     for label, count, number in zip(classes, counts, holders, strict=True):
         if count < number:
             raise PartitionError(
-                f"class {label} has {count} samples for the {number} nodes that hold it with "
+                f"class {label} has {count} samples for the {number} nodes that have it with "
                 f"num-partitions={request.num_partitions} and "
                 f"partition.classes={request.classes_per_node}; lower either"
             )

@@ -1,4 +1,4 @@
-"""Partitions as a file says, so that a published split can be run as it is."""
+"""Partitions from a file, to use a published split."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from task.partition.request import Indices, PartitionError, Request
 
 
 def index_file(request: Request) -> list[Indices]:
-    """Follow a JSON file, client id -> list of sample indices."""
+    """Read a JSON file, client id -> list of sample indices."""
     path = request.index_file
     if path is None:
         raise PartitionError(
@@ -31,7 +31,7 @@ def index_file(request: Request) -> list[Indices]:
     samples, counts = np.unique(np.concatenate(parts), return_counts=True)
     if (counts > 1).any():
         raise PartitionError(
-            f"{path}: samples are named more than once: {samples[counts > 1][:5].tolist()}; "
+            f"{path}: samples are listed more than once: {samples[counts > 1][:5].tolist()}; "
             "give each to one client"
         )
     return parts
@@ -58,7 +58,7 @@ def _checked_indices(indices: object, num_samples: int, where: str) -> Indices:
     outside = [index for index in indices if not 0 <= index < num_samples]
     if outside:
         raise PartitionError(
-            f"{where} names samples {outside[:5]}, but the {num_samples} samples are numbered "
+            f"{where} lists samples {outside[:5]}, but the {num_samples} samples are numbered "
             f"0 to {num_samples - 1}"
         )
     return np.array(indices, dtype=np.int64)

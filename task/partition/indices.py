@@ -1,4 +1,4 @@
-"""The schemes by name, and what is checked of all of them."""
+"""Partition schemes by name, and checks common to all."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -44,46 +44,42 @@ def partition_indices(
         int64 (n,), the label of each sample.
     num_partitions : int
         Number of nodes N.
-    scheme : str
-        How to split. Default: ``"pathological"``.
+    scheme : str (default: "pathological")
+        How to split:
 
         - ``iid``: equal shares of the shuffled samples.
-        - ``pathological``: node i holds the C classes ``(i * C + k) mod K``, k = 0 .. C-1 of the K
-          classes: blocks of classes that repeat, so that several nodes have equal label
-          distributions (HFLDD's setting) and every class is held by some node whenever
-          N * C >= K (where it is not, the classes left over are unused). A class is shared out
-          equally among its holders. Computed here: flwr-datasets' partitioner offers only
-          overlapping or random assignments of classes.
-        - ``dirichlet``: each class is shared out by proportions from Dirichlet(alpha), drawn
-          again (up to ten times) while a node is empty.
-        - ``shards``: samples sorted by label and cut into N * C equal shards, C random ones a
-          node; the fewer than N * C samples that remain are unused.
-        - ``pareto``: every node holds C random classes, of each a share in proportion to the
-          node's size u, drawn from a power law, ``P(u > x) = x^-alpha`` (CADIS's PA).
-        - ``cluster-mc``: clusters of nodes hold different blocks of classes, and every node equally
+        - ``pathological``: node i has the C classes ``(i * C + k) mod K``, k = 0 .. C-1 of the K
+          classes. Blocks of classes repeat, so several nodes have equal label distributions
+          (HFLDD's setting); all classes are used if N * C >= K. A class is split equally among its
+          nodes. (flwr-datasets' partitioner only has overlapping or random assignments.)
+        - ``dirichlet``: each class is split by proportions from Dirichlet(alpha), redrawn (up to
+          ten times) while a node is empty.
+        - ``shards``: samples are sorted by label and cut into N * C equal shards, C random ones per
+          node; fewer than N * C samples are left unused.
+        - ``pareto``: every node has C random classes, and a share of each in proportion to its size
+          u, drawn from a power law, ``P(u > x) = x^-alpha`` (CADIS's PA).
+        - ``cluster-mc``: clusters of nodes have different blocks of classes; all nodes have equally
           many samples (CADIS's MC).
         - ``cluster-bc``: the same with one main cluster of 60 % of the nodes (BC).
-        - ``cluster-uc``: these clusters, and 1 to 5 units of samples, drawn, of each class that a
-          node holds (UC).
-        - ``index-file``: as ``index_file`` says.
-    classes_per_node : int
-        C, for ``pathological`` and ``pareto`` (classes) and ``shards`` (shards). Default: 2.
-    alpha : float
-        Concentration for ``dirichlet``, exponent for ``pareto``; small values mean strong skew, of
-        labels or of sizes. Default: 0.5.
-    clusters : str
-        Ratio of the clusters' numbers of nodes, for the cluster schemes. Default: ``""``, which
-        means ``12:5:3`` for ``cluster-mc``, ``6:1:1:1:1`` for the others.
-    seed : int
-        Seed of every random choice. Default: 0.
-    index_file : str or Path, optional
-        JSON object, client id (``"0"`` to ``str(N - 1)``) -> list of sample indices, which may be
-        nested under one top key. Samples that it does not name are unused. Default: None.
+        - ``cluster-uc``: the same clusters, with 1 to 5 units of samples, drawn, per class and node
+          (UC).
+        - ``index-file``: from ``index_file``.
+    classes_per_node : int (default: 2)
+        C, for ``pathological`` and ``pareto`` (classes) and ``shards`` (shards).
+    alpha : float (default: 0.5)
+        Concentration for ``dirichlet``, exponent for ``pareto``; smaller means more skew.
+    clusters : str (default: "")
+        Ratio of nodes per cluster; empty means ``12:5:3`` for ``cluster-mc``, else ``6:1:1:1:1``.
+    seed : int (default: 0)
+        Seed of all random draws.
+    index_file : str or Path, optional (default: None)
+        JSON object, client id (``"0"`` to ``str(N - 1)``) -> list of sample indices, may be
+        nested under one top key. Samples not listed are unused.
 
     Returns
     -------
     list of ndarray
-        Per node its sample indices: int64, sorted, no sample on two nodes, none empty.
+        Sample indices per node: int64, sorted, disjoint, none empty.
 
     Raises
     ------

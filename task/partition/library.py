@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def iid(request: Request) -> list[Indices]:
-    """Share the samples out equally."""
+    """Equal shares of the samples."""
     from flwr_datasets.partitioner import IidPartitioner
 
     return _run(IidPartitioner(request.num_partitions), request)
 
 
 def dirichlet(request: Request) -> list[Indices]:
-    """Share each class out by proportions from Dirichlet(alpha)."""
+    """Each class split by proportions from Dirichlet(alpha)."""
     from flwr_datasets.partitioner import DirichletPartitioner
 
     if not 0 < request.alpha < np.inf:
@@ -43,7 +43,7 @@ def dirichlet(request: Request) -> list[Indices]:
 
 
 def shards(request: Request) -> list[Indices]:
-    """Give each node some shards of the samples sorted by label."""
+    """Some shards per node of the samples sorted by label."""
     from flwr_datasets.partitioner import ShardPartitioner
 
     num_shards = request.num_partitions * request.classes_per_node
@@ -68,7 +68,7 @@ def _run(partitioner: "Partitioner", request: Request) -> list[Indices]:
 
     order = np.random.default_rng(request.seed).permutation(len(request.labels))
     partitioner.dataset = Dataset.from_dict({"label": request.labels[order], "sample": order})
-    with warnings.catch_warnings(action="ignore"):  # Dirichlet: one for each draw that failed
+    with warnings.catch_warnings(action="ignore"):  # Dirichlet warns of each failed draw
         return [
             np.asarray(partitioner.load_partition(node)["sample"])
             for node in range(request.num_partitions)

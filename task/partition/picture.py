@@ -1,4 +1,4 @@
-"""A picture of a partition: a dot for each class on each node, as large as its samples are many."""
+"""A picture of a partition: one dot per class and node, with area by number of samples."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -9,29 +9,17 @@ POINTS = 72
 CELL = 0.32
 WIDEST, TALLEST = 20.0, 10.0
 LEFT, RIGHT, BOTTOM, TOP = 0.7, 1.3, 0.6, 0.45
-"""Inches: a cell where there is room, most of the axes, and the margins around them."""
+"""Inches: preferred cell, maximum size of the axes, and margins."""
 LEAST_LARGEST = 10.0
 LEAST = 1.5
-"""Points: diameters below which neither the largest dot nor any other falls."""
+"""Points: minimum diameters of the largest dot and of any dot."""
 
 
 def partition_picture(counts: NDArray[np.int64], title: str) -> Figure:
-    """Draw a partition.
+    """Draw a partition from the samples of each class on each node, int64 (nodes, classes).
 
-    A dot's area is in proportion to its samples. The largest fills its cell; where nodes are so
-    many that cells are narrow, dots overlap.
-
-    Parameters
-    ----------
-    counts : ndarray
-        int64 (nodes, classes), samples of each class on each node; some are not 0.
-    title : str
-        What stands above.
-
-    Returns
-    -------
-    Figure
-        To be saved.
+    A dot's area is proportional to its samples. The largest fills its cell; with many nodes, cells
+    are narrow and dots overlap.
     """
     num_nodes, num_classes = counts.shape
     width = float(np.clip(CELL * num_nodes, 3, WIDEST))
@@ -54,8 +42,8 @@ def partition_picture(counts: NDArray[np.int64], title: str) -> Figure:
     largest = max(0.9 * cell, LEAST_LARGEST)
 
     def area(number: NDArray[np.int64]) -> NDArray[np.float64]:
-        found: NDArray[np.float64] = largest**2 * number / samples.max()
-        return found.clip(LEAST**2)
+        points: NDArray[np.float64] = largest**2 * number / samples.max()
+        return points.clip(LEAST**2)
 
     axes.scatter(
         nodes, classes, area(samples), "C0", alpha=0.65, linewidths=0, clip_on=False, zorder=3

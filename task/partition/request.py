@@ -1,4 +1,4 @@
-"""What a partition scheme is given, and what it raises."""
+"""Arguments and errors of partition schemes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +10,12 @@ Indices = NDArray[np.int64]
 
 
 class PartitionError(ValueError):
-    """A partition that cannot be made; the message names the setting and what is allowed."""
+    """A partition is not possible; names the setting and its allowed values."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """Arguments of :func:`task.partition.partition_indices`, the number of nodes checked."""
+    """Checked arguments of :func:`task.partition.partition_indices`."""
 
     labels: Indices
     num_partitions: int

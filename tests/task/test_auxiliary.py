@@ -74,7 +74,7 @@ def test_a_thousand_real_images_are_there(name):
 
 
 def test_too_few_images_are_refused_with_the_number_there(root):
-    with pytest.raises(DatasetError, match="'tiny-imagenet' has 20 images, but 21"):
+    with pytest.raises(DatasetError, match="'tiny-imagenet' has 20 images, not 21"):
         auxiliary_images("tiny-imagenet", GREY, 21, 0, root)
 
 

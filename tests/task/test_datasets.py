@@ -228,7 +228,7 @@ def test_the_default_root_is_the_environments_else_data(tmp_path, monkeypatch):
     with pytest.raises(DatasetError, match="elsewhere"):
         load_dataset("mnist-m")
     monkeypatch.delenv("FLWR_DISTILL_DATA_ROOT")
-    with pytest.raises(DatasetError, match=r"sought data/mnist-m/train.npz"):
+    with pytest.raises(DatasetError, match=r"tried data/mnist-m/train.npz"):
         load_dataset("mnist-m")
 
 

@@ -184,7 +184,7 @@ def test_a_class_from_another_package_is_built_for_the_data(plugin):
     [
         ("Wrong", r"output of shape \(2, 64\).*need \(2, 10\)"),
         ("Narrow", "cannot take images of 1x8x8"),
-        ("nothing", "gave a NoneType, need a torch.nn.Module"),
+        ("nothing", "is a NoneType, need a torch.nn.Module"),
         ("number", "is a int, need a class or function"),
         ("missing", "has no attribute 'missing'"),
         ("", "not of the form"),

@@ -294,10 +294,10 @@ def test_an_index_file_may_hold_a_single_client(tmp_path):
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ({"0": [0], "1": [6]}, r"client 1 names samples \[6\].*0 to 5"),
-        ({"0": [0], "1": [-1]}, r"client 1 names samples \[-1\]"),
-        ({"0": [0, 1], "1": [1]}, r"named more than once: \[1\]"),
-        ({"0": [0, 0], "1": [1]}, r"named more than once: \[0\]"),
+        ({"0": [0], "1": [6]}, r"client 1 lists samples \[6\].*0 to 5"),
+        ({"0": [0], "1": [-1]}, r"client 1 lists samples \[-1\]"),
+        ({"0": [0, 1], "1": [1]}, r"listed more than once: \[1\]"),
+        ({"0": [0, 0], "1": [1]}, r"listed more than once: \[0\]"),
         ({"0": [0]}, r"missing: \['1'\]"),
         ({"0": [0], "1": [1], "2": [2]}, r"surplus: \['2'\]"),
         ({"0": [0], "1": [1.5]}, "client 1 needs a list of whole numbers"),
@@ -337,8 +337,8 @@ def test_a_missing_index_file_is_named(tmp_path):
         ({"scheme": "cluster-bc"}, "partition.clusters='6:1:1:1:1' must be 1 to 4 sizes"),
         ({"scheme": "cluster-mc", "clusters": "1:0"}, "partition.clusters='1:0' must be 1 to 4"),
         ({"scheme": "cluster-mc", "clusters": "a:b"}, "partition.clusters='a:b' must be 1 to 4"),
-        ({"scheme": "cluster-uc", "clusters": "9:1"}, "40 samples do not suffice for clusters"),
-        ({"scheme": "cluster-mc", "clusters": "1:1:1:97"}, "do not suffice.*use fewer nodes"),
+        ({"scheme": "cluster-uc", "clusters": "9:1"}, "40 samples are too few for clusters"),
+        ({"scheme": "cluster-mc", "clusters": "1:1:1:97"}, "are too few.*use fewer nodes"),
     ],
 )
 def test_bad_settings_are_refused_with_key_value_and_remedy(options, complaint):

@@ -115,7 +115,7 @@ def test_a_folder_without_class_folders_is_refused(tmp_path):
 
 def test_class_folders_without_images_are_refused(tmp_path):
     (tmp_path / "0").mkdir()
-    with pytest.raises(DatasetError, match="hold no images"):
+    with pytest.raises(DatasetError, match="have no images"):
         load_private_data(tmp_path, GREY)
 
 

@@ -63,7 +63,7 @@ def test_ag_news_is_read_whole():
         (["label\ttext", "1\tfine", "1"], "line 3"),
         (["label\ttext", "one\tfine"], "line 2"),
         (["label\twords", "1\tfine"], "need 'label' and 'text'"),
-        (["label\ttext"], "holds no texts"),
+        (["label\ttext"], "has no texts"),
     ],
 )
 def test_a_malformed_tsv_is_refused_with_its_line(tmp_path, lines, said):
@@ -95,7 +95,7 @@ def test_a_table_becomes_standardised_channels_and_numbered_classes(tmp_path):
 @pytest.mark.parametrize(
     ("train", "test", "said"),
     [
-        (["a,label", "x,1"], None, "line 2: need 2 values, numbers but for the label"),
+        (["a,label", "x,1"], None, "line 2: need 2 values, numbers except the label"),
         (["a,b,label", "1,1"], None, "line 2"),
         (["a,label", "1,1", "inf,1"], None, "line 3: a is inf; drop the 1 rows"),
         (["a,b", "1,1"], None, "need one column 'label'"),
