@@ -122,7 +122,7 @@ def test_a_given_network_s_class_means_are_matched_from_given_images() -> None:
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16), torch.nn.Tanh())
     before = [p.clone() for p in network.parameters()]
     begin = torch.randn(6, 1, 8, 8, generator=generator)
-    asked = {"num_classes": 2, "per_class": 3, "network": network, "begin": begin}
+    asked = {"num_classes": 2, "per_class": 3, "network": network, "initial_images": begin}
 
     def distance(virtual: Tensor) -> float:
         with torch.no_grad():
@@ -134,8 +134,8 @@ def test_a_given_network_s_class_means_are_matched_from_given_images() -> None:
     assert distance(made.images) < 0.5 * distance(begin)
     assert all(torch.equal(p, q) for p, q in zip(network.parameters(), before, strict=True))
     assert all(p.grad is None for p in network.parameters())
-    with pytest.raises(DistillError, match=r"begin must have shape \(6, 1, 8, 8\)"):
-        distill_dm(images, labels, generator=torch.Generator(), **(asked | {"begin": begin[:4]}))
+    with pytest.raises(DistillError, match=r"initial_images must have shape \(6, 1, 8, 8\)"):
+        distill_dm(images, labels, generator=torch.Generator(), **(asked | {"initial_images": begin[:4]}))
 
 
 def test_each_network_of_the_bank_is_matched_to_a_draw_of_its_own_of_at_most_256_images() -> None:
