@@ -24,7 +24,7 @@ name = "someones-strategies"
 version = "1.0"
 [tool.setuptools]
 py-modules = ["someones_strategies"]
-[project.entry-points."flwr_distill.strategies"]
+[project.entry-points."flwr_distill.methods"]
 decay = "someones_strategies:Decay"
 """,
     "someones_strategies.py": '''
