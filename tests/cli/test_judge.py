@@ -32,9 +32,12 @@ def test_soft_labels_teach_like_the_hard_ones_they_stand_for() -> None:
 
 
 def test_of_one_image_its_class_is_learned() -> None:
-    test = halves(60, 1)
-    of_class = [test.subset((test.labels == label).nonzero().flatten()) for label in (0, 1)]
-    scores = [train_and_score(halves(1, 0), part, SPEC, steps=3, seed=0) for part in of_class]
+    images, test = halves(2, 0), halves(60, 1)
+    of_class_0 = test.subset((test.labels == 0).nonzero().flatten())
+    scores = [
+        train_and_score(images.subset(torch.tensor([i])), of_class_0, SPEC, steps=30, seed=0)
+        for i in (0, 1)
+    ]
     assert scores == [1, 0]
 
 

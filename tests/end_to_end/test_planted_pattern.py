@@ -120,7 +120,7 @@ def unsealed_app(tmp_path_factory):
     folder = tmp_path_factory.mktemp("unsealed") / "unsealed"
     skipped = shutil.ignore_patterns(".*", "__pycache__", "tests", "docs", "runs", "state")
     shutil.copytree(ROOT, folder, ignore=skipped)
-    with (folder / "client" / "links" / "seal.py").open("a") as file:
+    with (folder / "links" / "seal.py").open("a") as file:
         file.write(UNSEALED)
     return folder
 

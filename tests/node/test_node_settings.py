@@ -97,6 +97,10 @@ def test_an_address_on_loopback_needs_no_certificate(address: str) -> None:
         ({"data": __file__, "dataset": "usps"}, "data and dataset=usps exclude each other"),
         ({"sector": -1}, "sector=-1"),
         ({"threads": 0}, "threads=0"),
+        ({"release_after": 0}, "release-after=0"),
+        ({"connect_timeout": -1}, "connect-timeout=-1"),
+        ({"partition_id": -1, "num_partitions": 2}, "partition-id=-1"),
+        ({"partition_id": 0, "num_partitions": 0}, "num-partitions=0"),
         ({"superlnk": "x"}, "superlnk=x: there is no such setting (there are superlink, "),
     ],
 )
@@ -107,6 +111,24 @@ def test_a_wrong_setting_is_named_with_its_value_in_one_line(
         load_settings(None, given)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_no_setting_of_the_nodes_own_can_come_in_as_an_apps(tmp_path: Path) -> None:
+    given = {
+        "partition_id": 0,
+        "num_partitions": 1,
+        "sector": 0,
+        "data": tmp_path,
+        "root_certificates": __file__,
+        "peer_address": "localhost:0",
+        "peer_certificate": __file__,
+        "peer_key": __file__,
+    }
+    told = {*load_settings(None, given).app_config, "dataset"}
+    assert len(told) == 11
+    for key in told:
+        with pytest.raises(NodeError, match=f"{key} is an option of its own"):
+            load_settings(None, {"node_config": {key: "x", "site": "lab"}})
 
 
 @pytest.mark.parametrize("content", ["- a\n- b\n", "a: [b\n", "just text"])

@@ -68,6 +68,19 @@ def test_too_few_nodes_end_the_run_with_the_setting_and_the_remedy(memory_grid):
         met(memory_grid({1: node(**{"num-examples": 1})}), 3, timeout=0.3)
 
 
+def test_nodes_that_connect_in_time_are_waited_for(memory_grid):
+    described = {i: node(**{"num-examples": 1, "partition-id": i}) for i in range(3)}
+
+    class OneMoreAtEachLook(type(memory_grid({}))):
+        looks = 0
+
+        def get_node_ids(self):
+            self.looks += 1
+            return list(super().get_node_ids())[: self.looks]
+
+    assert len(met(OneMoreAtEachLook(described), 3, timeout=20).names) == 3
+
+
 def test_a_node_that_describes_itself_badly_is_known_by_its_id(memory_grid):
     grid = memory_grid(
         {

@@ -60,6 +60,34 @@ def test_messages_expire_with_the_deadline_so_that_no_node_works_for_a_past_phas
     assert inner.pushed[0].metadata.ttl == 7
 
 
+def test_a_message_that_expires_before_the_deadline_is_not_kept_longer(memory_grid):
+    inner = memory_grid({1: reply_with(x=1)})
+    (message,) = messages_to([1])
+    message.metadata.ttl = 3
+    MeteredGrid(inner, deadline=7).send_and_receive([message])
+    assert inner.pushed[0].metadata.ttl == 3
+
+
+def test_replies_are_looked_for_often_at_first_and_after_each_and_seldom_in_between(
+    memory_grid, monkeypatch
+):
+    waits = []
+
+    class Slow(type(memory_grid({}))):
+        def pull_messages(self, message_ids):
+            return super().pull_messages(message_ids) if len(waits) in (40, 80) else []
+
+    monkeypatch.setattr(time, "sleep", waits.append)
+    grid = MeteredGrid(Slow({1: reply_with(x=1), 2: reply_with(x=1)}), deadline=60)
+    assert len(grid.send_and_receive(messages_to([1, 2]))) == 2
+    first, second = waits[:40], waits[40:]
+    assert len(second) == 40
+    for waited in (first, second):
+        assert waited == sorted(waited)
+        assert waited[0] <= 0.05
+        assert waited[-1] == 0.5
+
+
 def test_an_error_reply_is_passed_on_to_the_strategy(memory_grid):
     def broken(message):
         raise ValueError("no data")
@@ -84,6 +112,23 @@ def test_an_error_that_the_superlink_sends_for_a_lost_node_bears_that_nodes_id(m
     assert reply.metadata.src_node_id == 7
     assert "node 7 is gone" in reply.error.reason
     assert "did not reply" not in caplog.text
+
+
+def test_a_message_that_the_superlink_does_not_take_is_not_waited_for(memory_grid, caplog):
+    class Refusing(type(memory_grid({}))):
+        def push_messages(self, messages):
+            taken = super().push_messages(messages)
+            return [
+                "" if m.metadata.dst_node_id == 2 else i
+                for i, m in zip(taken, messages, strict=True)
+            ]
+
+    inner = Refusing({1: reply_with(x=1), 2: lambda message: None})
+    begin = time.monotonic()
+    (reply,) = MeteredGrid(inner, deadline=20).send_and_receive(messages_to([1, 2]))
+    assert time.monotonic() - begin < 10
+    assert reply.metadata.src_node_id == 1
+    assert "goes on without 1 of 2 nodes" in caplog.text
 
 
 def test_no_message_means_no_wait(memory_grid):

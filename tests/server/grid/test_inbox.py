@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
+from flwr.supercore.inflatable import inflatable_utils
 
 from server.grid import inbox as inbox_module
 from server.grid.inbox import PULLS, open_inbox
@@ -114,6 +115,21 @@ def test_a_node_that_the_superlink_takes_for_connected_ends_with_the_deadline(
     assert len(link.store) == 0
 
 
+@pytest.mark.parametrize(("sent", "longest"), [(3, 0.05), (0, 0.05), (None, 0.5)])
+def test_a_reply_that_is_on_its_way_is_looked_for_often(superlink, monkeypatch, sent, longest):
+    link = superlink(trained(1) if sent is not None else silent)
+    link.sends[link.ids[0]] = sent
+    waits, sleep = [], time.sleep
+
+    def noting(seconds):
+        waits.append(seconds)
+        sleep(0.01)
+
+    monkeypatch.setattr(time, "sleep", noting)
+    ask(link, deadline=0.8)
+    assert max(waits) == longest
+
+
 def test_a_lost_node_is_an_error_at_once_and_its_message_is_dropped(superlink):
     link = superlink(trained(1), None)
     lost = link.ids[1]
@@ -143,6 +159,37 @@ def test_a_node_that_is_lost_while_it_sends_is_an_error_as_soon_as_that_is_known
     (reply,) = inbox.fetch(end)
     assert (reply.metadata.src_node_id, reply.has_content()) == (slow, True)
     assert len(link.store) == 0
+
+
+def test_a_look_for_replies_ends_with_the_phase_and_the_next_takes_up_what_is_left(superlink):
+    link = superlink(trained(1), trained(2))
+    inbox = inbox_of(link)
+    assert list(inbox.fetch(time.monotonic())) == []
+    assert inbox.coming
+    assert len(list(inbox.fetch(time.monotonic() + 60))) == 2
+    assert not inbox.coming
+
+
+def test_who_is_connected_is_asked_once_in_a_while_and_not_at_every_look(superlink):
+    link = superlink(trained(1), trained(2))
+    link.sends = dict.fromkeys(link.ids, 3)
+    inbox = inbox_of(link)
+    for _ in range(5):
+        assert list(inbox.fetch(time.monotonic() + 60)) == []
+    assert "GetNodes" not in link.calls
+
+
+def test_of_a_reply_that_is_on_its_way_the_part_that_is_sent_last_is_looked_for_first(
+    superlink, monkeypatch
+):
+    monkeypatch.setattr(inflatable_utils, "get_num_workers", lambda most: 1)  # one after the other
+    link = superlink(trained(1))
+    link.sends[link.ids[0]] = PARTS - 1
+    inbox = inbox_of(link)
+    assert list(inbox.fetch(time.monotonic() + 60)) == []
+    link.calls.clear()
+    assert list(inbox.fetch(time.monotonic() + 60)) == []
+    assert link.calls.count("PullObject") == 1
 
 
 def test_what_a_reply_answers_is_the_superlinks_word_and_not_the_senders(superlink):

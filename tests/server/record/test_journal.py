@@ -88,3 +88,33 @@ def test_the_mean_over_nodes_counts_each_node_the_same_and_holds_for_its_round(
     assert journal.mean("evaluate", "accuracy") is None
     journal.round = 2
     assert journal.mean("train", "accuracy") is None
+
+
+def test_the_journal_of_a_resumed_run_keeps_the_rounds_that_are_over(tmp_path):
+    file = tmp_path / "journal.jsonl"
+    written = [{"round": number, "warning": word} for number in range(4) for word in "ab"]
+    file.write_text("".join(json.dumps(line) + "\n" for line in written) + '{"round": 1, "wa')
+    with Journal(file, rounds=2) as journal:
+        assert lines(file) == written[:6]
+        log(logging.WARNING, "again")
+        assert journal.round == 3
+    assert lines(file) == [*written[:6], {"round": 3, "warning": "again"}]
+    Journal(tmp_path / "none.jsonl", rounds=2)
+    assert lines(tmp_path / "none.jsonl") == []
+    Journal(file)
+    assert lines(file) == []
+
+
+def test_what_heads_and_leaders_reject_is_set_aside_too(memory_grid, tmp_path):
+    def rejects(number):
+        return lambda message: RecordDict({"metrics": MetricRecord({"rejected": number})})
+
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.round = 2
+    inner = memory_grid({1: rejects(2), 2: rejects(0), 3: rejects(1)})
+    grid = MeteredGrid(inner, deadline=5, journal=journal)
+    grid.send_and_receive(messages_to([1, 2, 3]))
+    journal.book_set_aside(7, "train", "its norm")
+    assert journal.set_aside == 4
+    grid.send_and_receive(messages_to([1]))
+    assert journal.set_aside == 6

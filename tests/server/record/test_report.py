@@ -2,19 +2,26 @@
 
 import base64
 import json
+import logging
+import re
 
 import pytest
+from flwr.app import ArrayRecord, MetricRecord
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from server.grid.ledger import Ledger
 from server.page import read_run, write_report
+from server.record.journal import Journal
+from server.record.recorder import RunRecorder
+from server.settings import RunSettings
 
 
-def rows(folder):
+def rows_of(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_rows_tell_accuracy_by_class_and_null_for_a_class_without_samples(finished_run):
-    found = rows(finished_run(accuracies=(0.25, 0.75)))
+    found = rows_of(finished_run(accuracies=(0.25, 0.75)))
     assert [row["class_accuracy"] for row in found] == [[0.25, None], [0.75, None]]
 
 
@@ -27,7 +34,7 @@ def test_tensorboard_reads_the_rows_back(finished_run):
         for tag in events.Tags()["scalars"]
     }
     for key in ("accuracy", "loss", "server_bytes", "link_bytes", "seconds"):
-        assert read[key] == [(row["round"], pytest.approx(row[key])) for row in rows(folder)]
+        assert read[key] == [(row["round"], pytest.approx(row[key])) for row in rows_of(folder)]
     assert read["class_accuracy/0"] == read["accuracy"]
     assert "class_accuracy/1" not in read
 
@@ -52,3 +59,34 @@ def test_a_run_writes_its_report_and_the_files_give_the_same_again(finished_run)
     folder = finished_run()
     written = (folder / "report.html").read_text()
     assert write_report(folder).read_text() == written
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "reached"),
+    [((0.1, 0.79, 0.8, 0.9), 2), ((0.8, 0.5), 0), ((0.1, 0.79), None), ((0.0, 1.0), 1)],
+)
+def test_the_summary_tells_the_first_round_with_80_percent(finished_run, accuracies, reached):
+    folder = finished_run(accuracies=accuracies)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["rounds"], summary["accuracy"]) == (reached, accuracies[-1])
+
+
+def test_a_resumed_run_goes_on_with_its_clock_and_tells_the_time_that_is_left(
+    tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level(logging.INFO, "flwr")
+    numbers = {"accuracy": 0.5, "loss": 1.0, "server_bytes": 7, "link_bytes": 0}
+    rows = [{"round": i, "seconds": 20.0 + 100 * i, **numbers} for i in (0, 1)]
+    state = {"rows": rows, "topology": {}, "heads": {}, "traffic": None}
+    settings = RunSettings.from_run_config({"num-rounds": 5})
+    journal = Journal(tmp_path / "journal.jsonl")
+    recorder = RunRecorder(tmp_path, settings, Ledger(), journal, state)
+    recorder.record_round(2, MetricRecord({"accuracy": 0.4, "loss": 1.5}), None)
+    assert [row["round"] for row in rows_of(tmp_path)] == [0, 1, 2]
+    assert 120 <= rows_of(tmp_path)[-1]["seconds"] < 125
+    # 100 s and a little for two rounds, and three are left
+    assert re.search(r"^round   2/5 .* left 2:3\d$", caplog.messages[-1])
+    assert journal.round == 3
+    assert recorder.best_round == 0
+    recorder.finish(ArrayRecord(), {})

@@ -1,10 +1,15 @@
-"""A resumed run's nodes under new ids, where some had come back under new ids before."""
+"""A resumed run's nodes, under new ids and before that under others, and its rounds."""
+
+import logging
 
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg
 
+from protocol.meeting import CONTINUE
+from protocol.messages import CONFIG
 from server.record.checkpoint import Checkpoint
-from server.record.resume import restore
+from server.record.resume import OffsetRounds, continue_on_nodes, offset_evaluate, restore
 from server.roster import Roster
 from strategies.cadis import CADIS
 from strategies.cadis.similarity import KnownPairs
@@ -26,3 +31,48 @@ def test_of_the_ids_that_a_node_had_the_last_one_becomes_its_new_one():
     resumed = CADIS()
     restore(resumed, checkpoint, Roster(names={21: "0", 22: "1"}))
     assert resumed.places == {11: 0, 22: 1, 21: 2}
+
+
+def test_nodes_that_took_part_take_up_what_they_kept_and_others_are_named(
+    memory_grid, caplog, monkeypatch
+):
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level(logging.WARNING, "flwr")
+    before = {2**64 - 11: "0", 12: "1", 13: "0", 14: "3"}  # node 0 came back as 13
+    checkpoint = Checkpoint(2**63 + 1, 4, {}, before, ArrayRecord(), {}, {})
+    grid = memory_grid({node: lambda message: RecordDict() for node in (21, 22, 23)})
+    roster = Roster(names={21: "0", 22: "1", 23: "2"})
+    continue_on_nodes(grid, checkpoint, roster, timeout=5)
+    told = {
+        message.metadata.dst_node_id: (message.metadata.message_type, dict(message.content[CONFIG]))
+        for message in grid.pushed
+    }
+    run = {"run-id": str(2**63 + 1), "round": 4}
+    assert told == {
+        21: (CONTINUE, {**run, "node-id": "13"}),
+        22: (CONTINUE, {**run, "node-id": "12"}),
+    }
+    assert caplog.messages == ["Node 23 is new to the run", "Node 3 is not back"]
+
+
+def test_rounds_are_counted_from_those_that_are_over():
+    class Telling(FedAvg):
+        def configure_train(self, server_round, *rest):
+            return ("train", server_round)
+
+        def aggregate_train(self, server_round, replies):
+            return ("trained", server_round)
+
+        def configure_evaluate(self, server_round, *rest):
+            return ("evaluate", server_round)
+
+        def aggregate_evaluate(self, server_round, replies):
+            return ("evaluated", server_round)
+
+    later = OffsetRounds(Telling(), 3)
+    assert later.configure_train(1, None, None, None) == ("train", 4)
+    assert later.aggregate_train(1, []) == ("trained", 4)
+    assert later.configure_evaluate(2, None, None, None) == ("evaluate", 5)
+    assert later.aggregate_evaluate(2, []) == ("evaluated", 5)
+    evaluate = offset_evaluate(3, lambda server_round, arrays: server_round)
+    assert [evaluate(number, None) for number in (0, 1, 2)] == [None, 4, 5]

@@ -1,5 +1,7 @@
 """What a resumed run learns and how stays as it was; how long and where may change."""
 
+import os
+
 import pytest
 from flwr.app import ArrayRecord
 
@@ -59,8 +61,10 @@ def another(key):
 def go_on(tmp_path):
     """Take up a run that is over its first round, with other settings."""
 
-    def go_on(**changed):
+    def go_on(without=(), **changed):
         settings = RunSettings.from_run_config(FIRST).model_dump(by_alias=True)
+        for table, key in without:
+            del settings[table][key]
         checkpoint = Checkpoint(1, 1, settings, {}, ArrayRecord(), {}, {})
         save_checkpoint(tmp_path / "1", checkpoint)
         config = {**FIRST, "runs-dir": str(tmp_path), "resume": "1", **changed}
@@ -76,7 +80,7 @@ def test_a_setting_of_what_is_learnt_cannot_change_in_the_middle_of_a_run(go_on,
     with pytest.raises(CheckpointError) as error:
         go_on(**{key: another(key)})
     then, now = repr(BEGAN_WITH[key]), repr(another(key))
-    assert f"run 1 has other settings: {key} = {then} then, {now} now (give" in str(error.value)
+    assert f"run 1 has other settings: {key} = {then} then, {now} now (use" in str(error.value)
 
 
 @pytest.mark.parametrize("key", MAY_CHANGE)
@@ -89,3 +93,34 @@ def test_a_setting_of_how_long_and_where_may_change(go_on, tmp_path, key):
 def test_all_settings_that_differ_are_named_at_once(go_on):
     with pytest.raises(CheckpointError, match=r"seed = 0 then, 1 now; train\.lr = 0\.05 then, 0"):
         go_on(**{"seed": 1, "train.lr": 0.1})
+
+
+def test_a_setting_that_is_newer_than_the_run_was_at_its_default(go_on):
+    newer = [("fedlgd", "match"), ("cadis", "kd-lambda")]
+    _, found = go_on(without=newer)
+    assert found.round == 1
+    with pytest.raises(CheckpointError, match=r"fedlgd.match = 'gradient' then, 'update' now"):
+        go_on(without=newer, **{"fedlgd.match": "update"})
+
+
+def test_the_latest_run_is_the_one_whose_checkpoint_was_written_last(tmp_path):
+    settings = RunSettings.from_run_config(FIRST).model_dump(by_alias=True)
+    for run_id, written in (("1", 100), ("2", 300), ("3", 200)):
+        for number in (1, 2):
+            checkpoint = Checkpoint(int(run_id), number, settings, {}, ArrayRecord(), {}, {})
+            file = save_checkpoint(tmp_path / run_id, checkpoint)
+            os.utime(file, (written + number, written + number))
+    config = {**FIRST, "runs-dir": str(tmp_path), "resume": "latest"}
+    settings = RunSettings.from_run_config(config)
+    folder = find_run_to_resume(settings, run_id=9)
+    found = checkpoint_to_resume(settings, folder)
+    assert (folder.name, found.run_id, found.round) == ("2", 2, 2)
+
+
+@pytest.mark.parametrize(("rounds", "over"), [(1, True), (2, False)])
+def test_a_run_goes_on_only_if_a_round_is_left(go_on, rounds, over):
+    if over:
+        with pytest.raises(CheckpointError, match="is over: 1 rounds of 1"):
+            go_on(**{"num-rounds": rounds})
+    else:
+        assert go_on(**{"num-rounds": rounds})[1].round == 1
