@@ -1,4 +1,4 @@
-"""The ClientApp: Flower's plain contract, the first meeting, and the handlers of all methods."""
+"""The ClientApp: Flower's train and evaluate, the first meeting, and handlers of all methods."""
 
 from collections.abc import Callable
 from logging import INFO
@@ -30,7 +30,7 @@ Handler = Callable[[Message, Context], Message]
 
 
 class MethodApp(ClientApp):
-    """A ClientApp that serves the message types of every method that is installed here."""
+    """A ClientApp that serves the message types of all installed methods."""
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message.
@@ -54,7 +54,7 @@ app = MethodApp()
 
 
 def describe(message: Message, context: Context) -> Message:
-    """Say who this node is, so that the server can name and order nodes, and others send to it."""
+    """Describe this node, so that the server can name and order nodes, and others send to it."""
     if CONFIG in message.content.config_records:
         _require(Requirement.checked(message.content.config_records[CONFIG], "message"))
     session = Session.of(context)
@@ -70,11 +70,17 @@ def describe(message: Message, context: Context) -> Message:
 
 
 def continue_run(message: Message, context: Context) -> Message:
-    """Take over what this node kept in the run that this one goes on from."""
+    """Take over this node's files of the run that this one resumes."""
     session = Session.of(context)
     earlier = Continuation.checked(message.content.config_records[CONFIG], "message")
     files = session.store.take_over(earlier.run_id, earlier.node_id, earlier.round)
-    log(INFO, "Run %s goes on after round %d: %d files", earlier.run_id, earlier.round, files)
+    log(
+        INFO,
+        "Resuming run %s after round %d: %d files",
+        earlier.run_id,
+        earlier.round,
+        files,
+    )
     return Message(RecordDict({METRICS: MetricRecord({"files": files})}), reply_to=message)
 
 
@@ -82,9 +88,8 @@ def continue_run(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Train the received model on the node's data (Flower's plain contract).
 
-    The message's config may hold ``lr``, ``local-epochs``, ``batch-size``, ``optimizer``,
-    ``momentum``, ``weight-decay``, ``proximal-mu``, ``kd-lambda`` and ``feature-layer``; what it
-    lacks comes from the run config's ``train.*``. Other records ask for loss terms.
+    The message's config may override any key of ``train.*``, such as ``lr``. Other records ask for
+    loss terms.
 
     Raises
     ------
@@ -103,7 +108,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Evaluate the received model on what the node holds out (Flower's plain contract)."""
+    """Evaluate the received model on the node's holdout (Flower's plain contract)."""
     session = Session.of(context)
     holdout = session.data.holdout
     if not len(holdout):
@@ -120,7 +125,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def unread_records(content: RecordDict) -> set[str]:
-    """Names of those records of a plain train message that no loss term here reads."""
+    """Names of the records of a plain train message that no installed loss term reads."""
     read = {CONFIG, *(key for method in all_methods().values() for key in method.terms)}
     model = [ARRAYS] if ARRAYS in content else list(content.array_records)[:1]
     return set(content) - read - set(model)

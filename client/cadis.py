@@ -44,11 +44,11 @@ class Relational(LossTerm):
     def of(
         cls, session: Session, content: RecordDict, model: nn.Module, settings: TrainSettings
     ) -> Self:
-        """Make the term; see :class:`client.terms.LossTerm`."""
+        """Make the term; see `client.terms.LossTerm`."""
         return cls(model, settings.kd_lambda, settings.feature_layer)
 
     def __call__(self, inputs: Tensor, labels: Tensor, logits: Tensor) -> Tensor:
-        """Give the term; labels do not enter."""
+        """The term's value, which does not depend on labels."""
         self._teacher(inputs)
         teacher = log_relations(self._teachers.last.flatten(1))
         student = log_relations(self._students.last.flatten(1))
@@ -58,9 +58,8 @@ class Relational(LossTerm):
 def log_relations(features: Tensor) -> Tensor:
     """Logarithms of ``p_{j|i}`` over a minibatch (CADIS, eq. 19-20).
 
-    ``K(a, b) = exp(-||a - b||^2 / (2 v))``; the paper leaves v open, here it is the mean of
-    ``||f_i - f_j||^2`` over the minibatch, so that relations do not depend on the scale of
-    features. Where all features are equal, all relations are.
+    ``K(a, b) = exp(-||a - b||^2 / (2 v))``. The paper leaves v open; here it is the mean of
+    ``||f_i - f_j||^2`` over the minibatch, so that the scale of features does not matter.
 
     Parameters
     ----------
@@ -70,7 +69,7 @@ def log_relations(features: Tensor) -> Tensor:
     Returns
     -------
     Tensor
-        (n, n - 1): in row i the other samples in their order, without i.
+        (n, n - 1): row i has the other samples in order, without i.
     """
     n = len(features)
     others = ~torch.eye(n, dtype=torch.bool, device=features.device)

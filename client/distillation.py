@@ -1,4 +1,4 @@
-"""A node's virtual data; in a simulation, of several virtual nodes at once."""
+"""A node's virtual data; in a simulation, those of several virtual nodes at once."""
 
 import fcntl
 import sys
@@ -20,28 +20,21 @@ from protocol.hfldd import Distillation
 from protocol.messages import PARTITION_ID
 
 BATCH = 10
-"""Virtual nodes that a process of a simulation distils for in one call."""
+"""Virtual nodes of a simulation for which a process distils in one call."""
 
 
 def distilled(context: Context, request: Distillation) -> bytes:
-    """Distil a node's training data, with the privacy card; once in a run.
+    """Distil a node's training data, once per run.
 
-    In Flower's simulation runtime every process can load every partition, and many small
-    problems cost little more than one: the first message distils for a batch of partitions, and
-    the messages of the others find their virtual data made, the same as they would have made.
-
-    Parameters
-    ----------
-    context : Context
-        Flower's, of the node.
-    request : Distillation
-        How.
+    In Flower's simulation runtime every process can load every partition, and distilling many small
+    sets at once costs little more than one. There the first message distils for a batch of
+    partitions, and the other nodes of the batch read the results, which are the same either way.
 
     Returns
     -------
     bytes
-        :meth:`distill.virtual_data.VirtualData.to_bytes` of ``distilled_size`` samples, spread
-        evenly over the classes that the node holds.
+        Encoded :class:`distill.virtual_data.VirtualData`: ``distilled_size`` samples, spread evenly
+        over the node's classes, with the privacy card.
     """
     session = Session.of(context)
     if request.dp_epsilon or not _in_simulation() or PARTITION_ID not in context.node_config:
@@ -69,7 +62,7 @@ def distilled(context: Context, request: Distillation) -> bytes:
 
 
 def _distil(sessions: list[Session], request: Distillation) -> list[VirtualData]:
-    """Distil for nodes of one run; those that share their size out alike go together."""
+    """Distil for nodes of one run; nodes with the same size per class go together."""
     sharing: dict[int, list[Session]] = {}
     for session in sessions:
         sharing.setdefault(_per_class(session, request), []).append(session)
@@ -95,14 +88,13 @@ def _distil(sessions: list[Session], request: Distillation) -> list[VirtualData]
 
 
 def _log_choice(session: Session) -> None:
-    """Say which distiller ``auto`` takes for a node, and why."""
     held = len(torch.unique(session.data.train.labels))
     method, reason = choose(held, session.data.spec.num_classes)
     log(INFO, "Distiller auto takes %s: %s", method, reason)
 
 
 def _distil_privately(session: Session, request: Distillation) -> VirtualData:
-    """Distil under differential privacy, and book it."""
+    """Distil under differential privacy, and book the epsilon."""
     data, train = session.data, session.task.train
     noise = noise_for(request.dp_epsilon, train.dp_delta)
     PrivacyAccount.of(session, train).spend(noise, rate=1.0, steps=BANK)
@@ -121,13 +113,13 @@ def _distil_privately(session: Session, request: Distillation) -> VirtualData:
 
 
 def _per_class(session: Session, request: Distillation) -> int:
-    """Virtual samples of each class that a node holds."""
+    """Virtual samples of each class on a node."""
     num_present = len(torch.unique(session.data.train.labels))
     return max(1, request.distilled_size // num_present)
 
 
 def _session_of(context: Context, partition: int) -> Session:
-    """Session of the virtual node that has another partition."""
+    """Session of the virtual node with another partition."""
     node_config = {**context.node_config, PARTITION_ID: partition}
     return Session.of(
         Context(context.run_id, context.node_id, node_config, context.state, context.run_config)

@@ -1,4 +1,4 @@
-"""Differential privacy on a node: DP-SGD by Opacus, and an account of what the node has spent."""
+"""Differential privacy on a node: DP-SGD by Opacus, and the privacy budget."""
 
 import json
 import math
@@ -17,30 +17,30 @@ from links.store import NodeStore
 from task.datasets import Samples
 from task.settings import SettingsError, TrainSettings
 
-if TYPE_CHECKING:  # importing Opacus takes a second, which only those who use it shall wait
+if TYPE_CHECKING:  # importing Opacus takes a second
     from opacus.accountants import RDPAccountant
 
 SPENT = "privacy-spent"
 STATE_WORDS = slice(3, 627)
-"""Where the 624 words of the Mersenne Twister stand in the state of torch's CPU generator."""
+"""The 624 words of the Mersenne Twister in the state of torch's CPU generator."""
 
 
 class BudgetSpentError(RuntimeError):
-    """What is asked would take the node beyond ``train.dp-epsilon``."""
+    """More steps would exceed ``train.dp-epsilon``."""
 
 
 @dataclass(frozen=True)
 class PrivacyAccount:
-    """The epsilon that a node has spent in a run; it is kept in the node's store and only grows.
+    """The epsilon that a node has spent, kept in its store; it never falls.
 
     Parameters
     ----------
     store : NodeStore
-        The node's, of the run that resumed ones go back to: what any of them spent stays spent.
+        Of the first run in a chain of resumed ones, because a resumed run does not refund epsilon.
     delta : float
-        At which epsilon is counted.
+        Delta at which epsilon is computed.
     budget : float
-        Most epsilon; 0 sets no limit.
+        Highest epsilon; 0 sets no limit.
     """
 
     store: NodeStore
@@ -54,11 +54,11 @@ class PrivacyAccount:
 
     @property
     def epsilon(self) -> float:
-        """What was spent, by the accountant of Rényi differential privacy."""
+        """Epsilon spent, by the accountant of Rényi differential privacy."""
         return float(self._accountant().get_epsilon(self.delta))
 
     def numbers(self) -> dict[str, float]:
-        """What was spent, as numbers that a reply's metrics can hold."""
+        """Epsilon and delta, as metrics of a reply."""
         return {"dp-epsilon": self.epsilon, "dp-delta": self.delta}
 
     def spend(self, noise: float, rate: float, steps: int) -> None:
@@ -69,14 +69,14 @@ class PrivacyAccount:
         noise : float
             Noise multiplier, > 0.
         rate : float
-            Chance of each sample to be in a step.
+            Probability of each sample to be in a step.
         steps : int
-            How many.
+            Number of steps.
 
         Raises
         ------
         BudgetSpentError
-            If they would go beyond the budget; nothing is booked then.
+            If they would exceed the budget; nothing is booked then.
         """
         accountant = self._accountant()
         for _ in range(steps):
@@ -92,8 +92,8 @@ class PrivacyAccount:
         from opacus.accountants import RDPAccountant
 
         accountant = RDPAccountant()
-        if (kept := self.store.read(SPENT)) is not None:
-            accountant.load_state_dict(json.loads(kept))
+        if (state := self.store.read(SPENT)) is not None:
+            accountant.load_state_dict(json.loads(state))
         return accountant
 
 
@@ -107,11 +107,11 @@ class PrivateTraining:
         Noise multiplier, > 0: standard deviation of the noise on a sum of gradients, in units of
         `clip`.
     clip : float
-        Norm that the gradient of each sample is clipped to.
+        Norm to which the gradient of each sample is clipped.
     account : PrivacyAccount
         Where steps are booked.
     generator : torch.Generator
-        Of samples and noise, on the CPU. Who knows its state can take the noise away.
+        Of samples and noise, on the CPU. Its state must stay secret: it reveals the noise.
     """
 
     noise: float
@@ -121,7 +121,7 @@ class PrivateTraining:
 
     @classmethod
     def of(cls, session: Session, settings: TrainSettings) -> Self | None:
-        """As the settings ask for it; None where they do not."""
+        """Private training by the settings; None without ``train.dp-noise``."""
         if not settings.dp_noise:
             return None
         account = PrivacyAccount.of(session, settings)
@@ -137,30 +137,21 @@ class PrivateTraining:
         steps: int,
         terms: Sequence[LossTerm] = (),
     ) -> None:
-        """Take steps on the cross-entropy and what is added to it.
+        """Train the model in place, on the cross-entropy and the loss terms.
 
         Parameters
         ----------
-        model : nn.Module
-            Trained in place; on the same device as `samples`.
         samples : Samples
-            Training data; each is in a step by the chance that makes ceil(n / batch_size) steps an
-            epoch.
-        optimizer : torch.optim.Optimizer
-            Over the model's parameters.
+            Training data; each is in a step with probability ``1 / ceil(n / batch_size)``.
         batch_size : int
-            Samples in a step, at most and on average.
-        steps : int
-            How many.
-        terms : Sequence[LossTerm] (default: ())
-            What is added to the cross-entropy.
+            Upper bound of a step's expected number of samples.
 
         Raises
         ------
         SettingsError
-            If model or terms have no gradients of single samples.
+            If the model or a term has no per-sample gradients.
         BudgetSpentError
-            If the steps would go beyond the budget.
+            If the steps would exceed the budget.
         """
         from opacus.grad_sample import GradSampleHooks
         from opacus.optimizers import DPOptimizer
@@ -204,36 +195,23 @@ class PrivateTraining:
     def _require_single_gradients(self, model: nn.Module, terms: Sequence[LossTerm]) -> None:
         from opacus.validators import ModuleValidator
 
-        asked = f"train.dp-noise = {self.noise:g}"
+        setting = f"train.dp-noise = {self.noise:g}"
         if errors := ModuleValidator.validate(model, strict=False):
             raise SettingsError(
-                f"{asked}: the model has no gradients of single samples: {errors[0]} (take one "
+                f"{setting}: the model has no per-sample gradients: {errors[0]} (take one "
                 "without batch normalisation and LSTM, such as convnet3, or train.dp-noise = 0)"
             )
         for term in terms:
             if term.mixes == "minibatch":
                 raise SettingsError(
-                    f"{asked}: the term {type(term).__name__} mixes the samples of a minibatch, so "
-                    "that none has a gradient of its own (set train.kd-lambda, or cadis.kd-lambda, "
-                    "to 0, or train.dp-noise)"
+                    f"{setting}: the term {type(term).__name__} mixes the samples of a minibatch, "
+                    "which then have no gradients of their own (set train.kd-lambda, or "
+                    "cadis.kd-lambda, to 0, or train.dp-noise)"
                 )
 
 
 def require_no_privacy(settings: TrainSettings, what: str) -> None:
-    """Refuse what has no differential privacy, where the settings ask for it.
-
-    Parameters
-    ----------
-    settings : TrainSettings
-        Of the round.
-    what : str
-        For the error.
-
-    Raises
-    ------
-    SettingsError
-        If ``train.dp-noise`` is set.
-    """
+    """Raise SettingsError if ``train.dp-noise`` is set: `what` has no differential privacy."""
     if settings.dp_noise:
         raise SettingsError(
             f"train.dp-noise = {settings.dp_noise:g}: {what} has no differential privacy "
@@ -244,8 +222,8 @@ def require_no_privacy(settings: TrainSettings, what: str) -> None:
 def secret_generator() -> torch.Generator:
     """CPU generator whose whole state comes from the operating system.
 
-    Noise that depended on the run's seed could be taken away by the server, which knows the seed;
-    and of a seed given to `manual_seed` only 32 bits count, few enough to try them all.
+    The server knows the run's seed and could subtract noise that depends on it. `manual_seed` would
+    not do either: it uses only 32 bits of a seed, few enough to try them all.
     """
     generator = torch.Generator()
     generator.manual_seed(0)
@@ -257,7 +235,7 @@ def secret_generator() -> torch.Generator:
 
 
 def _on(device: torch.device, generator: torch.Generator) -> torch.Generator:
-    """The generator, or one on another device that is seeded from it."""
+    """The generator, or for another device one seeded from it."""
     if device.type == "cpu":
         return generator
     seed = int(torch.randint(2**63 - 1, (), generator=generator))
@@ -272,7 +250,7 @@ def _plus(
     labels: Tensor,
     logits: Tensor,
 ) -> Tensor:
-    """A loss and the terms that mix so much."""
+    """The loss plus the terms with this `mixes`."""
     for term in terms:
         if term.mixes == mixes:
             loss = loss + term(inputs, labels, logits)

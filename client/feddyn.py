@@ -46,17 +46,17 @@ class Dynamic(LossTerm):
     def of(
         cls, session: Session, content: RecordDict, model: nn.Module, settings: TrainSettings
     ) -> Self:
-        """Make the term; see :class:`client.terms.LossTerm`."""
+        """Make the term; see `client.terms.LossTerm`."""
         request = FedDynSettings.checked(content.config_records[DYNAMIC], "message")
         return cls(session, model, request.alpha)
 
     def __call__(self, inputs: Tensor, labels: Tensor, logits: Tensor) -> Tensor:
-        """Give the term; it does not depend on the minibatch."""
+        """The term's value, which does not depend on the minibatch."""
         inner = [(self._gradient[name] * p).sum() for name, p in self._parameters.items()]
         return self._proximal(inputs, labels, logits) - torch.stack(inner).sum()
 
     def finish(self, model: nn.Module, steps: int) -> Mapping[str, Any]:
-        """Keep the new g_i; the reply has the model, which says the rest."""
+        """Store the new g_i; the server computes its own state from the model."""
         moved = {
             name: self._gradient[name] - self._alpha * (p.detach() - self._start[name])
             for name, p in self._parameters.items()

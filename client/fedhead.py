@@ -1,7 +1,7 @@
-"""FedHEAD on nodes: models go to the leader of a sector, which averages and distils them.
+"""FedHEAD on nodes: members send models to their sector's leader, which averages and distils them.
 
-A node keeps in its store the model that it trained, in case its leader is lost and another one
-needs it. A leader keeps its members' models too, one file each, and loads one at a time.
+A node stores its trained model in case another node takes over as leader. A leader also stores
+its members' models, one file each, and loads one at a time to save memory.
 """
 
 import json
@@ -39,7 +39,7 @@ from protocol.outliers import absurdly_large, update_norm
 from task.models import create_model
 
 OWN = 0
-"""Rank of the leader's own model; its members' ranks come after."""
+"""Rank of the leader's own model; members' ranks start at 1."""
 MEMBERS = "sector-members"
 
 T = TypeVar("T")
@@ -47,16 +47,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SectorMean:
-    """What a leader makes of its sector's models.
+    """Mean of a sector's models.
 
     Parameters
     ----------
     arrays : Mapping[str, ndarray]
-        w_m, their mean.
+        w_m.
     num_examples : int
-        Samples that the models of the mean were trained on.
+        Samples that the averaged models were trained on.
     rejected : Mapping[int, str]
-        Why a member's model was set aside, by its rank.
+        Reasons for rejected models, by the member's rank.
     """
 
     arrays: Arrays
@@ -65,10 +65,7 @@ class SectorMean:
 
 
 def train_sector(message: Message, context: Context) -> Message:
-    """Train the received model, and send it to the sector's leader (step 1).
-
-    The config's ``leads`` says that this node is the leader; else a ``route`` leads to it.
-    """
+    """Train the received model; if not the leader, send it to the leader (step 1)."""
     session, content = Session.of(context), message.content
     local = LocalRound.of(session, content, _global_model(session, content))
     trained = local.train(session.data.train)
@@ -79,14 +76,14 @@ def train_sector(message: Message, context: Context) -> Message:
 
 
 def hand_in(message: Message, context: Context) -> Message:
-    """Send what this node trained to the one that took over its sector (step 1)."""
+    """Send the stored trained model to the sector's new leader (step 1)."""
     return Message(_send_trained(Session.of(context), message.content), reply_to=message)
 
 
 def hand_out(message: Message, context: Context) -> Message:
-    """Keep the global model, and send it to every member that a route leads to (step 5).
+    """Store the global model, and send it to every member with a route (step 5).
 
-    The reply has ``parcel.<rank>`` of each member that was reached; the log names the others.
+    The reply has a ``parcel.<rank>`` for each member that was reached; failures are logged.
     """
     session = Session.of(context)
     payload = save(dict(received_arrays(message.content)))
@@ -96,12 +93,12 @@ def hand_out(message: Message, context: Context) -> Message:
         try:
             parcels[f"{PARCEL}.{rank}"] = send(session, route, payload)
         except LinkError as error:
-            log(WARNING, "Member %d does not get the model from here: %s", rank, error)
+            log(WARNING, "Cannot send the model to member %d: %s", rank, error)
     return Message(parcels, reply_to=message)
 
 
 def aggregate_sector(message: Message, context: Context) -> Message:
-    """Reply with the mean of what this leader's sector trained (step 2)."""
+    """Reply with the mean of the sector's models (step 2)."""
     mean = mean_of_sector(Session.of(context), message.content)
     metrics = MetricRecord({NUM_EXAMPLES: mean.num_examples, REJECTED: len(mean.rejected)})
     reasons = ConfigRecord({f"{REJECTED}.{rank}": why for rank, why in mean.rejected.items()})
@@ -110,7 +107,7 @@ def aggregate_sector(message: Message, context: Context) -> Message:
 
 
 def distill_sector(message: Message, context: Context) -> Message:
-    """Reply with the sector's ensemble, distilled into the received model (step 4)."""
+    """Distil the sector's ensemble into the received model, and reply with that (step 4)."""
     session = Session.of(context)
     config = dict(message.content.config_records[CONFIG])
     server_round = config.pop(SERVER_ROUND)
@@ -124,17 +121,15 @@ def distill_sector(message: Message, context: Context) -> Message:
 
 
 def mean_of_sector(session: Session, content: RecordDict) -> SectorMean:
-    """Mean of what the leader and its members trained (FedHEAD, step 2).
-
-    ``w_m = sum_k (p_km / p_m) w_km`` over the models that came whole; the others are set aside.
+    """Mean of the leader's and members' models, ``w_m = sum_k (p_km / p_m) w_km`` (step 2).
 
     Parameters
     ----------
     session : Session
         The leader's.
     content : RecordDict
-        ``delivery.<rank>`` of each member, from 1, and in the config ``num-examples.<rank>``; rank
-        0 is the leader's own model in its store, if it trained one.
+        ``delivery.<rank>`` of each member, from 1; the config has ``num-examples.<rank>``. Rank 0
+        is the leader's own model in its store, if it trained one.
 
     Raises
     ------
@@ -152,7 +147,7 @@ def mean_of_sector(session: Session, content: RecordDict) -> SectorMean:
         try:
             payload = receive(session, delivery, SECTOR_MODEL)
             norms[rank] = update_norm(check_arrays(load(payload), start), start)
-        except Exception as error:  # whatever the reader makes of a member's bytes
+        except Exception as error:  # hostile bytes make the reader raise all sorts
             rejected[rank] = str(error) or type(error).__name__
             continue
         session.store.write(_file(rank), payload)
@@ -169,28 +164,17 @@ def mean_of_sector(session: Session, content: RecordDict) -> SectorMean:
 def distil_sector(
     session: Session, student: nn.Module, request: EnsembleDistillation, server_round: int
 ) -> Distilled:
-    """Distil the sector's ensemble on the leader's data (FedHEAD, step 4).
+    """Distil the sector's ensemble into `student`, in place, on the leader's data (step 4).
 
-    The teacher is ``sum_k (p_km / p_m) f(x; w_km)`` over the models that `mean_of_sector` took.
-
-    Parameters
-    ----------
-    session : Session
-        The leader's.
-    student : nn.Module
-        Starts at z, the server's mean; trained in place.
-    request : EnsembleDistillation
-        How to distil.
-    server_round : int
-        The round, which must be the one that the models in store are of.
+    The teacher is ``sum_k (p_km / p_m) f(x; w_km)`` over the models of `mean_of_sector`.
 
     Raises
     ------
     ValueError
         If the node did not aggregate its sector in this round.
     """
-    kept = session.store.folder / MEMBERS
-    members = json.loads(kept.read_bytes()) if kept.exists() else {}
+    file = session.store.folder / MEMBERS
+    members = json.loads(file.read_bytes()) if file.exists() else {}
     if members.get(SERVER_ROUND) != server_round:
         raise ValueError(f"this node has no sector's models of round {server_round}")
     inputs = session.data.train.inputs
@@ -212,10 +196,10 @@ def distil_sector(
 
 
 def _send_trained(session: Session, content: RecordDict) -> RecordDict:
-    """Send what the node trained last to where the ``route`` leads.
+    """Send the stored model along the message's ``route``.
 
-    The result holds the parcel; or in the config why there is none, for the model can go to another
-    leader yet.
+    If sending fails, the result reports the error instead of raising it: the training is not lost,
+    as another leader can still get the model.
     """
     payload = (session.store.folder / _file(OWN)).read_bytes()
     try:
@@ -225,14 +209,14 @@ def _send_trained(session: Session, content: RecordDict) -> RecordDict:
 
 
 def _global_model(session: Session, content: RecordDict) -> Arrays:
-    """The global model: in the message, from the leader, or in the store of a leader.
+    """The global model: from the message, from the leader, or a leader's own copy.
 
-    Every node keeps it for the round, since whoever leads measures by it what training changed.
+    Every node stores it, because any may become leader and then measures updates against it.
 
     Raises
     ------
     LinkError
-        If the leader's parcel does not open.
+        If the leader's parcel cannot be opened.
     """
     if content.array_records:
         arrays = received_arrays(content)
@@ -247,7 +231,7 @@ def _global_model(session: Session, content: RecordDict) -> Arrays:
 def _models(
     session: Session, weights: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[float, nn.Module]]:
-    """Weight and model of each node of the sector; one model's memory, loaded again and again."""
+    """Weight and model of each node of the sector; reuses one model's memory."""
     model = create_model(session.task.model, session.data.spec).to(session.device)
     for rank, weight in weights:
         model.load_state_dict(as_tensors(_stored(session, rank)))
@@ -255,9 +239,11 @@ def _models(
 
 
 def _start(session: Session) -> Arrays:
-    """The model that training began with in this round; some model, where the node has none."""
-    kept = session.store.read(GLOBAL_MODEL)
-    return load(kept) if kept else arrays_of(create_model(session.task.model, session.data.spec))
+    """The model before training in this round, or an arbitrary one if the node has none."""
+    payload = session.store.read(GLOBAL_MODEL)
+    return (
+        load(payload) if payload else arrays_of(create_model(session.task.model, session.data.spec))
+    )
 
 
 def _stored(session: Session, rank: int) -> Arrays:

@@ -1,4 +1,4 @@
-"""FedLGD on nodes: training on virtual data, their own and the server's, both kept in the store."""
+"""FedLGD on nodes: training on virtual data, the node's own and the server's, both stored."""
 
 import copy
 import hashlib
@@ -61,12 +61,12 @@ class Contrastive(LossTerm):
     def of(
         cls, session: Session, content: RecordDict, model: nn.Module, settings: TrainSettings
     ) -> Self | None:
-        """Make the term; see :class:`client.terms.LossTerm`."""
+        """Make the term; see `client.terms.LossTerm`."""
         request = VirtualTraining.checked(content.config_records[VIRTUAL], "message")
         return cls(model, request.contrast, settings.feature_layer) if request.contrast else None
 
     def __call__(self, inputs: Tensor, labels: Tensor, logits: Tensor) -> Tensor:
-        """Give the term; of soft labels the likeliest class counts."""
+        """The term's value; soft labels count as their likeliest class."""
         classes = labels.argmax(1) if labels.ndim == 2 else labels
         return self._weight * supervised_contrastive_loss(self._features.last, classes)
 
@@ -96,27 +96,11 @@ def train_virtual(message: Message, context: Context) -> Message:
 def virtual_samples(
     session: Session, model: nn.Module, request: VirtualTraining, server_round: int
 ) -> Samples:
-    """The node's virtual data: made where it has none, and refined where that is asked for.
+    """The node's virtual data, on its device: made if there are none, refined if requested.
 
-    They are made by distribution matching with random networks, from noise with one mean and
-    deviation a class, and refined with the received model's features in place of random ones
-    (FedLGD eq. 1).
-
-    Parameters
-    ----------
-    session : Session
-        The node's.
-    model : nn.Module
-        The global model as received.
-    request : VirtualTraining
-        How.
-    server_round : int
-        The round.
-
-    Returns
-    -------
-    Samples
-        On the node's device, and as its store holds them: a restarted node goes on with the same.
+    Made by distribution matching with random networks, from noise with one mean and deviation per
+    class; refined with the received model's features instead (FedLGD eq. 1). They are read back
+    from the store, so that a restarted node continues with identical values.
     """
     data, store = session.data, session.store.at(server_round)
     distil = partial(
@@ -129,9 +113,9 @@ def virtual_samples(
     )
     payload = store.read(OWN)
     if payload is None:
-        made = distil(steps=request.first_steps, generator=session.generator("virtual"))
-        log(INFO, "Made %d virtual samples", len(made))
-        payload = made.to_bytes()
+        virtual = distil(steps=request.first_steps, generator=session.generator("virtual"))
+        log(INFO, "Made %d virtual samples", len(virtual))
+        payload = virtual.to_bytes()
         store.write(OWN, payload)
     virtual = VirtualData.from_bytes(payload)
     if request.refine_steps:
@@ -149,34 +133,29 @@ def virtual_samples(
 
 
 def global_samples(session: Session, record: ConfigRecord) -> Samples | None:
-    """The server's virtual data, out of the message or, by their digest, out of the store.
+    """The server's virtual data, from the message or the store; None if neither has them.
 
     Parameters
     ----------
     session : Session
         The node's.
     record : ConfigRecord
-        A :class:`protocol.requests.GlobalData`.
-
-    Returns
-    -------
-    Samples or None
-        On the node's device; None where the message brings none and the node has others or none.
+        A :class:`protocol.fedlgd.GlobalData`.
 
     Raises
     ------
     VirtualDataError
-        If what the message brings is malformed or does not fit the task.
+        If the message's data are malformed or do not fit the task.
     """
-    told, spec = GlobalData.checked(record, "global data"), session.data.spec
-    payload = told.payload or session.store.read(OF_SERVER) or b""
-    if hashlib.sha256(payload).hexdigest() != told.digest:
-        if told.payload:
-            raise VirtualDataError("the server's virtual data are not those of their digest")
+    data, spec = GlobalData.checked(record, "global data"), session.data.spec
+    payload = data.payload or session.store.read(OF_SERVER) or b""
+    if hashlib.sha256(payload).hexdigest() != data.digest:
+        if data.payload:
+            raise VirtualDataError("the server's virtual data do not match their digest")
         return None
     virtual = VirtualData.from_bytes(payload)
     virtual.validate(spec.shape, spec.num_classes)
-    if told.payload:
+    if data.payload:
         session.store.write(OF_SERVER, payload)
     return Samples(virtual.images, virtual.labels).to(session.device)
 
@@ -189,16 +168,10 @@ def joined(own: Samples, other: Samples | None) -> Samples:
 
 
 def loss_gradient(model: nn.Module, samples: Samples) -> dict[str, Tensor]:
-    """Gradient of the mean cross-entropy by a model's weights of two or more dimensions.
+    """Gradient of the mean cross-entropy with respect to weights of two or more dimensions.
 
-    Those are what gradient matching compares (:func:`distill.gradient_matching.match_gradient`).
-
-    Parameters
-    ----------
-    model : nn.Module
-        Left in evaluation mode, without gradients.
-    samples : Samples
-        On the model's device.
+    Gradient matching compares these (:func:`distill.gradient_matching.match_gradient`). The model
+    is left in evaluation mode, without gradients.
     """
     model.eval()
     model.zero_grad()

@@ -88,7 +88,7 @@ def distill(message: Message, context: Context) -> Message:
 
 
 def receive(message: Message, context: Context) -> Message:
-    """Open and keep what members sent to this cluster head (step 4)."""
+    """Open and store the members' virtual data (step 4)."""
     session = Session.of(context)
     parcels = {
         int(name.removeprefix(f"{PARCEL}.")): record
@@ -107,7 +107,7 @@ def receive(message: Message, context: Context) -> Message:
 
 
 def train_pool(message: Message, context: Context) -> Message:
-    """Train the received model on D_h: the head's own data and what its members sent."""
+    """Train the received model on D_h: the head's own data and its members' virtual data."""
     session = Session.of(context)
     local = LocalRound.of(session, message.content)
     balanced = bool(message.content.config_records[CONFIG].get(BALANCED, False))
@@ -118,38 +118,37 @@ def train_pool(message: Message, context: Context) -> Message:
 
 
 def keep_parcel(session: Session, rank: int, parcel: ConfigRecord) -> bool:
-    """Open a member's parcel, check the virtual data in it and keep them in the node's store.
+    """Open a member's parcel, check its virtual data and store them.
 
     Parameters
     ----------
     session : Session
         The head's.
     rank : int
-        Rank of the member in its cluster. It orders the pool, which must not depend on Flower's
+        The member's rank in its cluster. It orders the pool, which must not depend on Flower's
         random node ids.
     parcel : ConfigRecord
-        As the server handed it on; what :meth:`distill.virtual_data.VirtualData.to_bytes` gave is
-        in it, or in the node's mailbox.
+        The delivery; its payload may be in the node's mailbox.
 
     Returns
     -------
     bool
-        False where the parcel was refused, or what is in it is malformed or does not fit the task;
-        it is then set aside with a line in the log.
+        False if the parcel is rejected: it cannot be opened, is malformed or does not fit the
+        task.
     """
     spec = session.data.spec
     try:
         payload = open_parcel(session, parcel, VIRTUAL_DATA)
         VirtualData.from_bytes(payload).validate(spec.shape, spec.num_classes)
     except (LinkError, VirtualDataError) as error:
-        log(WARNING, "Parcel from node %s set aside: %s", parcel.get("sender"), error)
+        log(WARNING, "Parcel from node %s rejected: %s", parcel.get("sender"), error)
         return False
     session.store.write(f"{PREFIX}{rank:06d}", payload)
     return True
 
 
 def pooled_samples(session: Session) -> Samples:
-    """D_h: the head's own training samples and all virtual data in its store, on its device."""
+    """D_h: the head's training samples and all virtual data in its store, on its device."""
     own = session.data.train
     paths = _parcels(session)
     if not paths:
@@ -166,7 +165,7 @@ def pooled_samples(session: Session) -> Samples:
 
 
 def num_parcels(session: Session) -> int:
-    """Members whose virtual data are in this node's store."""
+    """Number of members whose virtual data are in this node's store."""
     return len(_parcels(session))
 
 
@@ -176,11 +175,11 @@ def _parcels(session: Session) -> list[Path]:
 
 @lru_cache(maxsize=4)
 def _read_parcels(files: tuple[tuple[Path, int], ...]) -> Samples:
-    """Decode parcels, once as long as the files do not change (path, modification time in ns)."""
+    """Decode parcels (path, modification time in ns); cached until a file changes."""
     parcels = [VirtualData.from_bytes(path.read_bytes()) for path, _ in files]
     labels = [parcel.labels for parcel in parcels]
     soft = [parcel.soft_labels for parcel in parcels if parcel.soft_labels is not None]
-    if soft:  # where some members learned theirs, those of the others become distributions too
+    if soft:  # if any labels are learned distributions, all must be distributions
         labels = [
             one_hot(parcel.labels, soft[0].shape[1]).float()
             if parcel.soft_labels is None

@@ -1,4 +1,4 @@
-"""A round of local training, as the server's message asks for it."""
+"""A round of local training, as requested by a train message."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ from task.settings import TrainSettings
 
 @dataclass(frozen=True)
 class LocalRound:
-    """What a train message asks of a node.
+    """A train message, read.
 
     Parameters
     ----------
@@ -46,12 +46,10 @@ class LocalRound:
 
         Parameters
         ----------
-        session : Session
-            The node's.
         content : RecordDict
-            Of the message. Its config may hold any key of ``train.*``, such as ``lr``.
+            Its config may hold any key of ``train.*``, such as ``lr``.
         arrays : Mapping[str, ndarray], optional (default: None)
-            The global model, where the message does not bring it.
+            The global model, if it is not in the message.
 
         Raises
         ------
@@ -74,19 +72,19 @@ class LocalRound:
         return server_round(self.content.config_records.get(CONFIG, ConfigRecord()))
 
     def train(self, samples: Samples, *, balanced: bool = False) -> RecordDict:
-        """Train the model, in place; with differential privacy where the settings ask for it.
+        """Train the model in place, with differential privacy if the settings ask for it.
 
         Parameters
         ----------
         samples : Samples
-            What to train on.
+            Training samples.
         balanced : bool (default: False)
             Whether classes are drawn evenly.
 
         Returns
         -------
         RecordDict
-            The metrics, and what loss terms send.
+            The metrics, and the loss terms' records.
         """
         terms = loss_terms(self.session, self.content, self.model, self.settings)
         privacy = PrivateTraining.of(self.session, self.settings)
@@ -108,12 +106,12 @@ class LocalRound:
         return reply
 
     def trained_model(self) -> ArrayRecord:
-        """The model as it is now, for the reply."""
+        """The current model, for the reply."""
         return ArrayRecord(self.model.state_dict())
 
 
 def received_arrays(content: RecordDict) -> Arrays:
-    """The model that a message brings; of several array records the one called ``arrays``."""
+    """The model in a message; of several array records the one called ``arrays``."""
     records = content.array_records
     return as_arrays(records.get(ARRAYS) or next(iter(records.values())))
 
@@ -126,6 +124,6 @@ def build_model(session: Session, arrays: Arrays) -> nn.Module:
 
 
 def server_round(config: ConfigRecord) -> int:
-    """The round that a message belongs to; 0 where it does not say."""
+    """The round of a message; 0 if it does not say."""
     number = config.get(SERVER_ROUND, 0)
     return number if isinstance(number, int) else 0

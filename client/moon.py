@@ -56,12 +56,12 @@ class ModelContrastive(LossTerm):
     def of(
         cls, session: Session, content: RecordDict, model: nn.Module, settings: TrainSettings
     ) -> Self:
-        """Make the term; see :class:`client.terms.LossTerm`."""
+        """Make the term; see `client.terms.LossTerm`."""
         request = MOONSettings.checked(content.config_records[MODEL_CONTRAST], "message")
         return cls(session, model, request, settings.feature_layer)
 
     def __call__(self, inputs: Tensor, labels: Tensor, logits: Tensor) -> Tensor:
-        """Give the term's mean over the minibatch."""
+        """The term's mean over the minibatch."""
         with torch.no_grad():
             self._global(inputs)
             self._previous(inputs)
@@ -73,6 +73,6 @@ class ModelContrastive(LossTerm):
         )
 
     def finish(self, model: nn.Module, steps: int) -> Mapping[str, Any]:
-        """Keep the model as the node's previous one."""
+        """Store the model as the node's previous one."""
         keep(self._session, KEPT, model.state_dict())
         return {}

@@ -61,19 +61,19 @@ class ControlVariate(LossTerm):
         self._server = zeros(self._start)
         for name, value in server.items():
             if name not in self._start or value.shape != self._start[name].shape:
-                raise ValueError(f"{CONTROL_VARIATE} {name} is none of this run's model")
+                raise ValueError(f"{CONTROL_VARIATE} {name} is not part of this run's model")
             self._server[name] = value.to(self._start[name].device)
 
     @classmethod
     def of(
         cls, session: Session, content: RecordDict, model: nn.Module, settings: TrainSettings
     ) -> Self:
-        """Make the term; see :class:`client.terms.LossTerm`."""
+        """Make the term; see `client.terms.LossTerm`."""
         server = content.array_records[CONTROL_VARIATE].to_torch_state_dict()
         return cls(session, model, server, settings)
 
     def __call__(self, inputs: Tensor, labels: Tensor, logits: Tensor) -> Tensor:
-        """Give the term; it does not depend on the minibatch."""
+        """The term's value, which does not depend on the minibatch."""
         inner = [
             ((self._server[name] - self._own[name]) * p).sum()
             for name, p in self._parameters.items()
@@ -81,7 +81,7 @@ class ControlVariate(LossTerm):
         return torch.stack(inner).sum()
 
     def finish(self, model: nn.Module, steps: int) -> Mapping[str, Any]:
-        """Keep c_i+, and send by how much it differs from c_i."""
+        """Store c_i+, and send its difference from c_i."""
         change = {
             name: (self._start[name] - p.detach()) / (steps * self._lr) - self._server[name]
             for name, p in self._parameters.items()

@@ -1,4 +1,4 @@
-"""What a message handler works with: the run's task, the node's data, device, store and draws."""
+"""What a message handler works with: the run's settings, the node's data, device and store."""
 
 import zlib
 from collections.abc import Mapping
@@ -26,10 +26,10 @@ class LocalData:
     spec : DataSpec
         Shape and classes, the same for all nodes.
     train : Samples
-        What the node trains on.
+        Training samples.
     holdout : Samples
-        What it evaluates on: the test samples of a data set of its own, else the share
-        ``train.holdout`` of its data, which may be empty.
+        Evaluation samples: the test set of the node's own data set, else the share
+        ``train.holdout`` of its data, possibly empty.
     """
 
     spec: DataSpec
@@ -39,26 +39,24 @@ class LocalData:
 
 @dataclass(frozen=True)
 class Session:
-    """A node in a run, as a handler sees it.
+    """A node in a run, as handlers see it.
 
     Parameters
     ----------
     task : TaskSettings
         Checked settings of the run.
     data : LocalData
-        The node's data, loaded once for as long as the process lives.
+        The node's data, loaded once per process.
     device : torch.device
         Where the node computes.
     store : NodeStore
         The node's files for this run.
     identity : int
-        The node's ``partition-id``, else its Flower node id: what its random draws depend on.
-    run_id : int
-        Flower's run id.
-    node_id : int
-        Flower's node id.
+        The node's ``partition-id``, else its Flower node id; seeds its random draws.
+    run_id, node_id : int
+        Flower's ids.
     node_config : Mapping[str, bool | int | float | str]
-        What the node was told when it started.
+        Flower's node config.
     """
 
     task: TaskSettings
@@ -103,7 +101,7 @@ class Session:
         return replace(self, store=self.store.at(server_round))
 
     def generator(self, purpose: str, server_round: int = 0) -> torch.Generator:
-        """CPU generator that depends on the run's seed, the node, the purpose and the round."""
+        """CPU generator seeded by the run's seed, the node, the purpose and the round."""
         return _generator(self.task.seed, self.identity, purpose, server_round)
 
 

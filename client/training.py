@@ -17,17 +17,14 @@ from task.settings import SettingsError, TrainSettings
 
 
 class Trained(NamedTuple):
-    """Mean cross-entropy and accuracy over the steps, and how many there were.
-
-    Of training with differential privacy neither is taken, for both would tell of the samples.
-    """
+    """Mean cross-entropy and accuracy over the steps; None with DP, as they leak samples."""
 
     loss: float | None
     accuracy: float | None
     steps: int
 
     def numbers(self) -> dict[str, float]:
-        """What is known, as numbers that a reply's metrics can hold."""
+        """The known values, as metrics of a reply."""
         known = {TRAIN_LOSS: self.loss, TRAIN_ACCURACY: self.accuracy, NUM_STEPS: self.steps}
         return {name: value for name, value in known.items() if value is not None}
 
@@ -43,13 +40,13 @@ def epoch_batches(
         Class of each sample, int64 (n,), or soft labels (n, num_classes), whose likeliest class
         counts.
     batch_size : int
-        Samples in a minibatch. A remainder of a single sample is left out (batch normalisation
-        cannot train on it), unless it is all there is.
+        Samples in a minibatch. A remainder of one sample is dropped, because batch normalisation
+        cannot train on it, unless there is only that.
     generator : torch.Generator
         CPU generator of the order.
     balanced : bool (default: False)
-        If True, draw n samples with replacement so that each class present is equally likely;
-        else every sample comes once, in random order.
+        If True, draw n samples with replacement with equally likely classes; else every sample
+        comes once, in random order.
     """
     num_samples = len(labels)
     if balanced:
@@ -66,7 +63,7 @@ def epoch_batches(
 
 
 def hard_labels(labels: Tensor) -> Tensor:
-    """Class of each sample: of soft labels (n, num_classes) the likeliest."""
+    """Class of each sample; the likeliest one of soft labels (n, num_classes)."""
     return labels.argmax(1) if labels.ndim == 2 else labels
 
 
@@ -77,20 +74,14 @@ def fit(
     optimizer: torch.optim.Optimizer,
     terms: Sequence[LossTerm] = (),
 ) -> Trained:
-    """Take one optimisation step on each minibatch: on its cross-entropy and what is added to it.
+    """Train the model in place, one step per minibatch, on the cross-entropy and the loss terms.
 
     Parameters
     ----------
-    model : nn.Module
-        Trained in place; on the same device as ``samples``.
-    samples : Samples
-        Training data.
     batches : Iterable[Tensor]
-        Indices into ``samples``, one tensor a step.
-    optimizer : torch.optim.Optimizer
-        Over the model's parameters.
+        Indices into ``samples``, one tensor per step.
     terms : Sequence[LossTerm] (default: ())
-        What is added to the cross-entropy; not part of the loss returned.
+        Added to the cross-entropy, but not part of the loss returned.
     """
     model.train()
     total, right = torch.zeros(2, device=samples.inputs.device)
@@ -120,25 +111,21 @@ def train_round(
     terms: Sequence[LossTerm] = (),
     privacy: PrivateTraining | None = None,
 ) -> Trained:
-    """Train for a round's local epochs. See :func:`fit`.
+    """Train for a round's local epochs; see :func:`fit`.
 
     Parameters
     ----------
-    model, samples, terms
-        As of :func:`fit`.
-    settings : TrainSettings
-        Settings of the round.
     generator : torch.Generator
         CPU generator of the order.
     balanced : bool (default: False)
         Whether classes are drawn evenly.
     privacy : PrivateTraining, optional (default: None)
-        Trains with differential privacy, by draws of its own.
+        Trains with differential privacy and its own random draws.
 
     Raises
     ------
     SettingsError
-        If classes are to be drawn evenly with differential privacy.
+        If `balanced` is combined with `privacy`.
     """
     optimizer = _optimizer(model, settings)
     if privacy is not None:
@@ -182,26 +169,16 @@ def soft_labels(
     generator: torch.Generator,
     privacy: PrivateTraining | None = None,
 ) -> Tensor:
-    """Soft labels on the auxiliary set after a few steps on the own data (HFLDD, step 1).
+    """Soft labels on the auxiliary set after a few steps on the node's data (HFLDD, step 1).
 
     Parameters
     ----------
     model : nn.Module
         The initial model, the same on every node; trained in place.
-    samples : Samples
-        The node's data.
     auxiliary : Tensor
         The global auxiliary set D_g, (|D_g|, C, H, W).
     steps : int
         E_1, SGD steps.
-    lr : float
-        Learning rate of these steps.
-    batch_size : int
-        Minibatch of these steps.
-    generator : torch.Generator
-        CPU generator of the minibatches.
-    privacy : PrivateTraining, optional (default: None)
-        Takes the steps with differential privacy, by draws of its own.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What strategies add to the cross-entropy of a node's local training."""
+"""Loss terms, which methods add to the cross-entropy of local training."""
 
 from client.terms.choice import loss_terms
 from client.terms.features import Features

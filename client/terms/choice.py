@@ -1,4 +1,4 @@
-"""The terms that a train message asks for."""
+"""Choice of loss terms by the train message."""
 
 from flwr.app import ConfigRecord, RecordDict
 from torch import nn
@@ -16,19 +16,8 @@ def loss_terms(
 ) -> list[LossTerm]:
     """Make the terms of a round.
 
-    A method names its terms by what asks for them: a record of the train message, or a key of its
+    A method declares which key asks for a term: a record of the train message, or a key of its
     config or of the run's ``train.*`` that is neither 0 nor empty.
-
-    Parameters
-    ----------
-    session : Session
-        The node's; terms that last over rounds keep their state in its store.
-    content : RecordDict
-        Of the train message.
-    model : nn.Module
-        The global model as received, which is about to be trained.
-    settings : TrainSettings
-        Settings of the round.
 
     Raises
     ------

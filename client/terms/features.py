@@ -1,4 +1,4 @@
-"""A model's features: what comes into its last dense layer."""
+"""A model's features: the input of its last dense layer."""
 
 from typing import Any
 

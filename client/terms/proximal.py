@@ -33,10 +33,10 @@ class Proximal(LossTerm):
     def of(
         cls, session: Session, content: RecordDict, model: nn.Module, settings: TrainSettings
     ) -> Self:
-        """Make the term; see :class:`client.terms.LossTerm`."""
+        """Make the term; see `client.terms.LossTerm`."""
         return cls(model, settings.proximal_mu)
 
     def __call__(self, inputs: Tensor, labels: Tensor, logits: Tensor) -> Tensor:
-        """Give the term; it does not depend on the minibatch."""
+        """The term's value, which does not depend on the minibatch."""
         pairs = zip(self._parameters, self._start, strict=True)
         return self._mu / 2 * torch.stack([(p - w).square().sum() for p, w in pairs]).sum()

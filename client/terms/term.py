@@ -1,4 +1,4 @@
-"""A term of the local loss."""
+"""Interface of loss terms."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -12,16 +12,14 @@ from task.settings import TrainSettings
 
 
 class LossTerm(ABC):
-    """Something added to the cross-entropy of each minibatch of a round.
-
-    A term is made when the global model of the round has come and lives as long as the round.
+    """Added to the cross-entropy of each minibatch; made anew in each round.
 
     Attributes
     ----------
     mixes : str
-        What enters its value, which decides how differential privacy treats it: ``weights`` alone
-        (its gradient joins the noisy one), each ``sample`` by itself (clipped with that sample's
-        loss), or the samples of a ``minibatch`` together (refused). By default the latter.
+        What the value depends on, which decides its treatment under differential privacy:
+        ``weights`` alone (its gradient joins the noisy one), each ``sample`` separately (clipped
+        with that sample's loss), or the ``minibatch`` as a whole (refused, the default).
     """
 
     mixes: ClassVar[Literal["weights", "sample", "minibatch"]] = "minibatch"
@@ -40,19 +38,19 @@ class LossTerm(ABC):
         content : RecordDict
             Of the train message.
         model : nn.Module
-            The global model as received, which is about to be trained.
+            The global model, before training.
         settings : TrainSettings
             Settings of the round.
 
         Raises
         ------
         SettingsError
-            If the message is malformed, or the settings do not go with the term.
+            If the message is malformed, or the settings exclude the term.
         """
 
     @abstractmethod
     def __call__(self, inputs: Tensor, labels: Tensor, logits: Tensor) -> Tensor:
-        """Give the term's value on a minibatch, a scalar that the model's parameters reach.
+        """Value of the term on a minibatch: a scalar, differentiable in the model's parameters.
 
         Parameters
         ----------
@@ -61,22 +59,12 @@ class LossTerm(ABC):
         labels : Tensor
             Its classes, (n,), or soft labels (n, classes).
         logits : Tensor
-            What the model in training gave on it, (n, classes).
+            Output of the model in training, (n, classes).
         """
 
     def finish(self, model: nn.Module, steps: int) -> Mapping[str, Any]:
-        """Keep what the node's next round needs; give what joins its reply. By default nothing.
+        """After training: store what the next round needs; return records for the reply, by name.
 
-        Parameters
-        ----------
-        model : nn.Module
-            The model as trained.
-        steps : int
-            Optimisation steps that were taken.
-
-        Returns
-        -------
-        Mapping[str, ArrayRecord or ConfigRecord]
-            Records of the reply, by name.
+        `steps` is the number of optimisation steps taken.
         """
         return {}

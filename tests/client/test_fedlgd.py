@@ -92,7 +92,7 @@ def test_global_data_that_do_not_fit_are_refused_and_not_kept(session, payload, 
 
 
 def test_global_data_of_another_digest_are_refused(session):
-    with pytest.raises(VirtualDataError, match="not those of their digest"):
+    with pytest.raises(VirtualDataError, match="do not match their digest"):
         global_samples(session, record(virtual().to_bytes(), digest="0" * 64))
 
 

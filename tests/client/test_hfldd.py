@@ -101,7 +101,7 @@ def test_broken_data_are_set_aside_and_the_others_are_kept(session, delivery, br
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logging.getLogger("flwr"), "propagate", True)
         assert not keep_parcel(session, 0, delivery(broken))
-    assert f"Parcel from node {MEMBER} set aside: " in caplog.text
+    assert f"Parcel from node {MEMBER} rejected: " in caplog.text
     assert keep_parcel(session, 1, delivery(virtual()))
     assert len(pooled_samples(session)) == len(session.data.train) + 3
 

@@ -103,7 +103,7 @@ def test_training_that_diverges_leaves_what_is_kept_finite(context, session, nam
 
 def test_a_control_variate_of_another_model_is_refused(context):
     record = (CONTROL_VARIATE, ArrayRecord({"odd": torch.zeros(2)}))
-    with pytest.raises(ValueError, match="control-variate odd is none of this run's model"):
+    with pytest.raises(ValueError, match="control-variate odd is not part of this run's model"):
         train(context, record)
 
 

@@ -93,7 +93,7 @@ def test_what_is_refused_is_set_aside_with_a_line_in_the_log(parcels, refusals, 
     receiver, delivery, why = case(parcels)
     assert not keep_parcel(receiver, 1, delivery)
     line = refusals.messages[-1]
-    assert line.startswith(f"Parcel from node {SENDER} set aside: ")
+    assert line.startswith(f"Parcel from node {SENDER} rejected: ")
     assert why in line
     assert "parcel-000001" not in receiver.store.names()
 
