@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -11,34 +10,33 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from cli.errors import exit_on
 from cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir, ControlAddress, Timeout
 from fleet.certificates import SERVER, CertificateError, CertificateFolder, Issued
 
 certs = typer.Typer(
-    help="Issue the keys and certificates of a federation, from an authority of its own.",
+    help="Issue keys and certificates for a federation, from its own authority.",
     no_args_is_help=True,
 )
 
 Days = Annotated[int, typer.Option("--days", min=1, help="Days until it expires.")]
 Hosts = Annotated[
     list[str] | None,
-    typer.Option("--host", help="DNS name or address where it is reached; can be repeated."),
+    typer.Option("--host", help="DNS name or address of the machine; can be repeated."),
 ]
-Keep = Annotated[
-    bool, typer.Option("--keep", help="Where it is there already, leave it and succeed.")
-]
+Keep = Annotated[bool, typer.Option("--keep", help="If it exists, leave it and succeed.")]
 
 
 @certs.command()
 def init(
     folder: CertificatesDir = DEFAULT_CERTIFICATES_DIR, days: Days = 3650, keep: Keep = False
 ) -> None:
-    """Make the authority: ca.crt, which everyone gets, and ca.key, which stays where it is."""
+    """Make the authority: ca.crt for every machine, and ca.key, which stays here."""
     authority = CertificateFolder(folder)
     if keep and authority.certificate.exists():
         typer.echo(f"{authority.certificate} is kept")
         return
-    with _complaints():
+    with exit_on(CertificateError, command="certs"):
         authority.create(days)
     typer.echo(f"{authority.certificate}: for {days} days; {folder / 'ca.key'} must stay here")
 
@@ -52,7 +50,7 @@ def server(
 ) -> None:
     """Issue the SuperLink's key and certificate, into the folder `server`.
 
-    Give with --host every name and address under which nodes and users reach the SuperLink.
+    Give every name and address by which nodes and users reach the SuperLink as --host.
     """
     if not host:
         raise typer.BadParameter("give at least one", param_hint="--host")
@@ -67,23 +65,22 @@ def node(
     days: Days = 365,
     keep: Keep = False,
 ) -> None:
-    """Issue a node's key and certificate, into a folder of the node's name.
+    """Issue a node's key and certificate, into a folder with the node's name.
 
-    The node needs three files of it: ca.crt (--root-certificates), node.crt (--peer-certificate)
-    and node.key (--auth-key, and --peer-key). --host says where other nodes reach it, as in its
-    --peer-address; without, under its name. `flwr-distill register` makes the SuperLink know it.
+    The node needs ca.crt (--root-certificates), node.crt (--peer-certificate) and node.key
+    (--auth-key and --peer-key). --host is where other nodes reach it, as in its --peer-address; the
+    default is its name. Register it with the SuperLink by `flwr-distill register`.
     """
     _issue(folder, name, keep, lambda: CertificateFolder(folder).issue_node(name, host or [], days))
 
 
 @certs.command("list")
 def list_issued(folder: CertificatesDir = DEFAULT_CERTIFICATES_DIR) -> None:
-    """Show what was issued, how long it is good, and what was revoked."""
-    with _complaints():
-        issued = CertificateFolder(folder).issued()
+    """List the certificates, with expiry and revocation."""
     table = Table("name", "hosts", "expires", "revoked")
-    for each in issued:
-        table.add_row(each.name, " ".join(each.hosts), each.expires, each.revoked or "-")
+    with exit_on(CertificateError, command="certs"):
+        for each in CertificateFolder(folder).issued():
+            table.add_row(each.name, " ".join(each.hosts), each.expires, each.revoked or "-")
     Console().print(table)
 
 
@@ -94,15 +91,15 @@ def revoke(
     superlink: ControlAddress = "127.0.0.1:9093",
     timeout: Timeout = 60.0,
 ) -> None:
-    """Shut a node out: the SuperLink admits its key no longer, and `list` shows it as revoked.
+    """Shut a node out: the SuperLink no longer admits its key, and `list` shows it as revoked.
 
-    Its certificate stays good for direct links to other nodes until it expires, but the server
-    introduces only nodes that it knows to each other.
+    Its certificate stays valid for direct links to other nodes until it expires, but the server
+    introduces only registered nodes to each other.
     """
     from fleet.registration import RegistrationError, SecureControl  # imports Flower
 
     authority = CertificateFolder(folder)
-    with _complaints():
+    with exit_on(CertificateError, command="certs"):
         issued = authority.valid(name)
         if issued is None:
             raise CertificateError(f"{folder} has issued no {name}, or it is revoked already")
@@ -120,19 +117,9 @@ def revoke(
 
 
 def _issue(folder: Path, name: str, keep: bool, issue: Callable[[], Issued]) -> None:
-    with _complaints():
+    with exit_on(CertificateError, command="certs"):
         if keep and CertificateFolder(folder).valid(name):
             typer.echo(f"{folder / name} is kept")
             return
         issued = issue()
     typer.echo(f"{folder / name}: for {', '.join(issued.hosts)}, until {issued.expires}")
-
-
-@contextmanager
-def _complaints() -> Iterator[None]:
-    """Say what cannot be done in one line, and exit with 1."""
-    try:
-        yield
-    except CertificateError as error:
-        typer.echo(f"flwr-distill certs: {error}", err=True)
-        raise typer.Exit(1) from error

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,6 @@ from fleet.local_federation import LocalFederation
 
 APP_DIR = Path(__file__).resolve().parent.parent
 ROUND_LINE = re.compile(r"round +\d+/\d+ .*")
-LEAST_NODES = 10
 SECTORED = ("fedhead", "fedhead-plus")
 FEDHEAD_TASK: dict[str, int | float | str] = {
     "partition.scheme": "dirichlet",
@@ -27,14 +27,12 @@ FEDHEAD_TASK: dict[str, int | float | str] = {
     "train.local-epochs": 20,
     "fedhead.sectors": 2,
 }
-"""The paper's local training, for FedHEAD and for the FedAvg beside it."""
+"""The paper's local training, for FedHEAD and the FedAvg run it is compared with."""
 
 
 def demo(
-    nodes: Annotated[int, typer.Option(min=2, help="Client nodes, each a process.")] = LEAST_NODES,
-    classes: Annotated[
-        int, typer.Option(min=1, max=10, help="Digits that a node holds (not FedHEAD).")
-    ] = 2,
+    nodes: Annotated[int, typer.Option(min=2, help="Client nodes, each a process.")] = 10,
+    classes: Annotated[int, typer.Option(min=1, max=10, help="Digits per node (not FedHEAD).")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each strategy.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
     strategy: Annotated[str, typer.Option(help="Strategy to compare with FedAvg.")] = "hfldd",
@@ -42,14 +40,14 @@ def demo(
 ) -> None:
     """Train on handwritten digits with FedAvg and with another strategy, and compare.
 
-    Starts a SuperLink and NODES client nodes as separate processes on this machine, each node with
-    a few of the ten digits only; both strategies get the same model, start, optimiser and local
-    epochs. Ends with a table and the same numbers in RUNS_DIR/demo.json. Ctrl-C ends every process.
+    Starts a SuperLink and NODES client nodes as processes on this machine, each node with only a
+    few of the ten digits. Both strategies use the same model, start, optimiser and local epochs.
+    The results are shown as a table and written to RUNS_DIR/demo.json. Ctrl-C ends all processes.
 
-    FedHEAD (--strategy fedhead or fedhead-plus) gets 2 sectors of nodes that send to each other
-    directly, and digits spread unevenly (Dirichlet, alpha 0.1).
+    FedHEAD (--strategy fedhead or fedhead-plus) uses 2 sectors of nodes with direct links, and a
+    Dirichlet split of the digits (alpha 0.1).
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends it like Ctrl-C
     sectored = strategy in SECTORED
     console = Console()
     runs_dir.mkdir(parents=True, exist_ok=True)
@@ -73,7 +71,7 @@ def demo(
         for name in ("fedavg", strategy):
             console.rule(f"{name}: {rounds} rounds, {split}")
             outcome = federation.run(
-                APP_DIR, {**config, "strategy": name}, on_line=lambda line: _show(console, line)
+                APP_DIR, {**config, "strategy": name}, on_line=partial(_show_round, console)
             )
             summary = runs_dir / str(outcome.run_id) / "summary.json"
             if not outcome.completed or not summary.exists():
@@ -84,28 +82,25 @@ def demo(
     (runs_dir / "demo.json").write_text(json.dumps(results, indent=2) + "\n")
     console.print(results_table("Handwritten digits, each node with a few of them", results))
     _draw(results, runs_dir)
+
+    from server.page import comparison_page, read_run  # here: every subcommand imports this file
+
     folders = [runs_dir / result["run_id"] for result in results.values()]
-    _write_comparison(folders, runs_dir / "demo.html")
+    page = comparison_page([read_run(folder) for folder in folders])
+    (runs_dir / "demo.html").write_text(page, encoding="utf-8")
     console.print("Reports, to open in a browser:", runs_dir / "demo.html")
     for folder in folders:
         console.print(f"  {folder / 'report.html'}", soft_wrap=True)
 
 
-def _show(console: Console, line: str) -> None:
-    """Print a log line if it reports a round."""
-    if found := ROUND_LINE.search(line):
-        console.print(found[0], markup=False, highlight=False)
-
-
-def _write_comparison(folders: list[Path], file: Path) -> None:
-    from server.page import comparison_page, read_run  # as in _draw
-
-    file.write_text(comparison_page([read_run(folder) for folder in folders]), encoding="utf-8")
+def _show_round(console: Console, line: str) -> None:
+    if match := ROUND_LINE.search(line):
+        console.print(match[0], markup=False, highlight=False)
 
 
 def _draw(results: dict[str, Any], runs_dir: Path) -> None:
     """Draw the accuracy of both strategies by round into ``demo.png``."""
-    from matplotlib.figure import Figure  # here: every subcommand, nodes too, imports this file
+    from matplotlib.figure import Figure  # here, as above
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()

@@ -6,6 +6,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from cli.errors import exit_on
+from cli.options import DataRoot
+
 
 def distill(
     source: str,
@@ -17,20 +20,18 @@ def distill(
         int | None, typer.Option(min=1, help="Steps.", show_default="the method's own")
     ] = None,
     start: Annotated[
-        str, typer.Option(help="What they start from: class-stats, pixel-stats, noise or real.")
+        str, typer.Option(help="Start images: class-stats, pixel-stats, noise or real.")
     ] = "class-stats",
     allow_real_start: Annotated[
         bool,
-        typer.Option("--allow-real-start", help="Permit real: copies that stay nearly unchanged."),
+        typer.Option(
+            "--allow-real-start",
+            help="Permit real: its copies stay nearly unchanged.",
+        ),
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    data_root: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the data sets.", show_default="$FLWR_DISTILL_DATA_ROOT, else data"
-        ),
-    ] = None,
+    data_root: DataRoot = None,
     shape: Annotated[
         str | None,
         typer.Option(
@@ -40,26 +41,25 @@ def distill(
     ] = None,
     output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("runs/distilled"),
 ) -> None:
-    """Distil a set of images into a few virtual ones, and tell what they are worth.
+    """Distil a set of images into a few virtual ones, and measure how good they are.
 
-    SOURCE is digits, mnist, cifar10 or another data set by name; a folder with one folder of images
-    for each class (./digits, to tell it from the name); or an .npz with the arrays images (uint8)
-    and labels.
+    SOURCE is a named data set (digits, mnist, cifar10 ...); a folder with one folder of images per
+    class (./digits, to tell it from the name); or an .npz with the arrays images (uint8) and
+    labels.
 
     Writes virtual.safetensors, a picture of the images (virtual.png) and summary.json to OUTPUT.
 
     A table compares networks trained on the virtual images, on as many random real ones, and on
-    all: the same network, start and number of steps for each (500 of Adam, at most 64 images
-    each), tested on images that took no part: the data set's test part, or a fifth of each class
-    that is held back from a folder or npz.
+    all: with the same network, start and number of steps (500 of Adam, batches of at most 64). The
+    test images are the data set's test part, or a held-back fifth of each class of a folder or npz.
 
-    The privacy card tells how near virtual images come to those they were made from, beside the
-    same for held-back ones.
+    The privacy card shows how near virtual images are to the images they were made from, and to
+    held-back ones.
     """
-    # Here, because every subcommand imports this file, and a node's is to do without torch.
-    from cli.distillation import REFUSALS, Asked, condense
+    # Here, because every subcommand imports this file, and the node command must not import torch.
+    from cli.distillation import REFUSALS, Options, condense
 
-    asked = Asked(
+    options = Options(
         source=source,
         method=method,
         per_class=per_class,
@@ -72,8 +72,5 @@ def distill(
         shape=shape,
         output=output,
     )
-    try:
-        condense(asked, Console())
-    except REFUSALS as error:
-        typer.echo(f"flwr-distill distill: {error}", err=True)
-        raise typer.Exit(1) from error
+    with exit_on(*REFUSALS, command="distill"):
+        condense(options, Console())

@@ -17,7 +17,7 @@ from cli import judge
 from cli.source import Source, load_source
 from distill import DistillError, VirtualData, distiller
 from distill.contact_sheet import contact_sheet
-from distill.privacy import PrivacyCard, Yardstick
+from distill.privacy import PrivacyCard
 from distill.registry import Progress as Report
 from protocol.hfldd import Distillation
 from task.datasets import DatasetError, Samples
@@ -25,11 +25,11 @@ from task.models import ModelError
 from task.settings import SettingsError
 
 REFUSALS = (DatasetError, DistillError, ModelError, SettingsError, OSError)
-"""What is wrong with what was asked; the message says it all."""
+"""Errors in the user's input, shown without a traceback."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """The command line; each field is an option of `flwr-distill distill`."""
 
     source: str
@@ -45,46 +45,40 @@ class Asked:
     output: Path
 
 
-def condense(asked: Asked, console: Console) -> None:
-    """Distil, judge, and write ``virtual.safetensors``, ``virtual.png`` and ``summary.json``.
-
-    Raises
-    ------
-    DatasetError, DistillError, ModelError, SettingsError, OSError
-        If it cannot be done as asked.
-    """
-    permission = {"start": asked.start, "allow-real-start": asked.allow_real_start}
+def condense(options: Options, console: Console) -> None:
+    """Distil, judge, and write ``virtual.safetensors``, ``virtual.png`` and ``summary.json``."""
+    permission = {"start": options.start, "allow-real-start": options.allow_real_start}
     Distillation.checked(permission, "command line")
-    method, device = distiller(asked.method), _device(asked.device)
+    method, device = distiller(options.method), _device(options.device)
     source = load_source(
-        asked.source, data_root=asked.data_root, shape=asked.shape, seed=asked.seed
+        options.source, data_root=options.data_root, shape=options.shape, seed=options.seed
     )
-    asked.output.mkdir(parents=True, exist_ok=True)
+    options.output.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
-    with _progress_bar(asked.method, console) as report:
+    with _progress_bar(options.method, console) as report:
         virtual = method(
             source.train.inputs,
             source.train.labels,
             num_classes=source.spec.num_classes,
-            per_class=asked.per_class,
-            init=asked.start,
-            steps=asked.steps,
-            generator=torch.Generator().manual_seed(asked.seed),
+            per_class=options.per_class,
+            init=options.start,
+            steps=options.steps,
+            generator=torch.Generator().manual_seed(options.seed),
             device=device,
             progress=report,
         )
     seconds = time.perf_counter() - begin
     virtual = virtual.with_card(source.train.inputs, source.held_back.inputs)
     packed = virtual.to_bytes()
-    (asked.output / "virtual.safetensors").write_bytes(packed)
+    (options.output / "virtual.safetensors").write_bytes(packed)
     contact_sheet(virtual.images, virtual.labels, source.class_names).save(
-        asked.output / "virtual.png"
+        options.output / "virtual.png"
     )
-    scores = _scores(VirtualData.from_bytes(packed), source, asked, device, console)
+    scores = _scores(VirtualData.from_bytes(packed), source, options, device, console)
     summary = {
-        **asdict(asked),
-        "data_root": str(asked.data_root or ""),
-        "output": str(asked.output),
+        **asdict(options),
+        "data_root": str(options.data_root or ""),
+        "output": str(options.output),
         "device": str(device),
         "method": virtual.method,
         "steps": virtual.steps,
@@ -98,7 +92,7 @@ def condense(asked: Asked, console: Console) -> None:
         "scores": scores,
         "card": asdict(virtual.card) if virtual.card else None,
     }
-    (asked.output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    (options.output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     console.print(
         f"{virtual.method}: {len(virtual)} virtual images in {virtual.steps} steps, "
         f"{seconds:.1f} s, {len(packed):,} bytes"
@@ -106,9 +100,12 @@ def condense(asked: Asked, console: Console) -> None:
     console.print(_score_table(scores, source))
     if virtual.card is not None:
         console.print(_card_table(virtual.card))
-        if virtual.card.yardstick is not None:
-            console.print(_nearer(virtual.card.yardstick))
-    console.print(f"Written to {asked.output}: virtual.safetensors, virtual.png, summary.json")
+        if (yardstick := virtual.card.yardstick) is not None:
+            console.print(
+                f"{yardstick.nearer_to_own:.0%} of the virtual images are nearer to a source image "
+                f"than to any held-back one; {yardstick.by_chance:.0%} would be by chance."
+            )
+    console.print(f"Written to {options.output}: virtual.safetensors, virtual.png, summary.json")
 
 
 def _device(name: str) -> torch.device:
@@ -117,15 +114,15 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise DistillError(f"device={name} is unknown; take auto, cpu, cuda or cuda:N") from error
+        raise DistillError(f"device={name} is unknown; use auto, cpu, cuda or cuda:N") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise DistillError(f"device={name}, but no CUDA device is there; take cpu")
+        raise DistillError(f"device={name}, but this machine has no CUDA device; use cpu")
     return device
 
 
 @contextmanager
 def _progress_bar(title: str, console: Console) -> Iterator[Report]:
-    """Show a bar with the loss; yields what a distiller reports to."""
+    """Show a progress bar with the loss; yields the callback for the distiller."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(
         *columns, TextColumn("loss {task.fields[loss]}"), TimeRemainingColumn(), console=console
@@ -137,13 +134,13 @@ def _progress_bar(title: str, console: Console) -> Iterator[Report]:
 
 
 def _scores(
-    virtual: VirtualData, source: Source, asked: Asked, device: torch.device, console: Console
+    virtual: VirtualData, source: Source, options: Options, device: torch.device, console: Console
 ) -> dict[str, dict[str, Any]]:
-    """Size of each training set and accuracy of the network trained on it."""
+    """Size of each training set, and accuracy of a network trained on it."""
     targets = virtual.labels if virtual.soft_labels is None else virtual.soft_labels
     sets = {
         "virtual images": Samples(virtual.images, targets),
-        "real images, as many": _real_subset(source.train, asked.per_class, asked.seed),
+        "real images, as many": _real_subset(source.train, options.per_class, options.seed),
         "all real images": source.train,
     }
     scores = {}
@@ -154,7 +151,7 @@ def _scores(
                 source.held_back,
                 source.spec,
                 steps=judge.STEPS,
-                seed=asked.seed,
+                seed=options.seed,
                 device=device,
             )
         scores[name] = {"images": len(samples), "accuracy": accuracy}
@@ -188,18 +185,11 @@ def _card_table(card: PrivacyCard) -> Table:
         table.add_column(name, justify="right")
     yardstick = card.yardstick
     rows = {
-        "nearest of their own": card.own,
-        "nearest held back": yardstick.held_back if yardstick else None,
+        "nearest source image": card.own,
+        "nearest held-back image": yardstick.held_back if yardstick else None,
         "their start": card.start,
     }
     for name, closeness in rows.items():
         if closeness is not None:
             table.add_row(name, *(f"{value:.2f}" for value in asdict(closeness).values()))
     return table
-
-
-def _nearer(yardstick: Yardstick) -> str:
-    return (
-        f"{yardstick.nearer_to_own:.0%} of the virtual images lie nearer to one of their own than "
-        f"to any held back; {yardstick.by_chance:.0%} would by chance."
-    )

@@ -9,12 +9,13 @@ from contextlib import suppress
 
 import typer
 
+from cli.errors import fail
 from cli.options import DEFAULT_FEDERATION_DIR, FederationDir
 from fleet.federation_record import FederationFile
 
 
 def down(state_dir: FederationDir = DEFAULT_FEDERATION_DIR) -> None:
-    """End the local federation that `up` started in this state directory, and wait until it has."""
+    """End the local federation that `up` started in this state directory, and wait for its end."""
     file = FederationFile(state_dir)
     record = file.read()
     if record is None:
@@ -25,11 +26,7 @@ def down(state_dir: FederationDir = DEFAULT_FEDERATION_DIR) -> None:
     deadline = time.monotonic() + 30
     while file.read() is not None:
         if time.monotonic() > deadline:
-            typer.echo(
-                f"flwr-distill down: process {record.pid} does not end: kill it with "
-                f"`kill -9 {record.pid}`, its children end with it",
-                err=True,
-            )
-            raise typer.Exit(1)
+            remedy = f"kill it with `kill -9 {record.pid}`, its children end with it"
+            fail(f"process {record.pid} does not end: {remedy}", "down")
         time.sleep(0.1)
     typer.echo("the federation has ended")

@@ -1,4 +1,4 @@
-"""How good a training set is: the accuracy of a network that learned from it alone."""
+"""Judges a training set by the accuracy of a network trained on it."""
 
 from itertools import chain, islice, repeat
 
@@ -23,35 +23,11 @@ def train_and_score(
     seed: int,
     device: torch.device | str = "cpu",
 ) -> float:
-    """Train the data set's default network and return its accuracy.
+    """Train the data set's default network and return its accuracy in [0, 1].
 
-    Sets of different sizes get the same number of steps (Adam, learning rate 1e-3, batches of 64
-    or of the whole set), not the same number of epochs, and the same initial weights.
-
-    Parameters
-    ----------
-    train : Samples
-        To learn from; labels may also be distributions over the classes, float32 (n, classes).
-    test : Samples
-        To score on; at least one sample.
-    spec : DataSpec
-        What the network must fit.
-    steps : int (default: 500)
-        Optimisation steps.
-    seed : int
-        Of the initial weights and of the order of the samples.
-    device : torch.device or str (default: "cpu")
-        Where to compute.
-
-    Returns
-    -------
-    float
-        Accuracy in [0, 1].
-
-    Raises
-    ------
-    ModelError
-        If no network fits the images.
+    Training sets of different sizes get the same initial weights and the same number of steps, not
+    of epochs (Adam, learning rate 1e-3, batches of 64 or of the whole set). Labels of `train` may
+    be distributions over the classes, float32 (n, classes).
     """
     model = create_model("auto", spec, seed=seed).to(device)
     generator = torch.Generator().manual_seed(seed)

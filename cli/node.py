@@ -8,20 +8,22 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from cli.errors import exit_on
 from node.settings import NodeError, load_settings
 from node.supervisor import Node
 
 
 def _option(name: str, help_text: str, default: str | bool = False) -> Any:
-    """Describe an option that can be given as an environment variable too."""
+    """An option that is also an environment variable."""
     variable = "FLWR_DISTILL_" + name.upper().replace("-", "_")
     return typer.Option(f"--{name}", help=help_text, envvar=variable, show_default=default)
 
 
 def node(
+    context: typer.Context,
     config: Annotated[
         Path | None,
-        _option("config", "YAML file with any of these options; what is given here comes first."),
+        _option("config", "YAML file with any of these options; the command line overrides it."),
     ] = None,
     superlink: Annotated[
         str | None, _option("superlink", "SuperLink's Fleet API, host:port.", "127.0.0.1:9092")
@@ -31,11 +33,15 @@ def node(
     ] = None,
     root_certificates: Annotated[
         Path | None,
-        _option("root-certificates", "PEM file that vouches for the SuperLink.", "the system's"),
+        _option(
+            "root-certificates",
+            "PEM file of the SuperLink's authority.",
+            "the system's",
+        ),
     ] = None,
     auth_key: Annotated[
         Path | None,
-        _option("auth-key", "Private key of this node, if the SuperLink asks for one."),
+        _option("auth-key", "Private key of this node, if the SuperLink needs one."),
     ] = None,
     peer_address: Annotated[
         str | None,
@@ -54,16 +60,16 @@ def node(
     ] = None,
     device: Annotated[str | None, _option("device", "auto, cpu, cuda or cuda:N.", "auto")] = None,
     partition_id: Annotated[
-        int | None, _option("partition-id", "This node's part of a data set that is cut up.")
+        int | None, _option("partition-id", "This node's partition of the data set, from 0.")
     ] = None,
     num_partitions: Annotated[
-        int | None, _option("num-partitions", "Into how many parts it is cut.")
+        int | None, _option("num-partitions", "Number of partitions.")
     ] = None,
     sector: Annotated[
         int | None, _option("sector", "This node's sector (FedHEAD), else the server draws one.")
     ] = None,
     state_dir: Annotated[
-        Path | None, _option("state-dir", "Directory for what this node keeps.", "state/node")
+        Path | None, _option("state-dir", "Directory of this node's own files.", "state/node")
     ] = None,
     threads: Annotated[
         int | None, _option("threads", "Threads to compute with.", "all cores")
@@ -72,7 +78,7 @@ def node(
         str | None, _option("log-level", "DEBUG, INFO, WARNING or ERROR.", "INFO")
     ] = None,
     metrics_port: Annotated[
-        int | None, _option("metrics-port", "Port where Prometheus can ask how it fares.", "none")
+        int | None, _option("metrics-port", "Port for Prometheus metrics, without TLS.", "none")
     ] = None,
     connect_timeout: Annotated[
         float | None,
@@ -80,18 +86,18 @@ def node(
     ] = None,
     release_after: Annotated[
         float | None,
-        _option("release-after", "Idle seconds after which (GPU) memory is given back.", "120"),
+        _option("release-after", "Idle seconds after which (GPU) memory is freed.", "120"),
     ] = None,
     node_config: Annotated[
         list[str] | None,
-        typer.Option("--node-config", help="More for the app, KEY=VALUE; can be repeated."),
+        typer.Option("--node-config", help="More node config, KEY=VALUE; can be repeated."),
     ] = None,
 ) -> None:
-    """Run a client: connect to a SuperLink and do its runs' work, until Ctrl-C.
+    """Run a client: connect to a SuperLink and work for its runs, until Ctrl-C.
 
-    A warm process with torch, the app and its data serves message after message, on one GPU if
-    there is one. The parts of the node restart by themselves, and outages of the SuperLink are
-    waited out. A node that cannot work says why in one line and exits with 1.
+    One warm process with torch, the app and its data serves all messages, on a GPU if there is one.
+    The node restarts its processes if they fail, and waits out outages of the SuperLink. If it
+    cannot work, it says why in one line and exits with 1.
 
     Every option can be a line of a YAML file (superlink: host:9092) or an environment variable
     (FLWR_DISTILL_SUPERLINK=host:9092).
@@ -99,38 +105,15 @@ def node(
     On a GPU machine: flwr-distill node --superlink HOST:9092 --root-certificates ca.crt
     --auth-key node.key --data DIR --device cuda:0
     """
-    given: dict[str, Any] = {
-        "superlink": superlink,
-        "insecure": insecure,
-        "root_certificates": root_certificates,
-        "auth_key": auth_key,
-        "peer_address": peer_address,
-        "peer_certificate": peer_certificate,
-        "peer_key": peer_key,
-        "data": data,
-        "dataset": dataset,
-        "device": device,
-        "partition_id": partition_id,
-        "num_partitions": num_partitions,
-        "sector": sector,
-        "state_dir": state_dir,
-        "threads": threads,
-        "log_level": log_level,
-        "metrics_port": metrics_port,
-        "connect_timeout": connect_timeout,
-        "release_after": release_after,
-    }
-    try:
+    options = {k: v for k, v in context.params.items() if k not in ("config", "node_config")}
+    with exit_on(NodeError, command="node"):
         if node_config:
-            given["node_config"] = dict(_pair(text) for text in node_config)
-        Node(load_settings(config, given)).run()
-    except NodeError as error:
-        typer.echo(f"flwr-distill node: {error}", err=True)
-        raise typer.Exit(1) from error
+            options["node_config"] = dict(_pair(text) for text in node_config)
+        Node(load_settings(config, options)).run()
 
 
 def _pair(text: str) -> tuple[str, Any]:
-    """Read KEY=VALUE, where VALUE is a number, a boolean or a text as in YAML."""
+    # VALUE is a number, a boolean or a text as in YAML.
     key, separator, value = text.partition("=")
     if not key or not separator:
         raise NodeError(f"node-config={text}: give KEY=VALUE, as in site=lab")

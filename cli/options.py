@@ -20,3 +20,7 @@ ControlAddress = Annotated[
 Timeout = Annotated[
     float, typer.Option("--timeout", min=0, help="Seconds to wait for the SuperLink.")
 ]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option(help="Folder of data sets.", show_default="$FLWR_DISTILL_DATA_ROOT, else data"),
+]

@@ -9,12 +9,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from cli.errors import exit_on
+from cli.options import DataRoot
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 MOST_COLUMNS = 20
-"""Of more classes than these the table tells only how many a node holds."""
+"""With more classes, the table shows only how many a node holds."""
 
 
 def partition(
@@ -38,30 +41,25 @@ def partition(
         Path | None, typer.Option(help="JSON file: client id -> list of sample indices.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
-    data_root: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the data sets.", show_default="$FLWR_DISTILL_DATA_ROOT, else data"
-        ),
-    ] = None,
+    data_root: DataRoot = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw it: a dot for each class on each node (PNG, PDF ...).")
+        Path | None, typer.Option(help="Plot a dot for each class on each node (PNG, PDF ...).")
     ] = None,
 ) -> None:
     """Show how many samples of each class every node of a run would hold.
 
     SCHEME is pathological, dirichlet, shards, iid, pareto, cluster-mc, cluster-bc, cluster-uc or
-    index-file. Options are those of the run config's `partition.*`; the result is what nodes get in
-    a run with the same data set, number of nodes and seed.
+    index-file. Options are those of the run config's `partition.*`. A run with the same data set,
+    number of nodes and seed gets the same partition.
     """
-    # Here, because every subcommand imports this file, and a node's is to do without torch.
+    # Here, because every subcommand imports this file, and the node command must not import torch.
     import numpy as np
 
     from task.partition.picture import partition_picture
     from task.settings import TaskSettings
     from task.source import data_spec, partition_samples
 
-    try:
+    with exit_on(ValueError, OSError, command="partition"):
         settings = TaskSettings.from_run_config(
             {
                 "dataset": dataset,
@@ -82,13 +80,10 @@ def partition(
             title = f"{dataset}, {scheme}: {counts.sum():,} samples on {nodes} nodes"
             partition_picture(counts, title).savefig(plot, dpi=120)
             typer.echo(f"Written to {plot}")
-    except (ValueError, OSError) as error:
-        typer.echo(f"flwr-distill partition: {error}", err=True)
-        raise typer.Exit(1) from error
 
 
 def _table(counts: NDArray[np.int64]) -> Table:
-    """Rows of nodes, and one of them all."""
+    """One row for each node, and one for all."""
     num_classes = counts.shape[1]
     by_class = num_classes <= MOST_COLUMNS
     table = Table(title="Samples of each class on each node")
@@ -98,8 +93,8 @@ def _table(counts: NDArray[np.int64]) -> Table:
         table.add_column(name, justify="right", overflow="fold")
 
     def add(name: str, row: NDArray[np.int64]) -> None:
-        held = [str(count or "") for count in row] if by_class else [str((row > 0).sum())]
-        table.add_row(name, *held, str(row.sum()))
+        cells = [str(count or "") for count in row] if by_class else [str((row > 0).sum())]
+        table.add_row(name, *cells, str(row.sum()))
 
     for node, row in enumerate(counts):
         add(str(node), row)

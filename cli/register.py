@@ -1,9 +1,10 @@
-"""`flwr-distill register`: tell a SuperLink which nodes to admit."""
+"""`flwr-distill register`: register nodes with a SuperLink."""
 
 from __future__ import annotations
 
 import typer
 
+from cli.errors import exit_on
 from cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir, ControlAddress, Timeout
 from fleet.certificates import CertificateError, CertificateFolder
 
@@ -13,23 +14,19 @@ def register(
     superlink: ControlAddress = "127.0.0.1:9093",
     timeout: Timeout = 60.0,
 ) -> None:
-    """Register the keys of all nodes of a certificates' folder with a SuperLink.
+    """Register the keys of all nodes of a certificates folder with a SuperLink.
 
-    Nodes that the SuperLink knows are left as they are, and revoked ones out. Waits for the
-    SuperLink to answer.
+    Waits for the SuperLink to answer. Registered nodes stay as they are, revoked ones are left out.
     """
     from fleet.registration import RegistrationError, SecureControl  # imports Flower
 
     authority = CertificateFolder(folder)
-    try:
+    with exit_on(CertificateError, RegistrationError, command="register"):
         nodes = [each for each in authority.issued() if each.is_node and not each.revoked]
         typer.echo(f"waiting for the SuperLink at {superlink} ...")
         with SecureControl(superlink, authority.certificate) as control:
             control.wait(timeout)
             for node in nodes:
-                node_id, new = control.register(node.public_key)
-                known = "registered" if new else "known already"
-                typer.echo(f"{node.name}: {known}, Flower's node id is {node_id}")
-    except (CertificateError, RegistrationError) as error:
-        typer.echo(f"flwr-distill register: {error}", err=True)
-        raise typer.Exit(1) from error
+                node_id, is_new = control.register(node.public_key)
+                state = "registered" if is_new else "known already"
+                typer.echo(f"{node.name}: {state}, Flower's node id is {node_id}")

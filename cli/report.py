@@ -1,4 +1,4 @@
-"""`flwr-distill report`: the page of a run, or of several beside each other."""
+"""`flwr-distill report`: the page of a run, or a comparison of several."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,22 +15,22 @@ def report(
         Path | None,
         typer.Option(
             help="File to write.",
-            show_default="RUN/report.html; of several, comparison.html beside the first",
+            show_default="RUN/report.html; for several, comparison.html beside the first",
         ),
     ] = None,
 ) -> None:
-    """Write a run's report anew from its files; with several runs, compare them.
+    """Write a run's report from its files; with several runs, compare them.
 
-    The page is one file that needs no network. A run writes its own report when it ends; that of a
-    run which goes on, or was broken off, shows what there is.
+    The page is one file that needs no network. A run writes its report when it ends; this command
+    also writes one for a run that is not finished.
     """
-    found = read_runs(runs, runs_dir)
+    files = read_runs(runs, runs_dir)
 
     from server.page import REPORT, comparison_page, run_page
 
-    if len(found) == 1:
-        file, page = output or found[0].folder / REPORT, run_page(found[0])
+    if len(files) == 1:
+        file, page = output or files[0].folder / REPORT, run_page(files[0])
     else:
-        file, page = output or found[0].folder.parent / "comparison.html", comparison_page(found)
+        file, page = output or files[0].folder.parent / "comparison.html", comparison_page(files)
     file.write_text(page, encoding="utf-8")
     typer.echo(file)

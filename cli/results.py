@@ -7,15 +7,7 @@ from rich.table import Table
 
 
 def results_table(title: str, results: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Make a table with a line for each run.
-
-    Parameters
-    ----------
-    title : str
-        What stands above.
-    results : Mapping[str, Mapping[str, Any]]
-        Content of each run's ``summary.json``, by what to call the run.
-    """
+    """Make a table of runs from their ``summary.json``, by run name."""
     table = Table(title=title)
     for column in ("strategy", "accuracy", "rounds to 80 %", "server MB", "link MB", "seconds"):
         table.add_column(column, justify="left" if column == "strategy" else "right")

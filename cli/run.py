@@ -14,9 +14,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from cli.errors import exit_on, fail
 from cli.options import ControlAddress, Timeout
 from cli.results import results_table
 from fleet.submission import RunError, submit
+from node.settings import flat_toml
 
 APP_DIR = Path(__file__).resolve().parent.parent
 CONNECTION = "flwr-distill-run"
@@ -28,17 +30,18 @@ def run(
     ] = "",
     superlink: ControlAddress = "127.0.0.1:9093",
     root_certificates: Annotated[
-        Path, typer.Option(help="PEM file that vouches for the SuperLink.", exists=True)
+        Path,
+        typer.Option(help="PEM file of the SuperLink's authority.", exists=True),
     ] = Path("certs/ca.crt"),
-    runs_dir: Annotated[Path, typer.Option(help="Where the ServerApp's results land.")] = Path(
+    runs_dir: Annotated[Path, typer.Option(help="Folder of the ServerApp's results.")] = Path(
         "runs"
     ),
     timeout: Timeout = 60.0,
 ) -> None:
     """Submit a run of this app, print its log and its results; exit with 1 if it fails.
 
-    As `flwr run . --stream`, but that it waits for the SuperLink, outlives the SuperLink's
-    restarts, and ends as the run does.
+    Like `flwr run . --stream`, but it waits for the SuperLink, survives the SuperLink's restarts,
+    and its exit status is the run's.
     """
     from fleet.registration import RegistrationError, SecureControl  # imports Flower
 
@@ -50,13 +53,12 @@ def run(
     with tempfile.TemporaryDirectory() as home:
         config = {"address": superlink, "root-certificates": str(root_certificates.resolve())}
         (Path(home) / "config.toml").write_text(
-            f"[superlink.{CONNECTION}]\n"
-            + "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items())
+            f"[superlink.{CONNECTION}]\n{flat_toml(config)}", encoding="utf-8"
         )
         commands = str(Path(sys.executable).parent)
         path = os.pathsep.join([commands, os.environ.get("PATH", os.defpath)])
         env = {**os.environ, "PATH": path, "FLWR_HOME": home}
-        try:
+        with exit_on(RunError, RegistrationError, command="run"):
             with control():
                 typer.echo(f"submitting to {superlink}")
             outcome = submit(
@@ -70,18 +72,14 @@ def run(
             )
             status = outcome.status
             while not status.startswith("finished"):
-                typer.echo("the SuperLink was away; the run's log from its beginning:")
+                typer.echo("the SuperLink was away; the run's log from the start:")
                 subprocess.run(
                     ["flwr", "log", str(outcome.run_id), CONNECTION, "--stream"], env=env
                 )
                 with control() as link:
                     status = link.run_status(outcome.run_id)
-        except (RunError, RegistrationError) as error:
-            typer.echo(f"flwr-distill run: {error}", err=True)
-            raise typer.Exit(1) from error
     if status != "finished:completed":
-        typer.echo(f"flwr-distill run: run {outcome.run_id} ended as {status}", err=True)
-        raise typer.Exit(1)
+        fail(f"run {outcome.run_id} ended as {status}", "run")
     summary = runs_dir / str(outcome.run_id) / "summary.json"
     if summary.exists():
         result = json.loads(summary.read_text())

@@ -1,9 +1,11 @@
-"""Runs as they are named at the command line."""
+"""Finds runs by the names given on the command line."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from cli.errors import fail
 
 if TYPE_CHECKING:
     from server.page import RunFiles
@@ -13,15 +15,7 @@ DEFAULT_RUNS_DIR = Path("runs")
 
 
 def read_runs(names: list[str], runs_dir: Path) -> "list[RunFiles]":
-    """Read runs by id, by folder, or as ``latest``; ends the command where there is none.
-
-    Parameters
-    ----------
-    names : list[str]
-        As given.
-    runs_dir : Path
-        Where runs are sought by id.
-    """
+    """Read runs by id, folder or ``latest``; ends the command if one does not exist."""
     from server.page import RunFilesError, read_run
 
     try:
@@ -32,14 +26,8 @@ def read_runs(names: list[str], runs_dir: Path) -> "list[RunFiles]":
 
 def run_folders(runs_dir: Path) -> list[Path]:
     """Folders of runs, the latest last."""
-    found = [file.parent for file in runs_dir.glob("*/settings.json")]
-    return sorted(found, key=lambda folder: (folder / "settings.json").stat().st_mtime)
-
-
-def fail(error: Exception | str) -> NoReturn:
-    """End the command with one line."""
-    typer.echo(f"flwr-distill: {error}", err=True)
-    raise typer.Exit(1)
+    folders = [file.parent for file in runs_dir.glob("*/settings.json")]
+    return sorted(folders, key=lambda folder: (folder / "settings.json").stat().st_mtime)
 
 
 def _folder(name: str, runs_dir: Path) -> Path:

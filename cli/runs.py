@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cli.run_folders import DEFAULT_RUNS_DIR, RunsDir, fail, read_runs, run_folders
+from cli.errors import exit_on, fail
+from cli.run_folders import DEFAULT_RUNS_DIR, RunsDir, read_runs, run_folders
 
 if TYPE_CHECKING:
     from strategies.common.sections import Table as PageTable
@@ -20,14 +21,14 @@ Run = Annotated[str, typer.Argument(help="Run id, its folder, or latest.")]
 @runs.command("list")
 def list_runs(runs_dir: RunsDir = DEFAULT_RUNS_DIR) -> None:
     """List the runs of a folder, the latest last."""
-    found = read_runs([str(folder) for folder in run_folders(runs_dir)], runs_dir)
-    if not found:
+    all_runs = read_runs([str(folder) for folder in run_folders(runs_dir)], runs_dir)
+    if not all_runs:
         fail(f"no runs in {runs_dir}")
 
     from server.page.words import data_size, percent
 
     table = Table("run", "started", "strategy", "data set", "rounds", "accuracy", "server")
-    for run in found:
+    for run in all_runs:
         last = run.rows[-1] if run.rows else {}
         table.add_row(
             run.folder.name,
@@ -43,15 +44,15 @@ def list_runs(runs_dir: RunsDir = DEFAULT_RUNS_DIR) -> None:
 
 @runs.command()
 def show(run: Run, runs_dir: RunsDir = DEFAULT_RUNS_DIR) -> None:
-    """Show what came out of a run, and its settings."""
-    (found,) = read_runs([run], runs_dir)
+    """Show a run's results and settings."""
+    (files,) = read_runs([run], runs_dir)
 
     from server.page.numbers import numbers
 
     console = Console()
-    console.print(f"[bold]{found.title}[/], in {found.folder}", highlight=False)
+    console.print(f"[bold]{files.title}[/], in {files.folder}", highlight=False)
     table = Table.grid(padding=(0, 2))
-    for name, value in [*numbers(found), *found.changed_settings.items()]:
+    for name, value in [*numbers(files), *files.changed_settings.items()]:
         table.add_row(name, escape(str(value)))
     console.print(table)
 
@@ -61,12 +62,12 @@ def compare(
     names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Two or more.")],
     runs_dir: RunsDir = DEFAULT_RUNS_DIR,
 ) -> None:
-    """Set runs beside each other: results, what equal accuracy cost, settings that differ."""
-    found = read_runs(names, runs_dir)
+    """Compare runs: results, cost of equal accuracy, and settings that differ."""
+    files = read_runs(names, runs_dir)
 
     from server.page.comparison_page import comparison_tables
 
-    for title, table in comparison_tables(found):
+    for title, table in comparison_tables(files):
         Console().print(_in_terminal(title, table))
 
 
@@ -78,29 +79,27 @@ def export(
         typer.Option("--format", help="Format of the model."),
     ] = "safetensors",
     best: Annotated[
-        bool, typer.Option("--best", help="Of the round with the highest accuracy, not the last.")
+        bool, typer.Option("--best", help="The round with the highest accuracy, not the last.")
     ] = False,
     output: Annotated[
         Path | None, typer.Option(help="Folder to write to.", show_default="RUN/export")
     ] = None,
     runs_dir: RunsDir = DEFAULT_RUNS_DIR,
 ) -> None:
-    """Write a run's model and its card; of an unfinished run, that of the last checkpoint."""
-    (found,) = read_runs([run], runs_dir)
+    """Write a run's model and model card; an unfinished run's last checkpoint."""
+    (files,) = read_runs([run], runs_dir)
 
     from server.export.card import model_card
     from server.export.model import ExportError, export_model, run_to_export
     from server.record.checkpoint import CheckpointError
     from task.models import ModelError
 
-    folder = output or found.folder / "export"
-    try:
-        found = run_to_export(found, best)
-        file = export_model(found, form, folder)
-    except (ExportError, ModelError, CheckpointError) as error:
-        fail(error)
+    folder = output or files.folder / "export"
+    with exit_on(ExportError, ModelError, CheckpointError):
+        files = run_to_export(files, best)
+        file = export_model(files, form, folder)
     card = folder / "model-card.md"
-    card.write_text(model_card(found, file.name), encoding="utf-8")
+    card.write_text(model_card(files, file.name), encoding="utf-8")
     typer.echo(f"{file}\n{card}")
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cli.run_folders import fail
+from cli.errors import fail
 
 if TYPE_CHECKING:
     from server.settings_catalogue import SettingsTable

@@ -1,4 +1,4 @@
-"""What `flwr-distill distill` condenses: a folder of images, an npz or a data set by name."""
+"""Loads the images for `flwr-distill distill` from a folder, an npz or a named data set."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -29,19 +29,7 @@ MOST_CLASSES = torch.iinfo(torch.int16).max + 1
 
 @dataclass(frozen=True)
 class Source:
-    """Images to distil, and others like them to judge by.
-
-    Parameters
-    ----------
-    spec : DataSpec
-        What the images look like.
-    train : Samples
-        To distil.
-    held_back : Samples
-        Had no part in it.
-    class_names : tuple[str, ...]
-        One for each class of the spec: folder names, else the numbers.
-    """
+    """Images to distil, and held-back ones to judge the result by; a name for each class."""
 
     spec: DataSpec
     train: Samples
@@ -52,26 +40,10 @@ class Source:
 def load_source(source: str, *, data_root: Path | None, shape: str | None, seed: int) -> Source:
     """Load the images and hold some back.
 
-    Parameters
-    ----------
-    source : str
-        Name of a data set (see `task.datasets.load_dataset`), which holds back its test part; or
-        a folder with a folder of images a class, or an npz with ``images`` and ``labels``, of
-        which a fifth of each class is held back, rounded, and one at least where there are two.
-    data_root : Path or None
-        Folder of named data sets; None takes their default.
-    shape : str or None
-        Channels x height x width that the images of a folder are brought to; None takes their
-        own.
-    seed : int
-        Draws what is held back.
-
-    Raises
-    ------
-    DatasetError
-        If nothing is there, or it cannot be read, or nothing can be held back.
-    SettingsError
-        If `shape` is malformed.
+    `source` is the name of a data set, whose test part is held back; or a folder with a folder of
+    images per class, or an npz with ``images`` and ``labels``. From these, a fifth of each class,
+    rounded, is held back, and at least one image if there are two. `shape` (channels x height x
+    width) resizes the images of a folder.
     """
     path = Path(source)
     is_file = path.suffix == ".npz"
@@ -104,7 +76,7 @@ def load_source(source: str, *, data_root: Path | None, shape: str | None, seed:
 
 
 def _spec(name: str, shape: tuple[int, int, int], num_classes: int) -> DataSpec:
-    """Describe private images, normalised as nodes do it with ``dataset="private"``."""
+    # Normalised as on nodes with ``dataset="private"``.
     half = (0.5,) * shape[0]
     return DataSpec(name, shape, num_classes, half, half)
 
@@ -132,7 +104,7 @@ def _spec_of_folder(root: Path, folders: list[str], shape: str | None) -> DataSp
 
 
 def _common_shape(root: Path, files: Iterable[Path]) -> tuple[int, int, int]:
-    """Shape of all images of a folder, from their headers; grey only if all are."""
+    """Shape of all images of a folder, from their headers; grey only if all of them are grey."""
     sizes, bases = set(), set()
     for file in files:
         try:
@@ -144,31 +116,30 @@ def _common_shape(root: Path, files: Iterable[Path]) -> tuple[int, int, int]:
                 f"{file}: not a readable image ({error}); replace or remove it"
             ) from error
     if not sizes:
-        raise DatasetError(f"{root}: its class folders hold no images")
+        raise DatasetError(f"{root}: its class folders have no images")
     if len(sizes) > 1:
-        found = ", ".join(f"{height}x{width}" for width, height in sorted(sizes)[:3])
+        examples = ", ".join(f"{height}x{width}" for width, height in sorted(sizes)[:3])
         raise DatasetError(
-            f"{root}: its images have {len(sizes)} sizes ({found}, ...); give the one that all are "
-            "brought to, as in --shape 3x32x32"
+            f"{root}: its images have {len(sizes)} sizes ({examples}, ...); give one size for all, "
+            "as in --shape 3x32x32"
         )
     ((width, height),) = sizes
     return (1 if bases == {"L"} else 3, height, width)
 
 
 def _split(raw: RawSamples, spec: DataSpec, seed: int) -> Dataset:
-    """Hold back a fifth of each class."""
     generator = np.random.default_rng(seed)
-    kept: list[NDArray[np.int64]] = []
+    training: list[NDArray[np.int64]] = []
     held_back: list[NDArray[np.int64]] = []
     for c in np.unique(raw.labels):
-        own = generator.permutation(np.flatnonzero(raw.labels == c))
-        count = max(1, round(HELD_BACK * len(own))) if len(own) > 1 else 0
-        held_back.append(own[:count])
-        kept.append(own[count:])
+        indices = generator.permutation(np.flatnonzero(raw.labels == c))
+        count = max(1, round(HELD_BACK * len(indices))) if len(indices) > 1 else 0
+        held_back.append(indices[:count])
+        training.append(indices[count:])
     if not any(map(len, held_back)):
         raise DatasetError(
             f"{spec.name}: {len(raw)} image(s), no two of a class; add images, so that one can be "
-            "held back to judge by"
+            "held back for the test"
         )
-    train, test = (raw.subset(np.sort(np.concatenate(part))) for part in (kept, held_back))
+    train, test = (raw.subset(np.sort(np.concatenate(part))) for part in (training, held_back))
     return Dataset(spec, train, test)

@@ -1,4 +1,4 @@
-"""`flwr-distill status`: how a local federation fares."""
+"""`flwr-distill status`: the processes of a local federation."""
 
 from __future__ import annotations
 
@@ -26,22 +26,20 @@ def status(state_dir: FederationDir = DEFAULT_FEDERATION_DIR) -> None:
         f"SuperLink: Control API at {record.control_address}, FLWR_HOME={record.flower_home}"
     )
     table = Table("node", "state", "Flower's node id", "pid", "SuperNode", "executor", "worker")
+    columns = ("online", "pid", "supernode", "executor", "worker")
     for index, directory in enumerate(record.node_dirs):
         parts = _node(Path(directory))
         state = "online" if "online" in parts else "starting" if parts else "down"
         table.add_row(
             str(index),
             f"{state}, warm" if "ready" in parts else state,
-            *(
-                str(parts.get(name, "-"))
-                for name in ("online", "pid", "supernode", "executor", "worker")
-            ),
+            *(str(parts.get(name, "-")) for name in columns),
         )
     Console().print(table)
 
 
 def _node(state_dir: Path) -> dict[str, Any]:
-    """Read what a node writes of itself; nothing if it does not run."""
+    """Read a node's status file; empty if the node does not run."""
     try:
         parts: dict[str, Any] = json.loads(status_file(state_dir).read_text(encoding="utf-8"))
         os.kill(parts["pid"], 0)

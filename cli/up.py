@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 import time
-from types import FrameType
 from typing import Annotated
 
 import typer
 
+from cli.errors import fail
 from cli.options import DEFAULT_FEDERATION_DIR, FederationDir
 from fleet.local_federation import LocalFederation
 
@@ -19,14 +19,10 @@ def up(
 ) -> None:
     """Run a SuperLink and client nodes on this machine, until Ctrl-C.
 
-    Node i gets partition i of as many as there are nodes. A node that dies is started again. The
-    logs are in the state directory: superlink.log, and node-0/node.log and so on.
+    Node i gets partition i of N for N nodes. Nodes that die are restarted. The logs are in the
+    state directory: superlink.log, node-0/node.log and so on.
     """
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends it like Ctrl-C
     federation = LocalFederation(nodes, state_dir)
     typer.echo(f"starting a SuperLink and {nodes} nodes, logs in {federation.state_dir} ...")
     try:
@@ -42,5 +38,4 @@ def up(
     except KeyboardInterrupt:
         typer.echo("the federation has ended")
     except RuntimeError as error:
-        typer.echo(f"flwr-distill up: {error}", err=True)
-        raise typer.Exit(1) from error
+        fail(error, "up")

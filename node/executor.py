@@ -53,8 +53,7 @@ class UnanswerableError(Exception):
 class Executor:
     """Claims a SuperNode's tasks, one after the other, and has the child run them.
 
-    It sends ``("worker", pid)`` to `report` when a child starts, ``("ready", pid)`` when it is
-    warm.
+    It reports ``("worker", pid)`` when a child starts and ``("ready", pid)`` when it is warm.
     """
 
     def __init__(

@@ -13,10 +13,7 @@ from node.settings import NodeError
 
 
 class NodeMetrics(Collector):
-    """Whether a node is online and warm, and how often its parts were started.
-
-    Reads the status (the content of ``node.json``) at every scrape.
-    """
+    """A node's status (the content of ``node.json``), read at every scrape."""
 
     def __init__(self, status: Mapping[str, Any]) -> None:
         self._status = status

@@ -1,9 +1,8 @@
 """The warm child of a node: torch, the app, its data and its CUDA context, kept between messages.
 
-Started by `node.executor`. It pulls what a task needs from the SuperNode and pushes the reply by
-itself, so that no payload passes through the executor: the two exchange short notes, made of
-built-in types only. An app bundle may bring packages that are called as those installed here, as
-ours does: of them, this module imports `node` alone, so that the bundle's are found first.
+Started by `node.executor`. It exchanges payloads with the SuperNode, and only short notes of
+built-in types with the executor. Of our packages it imports only `node`, so that an app bundle's
+own packages of the same names are found first.
 """
 
 from __future__ import annotations

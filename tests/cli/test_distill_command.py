@@ -71,7 +71,7 @@ def test_a_folder_becomes_virtual_data_a_picture_and_a_summary(
     assert list(sizes.values()) == [6, 6, 32]
     assert summary["scores"]["all real images"]["accuracy"] == 1
     assert summary["card"]["yardstick"]["by_chance"] == 0.8
-    for said in ("Accuracy on 8 held-back images", "Privacy card", "80% would by chance"):
+    for said in ("Accuracy on 8 held-back images", "Privacy card", "80% would be by chance"):
         assert said in result.output
 
 
@@ -119,7 +119,7 @@ def test_real_start_needs_permission(tmp_path: Path) -> None:
     [
         (["digits", "--method", "kpi"], "distiller 'kpi' is unknown here; choose one of auto"),
         (["digits", "--start", "reel"], "start = 'reel': must be one of class-stats"),
-        (["digits", "--device", "gpu"], "device=gpu is unknown; take auto, cpu, cuda or cuda:N"),
+        (["digits", "--device", "gpu"], "device=gpu is unknown; use auto, cpu, cuda or cuda:N"),
         (["digits", "--shape", "1x8x8"], "shape=1x8x8 is for folders"),
         (["digits", "--output", "/dev/null"], "/dev/null"),
         (["mnist", "--data-root", "/no/such"], "dataset='mnist' was not found; tried /no/such"),
