@@ -73,13 +73,11 @@ class ScreeningGrid(MeteredGrid):
         if phase is None or not phase.compared:
             return replies
         by_node = {message.metadata.dst_node_id: message for message in messages}
-        reasons = self._outliers(by_node, replies)
-        return [
-            self._set_aside(by_node[reply.metadata.src_node_id], reasons[place])
-            if place in reasons
-            else reply
-            for place, reply in enumerate(replies)
-        ]
+        screened = list(replies)
+        for place, reason in sorted(self._outliers(by_node, replies).items()):
+            message = by_node[replies[place].metadata.src_node_id]
+            screened[place] = self._set_aside(message, reason)
+        return screened
 
     def _outliers(
         self, messages: Mapping[int, Message], replies: Sequence[Message]

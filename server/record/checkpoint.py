@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,7 @@ def save_checkpoint(
         If the state or the record contain unsupported types.
     """
     arrays: Arrays = {}
-    values = {field.name: getattr(checkpoint, field.name) for field in fields(checkpoint)}
-    content = json.dumps(pack(values, arrays))
+    content = json.dumps(pack(vars(checkpoint), arrays))
     header = {"format": FORMAT, "sha256": _digest(content, arrays), "content": content}
     target = folder / FOLDER / f"{PREFIX}{checkpoint.round:06d}.safetensors"
     target.parent.mkdir(parents=True, exist_ok=True)

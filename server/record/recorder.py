@@ -19,11 +19,11 @@ from torch.utils.tensorboard import SummaryWriter
 
 from server.grid.ledger import Ledger
 from server.page import write_report
+from server.page.comparison import best, reached
+from server.page.numbers import TARGET
 from server.page.topology_picture import topology_picture
 from server.record.journal import Journal
 from server.settings import RunSettings
-
-TARGET_ACCURACY = 0.8
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ class RunRecorder:
             ledger.load_state_dict(state["traffic"])
         self._events = SummaryWriter(folder, purge_step=len(self.rows))
         self.write_json("settings.json", settings.model_dump(by_alias=True))
-        lines = (json.dumps(asdict(row)) + "\n" for row in self.rows)
+        lines = (json.dumps(row) + "\n" for row in self._dicts())
         (folder / "metrics.jsonl").write_text("".join(lines))
 
     def state_dict(self) -> dict[str, Any]:
         """Results so far, for a checkpoint."""
         return {
             "started": self.started,
-            "rows": [asdict(row) for row in self.rows],
+            "rows": self._dicts(),
             "topology": self._topology,
             "heads": self._heads,
             "traffic": self._ledger.state_dict(),
@@ -89,8 +89,8 @@ class RunRecorder:
     @property
     def best_round(self) -> int | None:
         """Round with the highest accuracy; None if the server has no test samples."""
-        scored = [row for row in self.rows if row.accuracy is not None]
-        return max(scored, key=lambda row: row.accuracy or 0.0).round if scored else None
+        row = best(self._dicts())
+        return row["round"] if row else None
 
     def write_json(self, name: str, content: Any) -> None:
         """Write ``content`` as a JSON file in the run's folder."""
@@ -200,12 +200,12 @@ class RunRecorder:
             (self.folder / Path(name).name).write_bytes(content)
         self._draw_accuracy()
         self._events.close()
-        last = self.rows[-1]
+        last, target = self.rows[-1], reached(self._dicts(), TARGET)
         summary = {
             "strategy": self._settings.strategy,
             "accuracy": last.accuracy,
             "node_accuracy": last.node_accuracy,
-            "rounds": self._rounds_to_target(),
+            "rounds": target["round"] if target else None,
             "server_bytes": last.server_bytes,
             "link_bytes": last.link_bytes,
             "seconds": last.seconds,
@@ -215,9 +215,8 @@ class RunRecorder:
         log(INFO, "Report: %s", write_report(self.folder).resolve())
         return summary
 
-    def _rounds_to_target(self) -> int | None:
-        rows = (row for row in self.rows if row.accuracy and row.accuracy >= TARGET_ACCURACY)
-        return next((row.round for row in rows), None)
+    def _dicts(self) -> list[dict[str, Any]]:
+        return [asdict(row) for row in self.rows]
 
     def _draw_accuracy(self) -> None:
         rows = [row for row in self.rows if row.accuracy is not None]

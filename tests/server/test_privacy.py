@@ -110,7 +110,7 @@ def test_report_and_card_tell_the_largest_epsilon_and_each_node_s(finished_run):
 
 def test_private_virtual_data_alone_do_not_make_the_model_private(finished_run):
     run = run_that_spent(finished_run, ENTRIES[:1])
-    assert "Only virtual data were made under differential privacy" in privacy(run).text[1]
+    assert "Only the virtual data were made under differential privacy" in privacy(run).text[1]
     assert "epsilon of at most 9.9" in virtual_data(run).text[-1]
     card = model_card(run, "model.pt")
     assert "Trained without differential privacy" in card
