@@ -67,7 +67,7 @@ def unpack(packed: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     if kind == "bytes":
         return arrays[content].tobytes()
     if kind == "record":
-        return ArrayRecord({k: Array(v) for k, v in unpack(content, arrays).items()})
+        return ArrayRecord({k: Array(v) for k, v in dict(unpack(content, arrays)).items()})
     if kind == "map":
         return {key: unpack(item, arrays) for key, item in content}
     raise ValueError(f"unknown kind {kind!r}")
