@@ -241,9 +241,9 @@ def _models(
 def _start(session: Session) -> Arrays:
     """The model before training in this round, or an arbitrary one if the node has none."""
     payload = session.store.read(GLOBAL_MODEL)
-    return (
-        load(payload) if payload else arrays_of(create_model(session.task.model, session.data.spec))
-    )
+    if payload is None:
+        return arrays_of(create_model(session.task.model, session.data.spec))
+    return load(payload)
 
 
 def _stored(session: Session, rank: int) -> Arrays:

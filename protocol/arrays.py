@@ -164,12 +164,6 @@ def arrays_of(model: nn.Module) -> dict[str, NDArray[np.generic]]:
     return {name: value.detach().cpu().numpy() for name, value in model.state_dict().items()}
 
 
-def array_types(model: nn.Module) -> dict[str, np.dtype[np.generic]]:
-    """Types of the arrays of a model's state, by name."""
-    state = model.state_dict()
-    return {name: tensor.new_empty(0, device="cpu").numpy().dtype for name, tensor in state.items()}
-
-
 def trained_names(model: nn.Module) -> list[str]:
     """Names of the arrays of a model's state that are trained; others are statistics."""
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]

@@ -58,7 +58,7 @@ class FedDF(CheckedFedAvg):
 
     @classmethod
     def from_run(cls, settings: FedHEADSettings, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
+        """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`."""
         own = {
             "reference": run.auxiliary(settings.reference, settings.reference_size),
             "ensemble_distillation": settings.ensemble_distillation,

@@ -80,7 +80,7 @@ class FedFA(CheckedFedAvg):
         return super().configure_train(server_round, arrays, config, grid)
 
     def read(self, reply: Message) -> Update:
-        """Read a reply, which must tell the accuracy."""
+        """Read a reply, which must have the accuracy."""
         if not 0 <= (accuracy := number(reply, TRAIN_ACCURACY)) <= 1:
             raise ValueError(f"its training accuracy is {accuracy}")
         return super().read(reply)

@@ -45,7 +45,7 @@ class FedHEADPlus(FedHEAD):
 
     @classmethod
     def from_run(cls, settings: FedHEADSettings, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
+        """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`."""
         own = {
             "model": run.model,
             "reference": run.auxiliary(settings.reference, settings.reference_size),

@@ -1,4 +1,4 @@
-"""FedLGD: training on virtual data of nodes and server, both refined as the model learns."""
+"""FedLGD: training on virtual data of nodes and server, which are refined along the way."""
 
 import copy
 import hashlib
@@ -39,50 +39,33 @@ from task.datasets import DataSpec
 class FedLGD(RobustFedAvg):
     """Local and global distillation against domain shift (FedLGD).
 
-    Nodes never train on their own samples, but on ``per_class`` virtual images a class, distilled
+    Nodes never train on their own samples, but on ``per_class`` virtual images per class, distilled
     by distribution matching. In selected rounds nodes refine these with the global model's features
     (eq. 1) and train on them; then the server refines virtual data of its own, which start as
     noise, until the global model's gradient on them points along the nodes' mean gradient (eq.
     5-6). In the other rounds nodes train on both sets together, with a supervised contrastive term
-    over both (eq. 2-4). The server's virtual data are sent to a node once after each change.
+    over both (eq. 2-4). A node gets the server's virtual data once after each change.
 
     Parameters
     ----------
     model : nn.Module
-        The run's architecture; its own weights are not touched.
+        The run's architecture; its weights are not changed.
     spec : DataSpec
         Shape and classes of the images.
-    per_class : int (default: 10)
-        Virtual images of each class that a node holds.
-    first_steps : int (default: 400)
-        Steps in which a node makes its virtual data, with random networks.
-    refine_steps : int (default: 20)
-        Steps in which it refines them in a selected round (the paper: 100, of SGD; here Adam's).
-    every : int (default: 5)
-        Rounds from one selected round to the next; the first round is selected.
-    selections : int (default: 10)
-        Selected rounds in all; with 0 this is FedAvg on virtual data.
-    contrast : float (default: 1.0)
-        lambda, weight of the contrastive term (the paper: 10 on DIGITS, 1 on CIFAR10C).
-    global_per_class : int (default: 10)
-        Virtual images of each class at the server.
-    global_steps : int (default: 40)
-        Steps in which the server refines them (the paper: 500, of SGD; here Adam's).
-    match : str (default: "gradient")
-        What the server matches: the ``gradient`` of the loss on the nodes' virtual data at the
-        round's model (the paper's), or the ``update``, what the round's training changed (the
-        published code's), for which nodes send nothing more than their models.
+    per_class, first_steps, refine_steps, every, selections, contrast, global_per_class,
+    global_steps, match
+        See `protocol.fedlgd.FedLGDSettings`.
     phase_timeout : float (default: 600.0)
-        Seconds to wait for nodes that had lost the server's virtual data.
+        Seconds to wait for nodes that lost the server's virtual data.
     seed : int (default: 0)
         Seed of the noise.
     **kwargs
-        As :class:`strategies.common.checked.RobustFedAvg` takes them.
+        Those of :class:`strategies.common.checked.RobustFedAvg`.
 
     Notes
     -----
     Source: "Federated Learning on Virtual Heterogeneous Data with Local-Global Dataset
-    Distillation". A node that fails, or whose arrays are not finite, is left out of the round.
+    Distillation". A node that fails, or sends arrays that are not finite, is left out of the round.
     """
 
     run_arguments = ("model", "spec", "phase_timeout", "seed", "aggregator")
@@ -150,11 +133,11 @@ class FedLGD(RobustFedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average the nodes' models; in a selected round refine the server's virtual data."""
-        whole = self._with_those_that_lacked(usable(replies))
-        return super().aggregate_train(server_round, whole)
+        replies = self._with_retries(usable(replies))
+        return super().aggregate_train(server_round, replies)
 
     def read(self, reply: Message) -> Update:
-        """Read a reply; in a selected round it brings the gradient that the server matches."""
+        """Read a reply; in a selected round check its gradient too."""
         if self._selected and self.match == "gradient":
             model_arrays(sent_arrays(reply, GRADIENT), self._matched(self.start_of_round))
         return super().read(reply)
@@ -173,7 +156,7 @@ class FedLGD(RobustFedAvg):
         return mean
 
     def artifacts(self) -> dict[str, bytes]:
-        """Files that a run leaves: the server's virtual data, and a picture of them."""
+        """Files of the run's result: the server's virtual data, and a picture of them."""
         if self.global_data is None:
             return {}
         labels = self.global_data.labels
@@ -183,16 +166,16 @@ class FedLGD(RobustFedAvg):
         return {"virtual.safetensors": self._payload, "virtual.png": picture.getvalue()}
 
     def state_dict(self) -> dict[str, Any]:
-        """What the strategy needs to go on after a restart, besides the global model."""
+        """State for a checkpoint, besides the global model."""
         return {**super().state_dict(), "global-data": self._payload}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave; see `CheckedFedAvg`."""
+        """Restore the state; see `CheckedFedAvg`."""
         super().load_state_dict(state)
-        self._keep(state["global-data"])
+        self._replace(state["global-data"])
 
     def _request(self) -> VirtualTraining:
-        """What the round asks of nodes."""
+        """The round's request to nodes."""
         joint = not self._selected and self.global_data is not None
         return VirtualTraining(
             per_class=self.per_class,
@@ -203,7 +186,7 @@ class FedLGD(RobustFedAvg):
         )
 
     def _message(self, node: int) -> Message:
-        """The round's message, with the server's virtual data where the node does not have them."""
+        """The round's message, with the server's virtual data if the node lacks them."""
         content = RecordDict({**self._content})
         if self._payload and not self._selected:
             data = GlobalData(
@@ -214,8 +197,8 @@ class FedLGD(RobustFedAvg):
             self._holders.add(node)
         return Message(content, node, TRAIN_VIRTUAL)
 
-    def _with_those_that_lacked(self, replies: list[Message]) -> list[Message]:
-        """Replies, with those of nodes that had lost the server's virtual data asked again."""
+    def _with_retries(self, replies: list[Message]) -> list[Message]:
+        """Replies, after resending the server's virtual data to nodes that lost them."""
         lacking = [
             reply.metadata.src_node_id
             for reply in replies
@@ -230,12 +213,12 @@ class FedLGD(RobustFedAvg):
         return [reply for reply in replies if reply.metadata.src_node_id not in lacking] + again
 
     def _matched(self, arrays: Arrays) -> Arrays:
-        """Those of a model's arrays by which gradients are matched."""
+        """The arrays by which gradients are matched."""
         weights = (name for name, w in self._model.named_parameters() if w.ndim > 1)
         return {name: arrays[name] for name in weights}
 
     def _refine(self, target: Arrays) -> None:
-        """Match the gradient at the model that the round began with (eq. 5-6)."""
+        """Match the gradient at the round's initial model (eq. 5-6)."""
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model = self._model.to(device)
         model.load_state_dict(as_tensors(self.start_of_round))
@@ -252,16 +235,16 @@ class FedLGD(RobustFedAvg):
         except DistillError as error:
             log(WARNING, "The server's virtual data stay as they are: %s", error)
             return
-        self._keep(refined.to_bytes())
+        self._replace(refined.to_bytes())
 
-    def _keep(self, payload: bytes) -> None:
-        """Take new virtual data, with 8 bits a pixel as nodes get them."""
+    def _replace(self, payload: bytes) -> None:
+        """Replace the virtual data; decode them as nodes do, with 8 bits per pixel."""
         self._payload, self._holders = payload, set()
         self.global_data = VirtualData.from_bytes(payload) if payload else None
 
 
 def _noise(spec: DataSpec, per_class: int, seed: int) -> VirtualData:
-    """What the server's virtual data start as; it has no images whose statistics it could take."""
+    """Initial virtual data of the server, which has no real images to start from."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(spec.num_classes).repeat_interleave(per_class)
     images = torch.randn(len(labels), *spec.shape, generator=generator)

@@ -40,12 +40,12 @@ class FedNova(CheckedFedAvg):
 
     @classmethod
     def from_run(cls, settings: Any, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`.
+        """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`.
 
         Raises
         ------
         SettingsError
-            If nodes are not to train by plain SGD.
+            If the settings are not those of plain SGD.
         """
         if run.train.optimizer != "sgd" or run.train.momentum:
             raise SettingsError(
@@ -56,7 +56,7 @@ class FedNova(CheckedFedAvg):
         return super().from_run(settings, run, **arguments)
 
     def read(self, reply: Message) -> Update:
-        """Read a reply, which must tell the number of steps."""
+        """Read a reply, which must have the number of steps."""
         if (steps := number(reply, NUM_STEPS)) <= 0:
             raise ValueError(f"it was trained for {steps} steps")
         return super().read(reply)

@@ -12,5 +12,5 @@ class FedProx(FlowerFedProx):
 
     @classmethod
     def from_run(cls, settings: None, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
+        """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`."""
         return cls(**{**run.sampling, "proximal_mu": run.train.proximal_mu, **arguments})

@@ -1,4 +1,4 @@
-"""How alike clients are by what training changes, and the clusters and weights of it (CADIS)."""
+"""Similarity of clients by what training changes, and their clusters and weights (CADIS)."""
 
 import math
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ LAST_THRESHOLD = 0.985
 THRESHOLD_GROWTH = 1.0005
 MOST_DEVIATION = 0.02
 SAME = 1e-6
-"""Similarities that differ by less, as weights in float32 can, are the same."""
+"""Similarities that differ by less count as equal, because of float32 rounding."""
 
 
 def instance_similarity(changes: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -41,20 +41,20 @@ def instance_similarity(changes: NDArray[np.floating]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class KnownPairs:
-    """Pairs of clients that took part in a round together, and how alike they were.
+    """Pairs of clients that took part in a round together, and their similarity.
 
-    Memory goes with the pairs that met, not with all there could be. Without arguments: none met.
+    Memory grows with these pairs, not with all possible ones. Without arguments, there are none.
 
     Parameters
     ----------
     keys : ndarray, optional
-        ``i * 2^32 + j`` of each pair of clients i < j, rising; int64.
+        ``i * 2^32 + j`` of each pair of clients i < j, ascending; int64.
     sums : ndarray, optional
         Sum of s_ij over their rounds, float64.
     counts : ndarray, optional
-        Their rounds, int64.
+        Number of their rounds, int64.
     peaks : ndarray, optional
-        The highest that their mean has been, float64.
+        Highest value so far of the mean s_ij, float64.
     """
 
     keys: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -69,19 +69,11 @@ class KnownPairs:
 
     @property
     def similarity(self) -> NDArray[np.float64]:
-        """S_ij of each pair: the mean over the rounds that both took part in (CADIS, eq. 12)."""
+        """S_ij of each pair: the mean over their common rounds (CADIS, eq. 12)."""
         return self.sums / self.counts
 
     def after(self, clients: NDArray[np.int64], similarity: NDArray[np.float64]) -> "KnownPairs":
-        """What is known after another round.
-
-        Parameters
-        ----------
-        clients : ndarray
-            Indices of those who took part, rising.
-        similarity : ndarray
-            s between them, (clients, clients).
-        """
+        """The pairs after another round: ascending indices of its clients, and s between them."""
         upper = np.triu_indices(len(clients), 1)
         keys, new = (clients[upper[0]] << 32) | clients[upper[1]], similarity[upper]
         place = np.searchsorted(self.keys, keys)
@@ -96,12 +88,12 @@ class KnownPairs:
         return KnownPairs(keys, sums, counts, peaks)
 
     def links(self, needed: float) -> Pairs:
-        """Pairs whose peak is higher than needed."""
+        """Pairs whose peak is above a threshold."""
         i, j = self.pairs
         return i[self.peaks > needed], j[self.peaks > needed]
 
     def rows(self, clients: NDArray[np.int64], num_clients: int) -> NDArray[np.float64]:
-        """Peaks of some clients with all, (clients, num_clients); NaN where they never met."""
+        """Peaks of some clients with all, (clients, num_clients); NaN for unknown pairs."""
         row_of = np.full(num_clients, -1)
         row_of[clients] = np.arange(len(clients))
         rows = np.full((len(clients), num_clients), np.nan)
@@ -115,18 +107,18 @@ class KnownPairs:
 def transitive_similarity(
     rows: NDArray[np.float64], clients: NDArray[np.int64]
 ) -> tuple[Pairs, NDArray[np.float64], NDArray[np.float64]]:
-    """Estimate the similarity of pairs that never met through those who met both (CADIS).
+    """Estimate the similarity of unknown pairs through clients that know both (CADIS).
 
-    Client k says that i and j are alike by ``N(S_ik S_jk, sigma)``, where
-    ``sigma = sqrt((1 - S_ik^2) (1 - S_jk^2))``, and counts if sigma < 0.02. The mean of draws is
-    normal again: its mean and deviation are what is returned.
+    Client k estimates that of i and j as ``N(S_ik S_jk, sigma)`` with
+    ``sigma = sqrt((1 - S_ik^2) (1 - S_jk^2))``, and counts if sigma < 0.02. The mean of such draws
+    is normal too; its mean and deviation are returned.
 
     Parameters
     ----------
     rows : ndarray
-        S of the clients i and k to all, (clients, num_clients), NaN where unknown; j is any.
+        S of the clients i and k with all, (clients, num_clients), NaN if unknown; j is any.
     clients : ndarray
-        Indices of these clients, rising.
+        Indices of these clients, ascending.
 
     Returns
     -------
@@ -136,7 +128,7 @@ def transitive_similarity(
     counts, means, variances = np.zeros((3, *rows.shape))
     for k, client in enumerate(clients):
         s_ik, s_jk = rows[:, client], rows[k]
-        doubt_i, doubt_j = 1 - s_ik**2, 1 - s_jk**2  # NaN, where k did not meet, is not below
+        doubt_i, doubt_j = 1 - s_ik**2, 1 - s_jk**2  # comparisons with NaN (unknown) are False
         i = np.flatnonzero(doubt_i * np.nanmin(doubt_j, initial=1.0) < MOST_DEVIATION**2)
         j = np.flatnonzero(doubt_j * np.nanmin(doubt_i, initial=1.0) < MOST_DEVIATION**2)
         variance = np.outer(doubt_i[i], doubt_j[j])
@@ -145,17 +137,21 @@ def transitive_similarity(
         counts[block] += sure
         means[block] += sure * np.outer(s_ik[i], s_jk[j])
         variances[block] += sure * variance
-    found = np.isnan(rows) & (counts > 0)
-    found[:, clients] = np.triu(found[:, clients], 1)
-    i, j = found.nonzero()
-    return (clients[i], j), means[found] / counts[found], np.sqrt(variances[found]) / counts[found]
+    estimated = np.isnan(rows) & (counts > 0)
+    estimated[:, clients] = np.triu(estimated[:, clients], 1)
+    i, j = estimated.nonzero()
+    return (
+        (clients[i], j),
+        means[estimated] / counts[estimated],
+        np.sqrt(variances[estimated]) / counts[estimated],
+    )
 
 
 def threshold(server_round: int) -> float:
     """Threshold eps of a round, which rises from 0.975 to 0.985.
 
-    From ``eps_0 = 0.975`` on, ``eps_{t+1} = min(eps_t 1.0005^t, 0.985)``, as the authors' code has
-    it; round 1 is t = 0.
+    From ``eps_0 = 0.975``, ``eps_{t+1} = min(eps_t 1.0005^t, 0.985)`` as in the authors' code;
+    round 1 is t = 0.
     """
     t = server_round - 1
     rising = math.log(FIRST_THRESHOLD) + t * (t - 1) / 2 * math.log(THRESHOLD_GROWTH)
@@ -163,17 +159,10 @@ def threshold(server_round: int) -> float:
 
 
 def similarity_of_a_cluster(similarity: NDArray[np.float64], eps: float) -> float:
-    """Similarity above which two clients share a cluster (CADIS, eq. 13).
+    """Similarity S above which two clients share a cluster (CADIS, eq. 13).
 
-    They do if ``Q_ij > eps``, Q being S rescaled so that known pairs have values from 0 to 1.
-    Where all known similarities are the same, nothing tells clients apart: all share one.
-
-    Parameters
-    ----------
-    similarity : ndarray
-        S of the known pairs.
-    eps : float
-        Threshold on Q.
+    They do if ``Q_ij > eps``, where Q is S rescaled to [0, 1] over the known pairs. If all known
+    similarities are equal, all clients share one cluster.
     """
     low, high = similarity.min(initial=1.0), similarity.max(initial=-1.0)
     return -np.inf if high - low < SAME else float(low + eps * (high - low))
@@ -185,26 +174,14 @@ def estimated_links(
     needed: float,
     generator: np.random.Generator,
 ) -> Pairs:
-    """Draw which pairs that never met are alike; see :func:`transitive_similarity`.
-
-    Parameters
-    ----------
-    rows : ndarray
-        S of the clients to all, (clients, num_clients), NaN where unknown.
-    clients : ndarray
-        Indices of these clients, rising.
-    needed : float
-        Similarity above which two clients share a cluster.
-    generator : np.random.Generator
-        Of the draws.
-    """
+    """Draw which unknown pairs are similar enough; see :func:`transitive_similarity`."""
     (i, j), means, deviations = transitive_similarity(rows, clients)
     alike = generator.normal(means, deviations) > needed
     return i[alike], j[alike]
 
 
 def clusters(num_clients: int, *linked: Pairs) -> NDArray[np.int64]:
-    """Cluster of each client: those it is linked with, directly or through others."""
+    """Cluster of each client: the connected components of the linked pairs."""
     pairs = np.concatenate([np.stack(pairs) for pairs in linked], axis=1)
     graph = coo_array((np.ones(pairs.shape[1]), pairs), shape=(num_clients, num_clients))
     cluster_of: NDArray[np.int64] = connected_components(graph, directed=False)[1].astype(np.int64)
@@ -214,15 +191,7 @@ def clusters(num_clients: int, *linked: Pairs) -> NDArray[np.int64]:
 def aggregation_weights(
     cluster_of: NDArray[np.int64], num_examples: NDArray[np.floating]
 ) -> NDArray[np.float64]:
-    """Weights ``u_i ~ 1/|cluster of i| n_i/n``, which sum to 1 (CADIS, eq. 1-2).
-
-    Parameters
-    ----------
-    cluster_of : ndarray
-        Cluster of each participant.
-    num_examples : ndarray
-        Their samples n_i.
-    """
+    """Weights ``u_i ~ 1/|cluster of i| n_i/n``, which sum to 1 (CADIS, eq. 1-2)."""
     weights = num_examples / np.bincount(cluster_of)[cluster_of]
     normalised: NDArray[np.float64] = weights / weights.sum()
     return normalised

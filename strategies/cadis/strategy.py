@@ -1,4 +1,4 @@
-"""CADIS: clusters of clients by what training changes, and an equal say for every cluster."""
+"""CADIS: clusters of clients by what training changes, with an equal say each."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -32,38 +32,35 @@ from task.settings import SettingsError
 class CADIS(CheckedFedAvg):
     """Clustered aggregation and knowledge-distilled regularisation, for data skewed by cluster.
 
-    Clients are alike if training changes the weights of their last dense layer alike. Those more
-    alike than a rising threshold, directly or through others, are a cluster, and client i weighs
-    ``u_i ~ 1/|cluster of i| n_i/n``. Nodes keep the relations between the samples of a minibatch
-    near those of the global model (:class:`client.cadis.Relational`).
+    Clients are similar if training changes the weights of their last dense layer similarly. Clients
+    above a rising threshold of similarity, directly or through others, form a cluster, and client i
+    weighs ``u_i ~ 1/|cluster of i| n_i/n``. Nodes keep the relations between the samples of a
+    minibatch close to those of the global model (:class:`client.cadis.Relational`).
 
     Parameters
     ----------
-    aggregation : str (default: "clusters")
-        Weights by ``clusters``, or by ``samples`` alone, as FedAvg has them.
-    kd_lambda : float (default: 1.0)
-        lambda, weight of the nodes' regulariser; 0 for none.
+    aggregation, kd_lambda
+        See `protocol.cadis.CADISSettings`.
     layer : str (default: "")
         Name of the dense layer that is compared and whose input are the features. If empty, the
-        last: on the server that of the last array of two dimensions called ``*.weight``.
+        last: the server takes the last two-dimensional array called ``*.weight``.
     seed : int (default: 0)
         Seed of the draws of transitive learning.
     **kwargs
-        As Flower's FedAvg takes them.
+        Those of Flower's FedAvg.
 
     Notes
     -----
     Source: "CADIS: Handling Cluster-skewed Non-IID Data in Federated Learning with Clustered
     Aggregation and Knowledge DIStilled Regularization" (Nguyen et al. 2023).
 
-    Clusters are those of all clients ever seen; ``|cluster of i|`` counts its clients in the round
-    alone, so that every cluster in the round has an equal say, however many of its clients came.
-    Similarities of pairs that never met are estimated for clients of the round, through clients of
-    the round that met both.
+    Clusters cover all clients ever seen; ``|cluster of i|`` counts only clients in the round, so
+    that every cluster in it has an equal say. Similarities of pairs that never met are estimated
+    for clients of the round, through other clients of the round.
 
-    Pairs are judged by the highest that their similarity S (eq. 12) has been; this is ours. Once
-    a model fits a cluster, what its clients change is noise, and S falls. Judged by S, as
-    published, the cluster then falls apart, and each of its clients has the say of a cluster.
+    Pairs are judged by the peak of their similarity S (eq. 12), unlike in the paper. Once a model
+    fits a cluster, its clients' changes are noise and S falls: judged by S, the cluster would
+    split, and each of its clients would weigh as much as a cluster.
     """
 
     run_arguments = ("seed",)
@@ -92,7 +89,7 @@ class CADIS(CheckedFedAvg):
 
     @classmethod
     def from_run(cls, settings: CADISSettings, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see :class:`strategies.common.run.Run`."""
+        """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`."""
         return super().from_run(settings, run, **{"layer": run.train.feature_layer, **arguments})
 
     def summary(self) -> None:
@@ -143,11 +140,11 @@ class CADIS(CheckedFedAvg):
         log(INFO, "CADIS: %d nodes in clusters of %s", len(nodes), [len(group) for group in groups])
 
     def state_dict(self) -> dict[str, Any]:
-        """What the strategy needs to go on after a restart, besides the global model."""
+        """State for a checkpoint, besides the global model."""
         return {**super().state_dict(), "places": dict(self.places), "known": asdict(self.known)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave; see `CheckedFedAvg`."""
+        """Restore the state; see `CheckedFedAvg`."""
         super().load_state_dict(state)
         self.places = dict(state["places"])
         self.known = KnownPairs(**state["known"])

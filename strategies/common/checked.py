@@ -1,4 +1,4 @@
-"""FedAvg that sets aside what cannot be averaged; baselines differ in how models are combined."""
+"""FedAvg that sets aside malformed replies; base class of our baselines."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from strategies.common.state import check_tag, tag
 
 @dataclass(frozen=True)
 class Update:
-    """What a node made of the global model.
+    """A node's trained model.
 
     Parameters
     ----------
@@ -29,11 +29,11 @@ class Update:
     num_examples : float
         n_i, samples that it trained on; > 0.
     loss : float or None
-        Mean loss of its training; with differential privacy a node does not tell it.
+        Mean training loss; None with differential privacy.
     arrays : Mapping[str, ndarray]
-        Its model, of the global model's names, shapes and types, all finite.
+        Its model, with the global model's names, shapes and types, all finite.
     reply : Message
-        With whatever else it sent.
+        The whole reply.
     """
 
     node: int
@@ -44,20 +44,20 @@ class Update:
 
 
 class CheckedFedAvg(FedAvg):
-    """FedAvg, but a malformed reply is set aside with a line in the log and the round goes on.
+    """FedAvg, but malformed replies are logged and set aside, and the round goes on.
 
-    A round without a usable reply leaves the global model and the strategy's state as they are.
+    A round without usable replies does not change the global model or the strategy's state.
 
     Attributes
     ----------
     run_arguments : tuple[str, ...]
-        What of a :class:`strategies.common.run.Run` the constructor takes.
+        Fields of :class:`strategies.common.run.Run` that the constructor takes.
     state_keys : tuple[str, ...]
-        Attributes, each a mapping, that last over rounds.
+        Attributes, each a mapping, to save in checkpoints.
     start_of_round : Mapping[str, ndarray]
-        The global model that the round began with.
+        The global model at the start of the round.
     num_nodes : int
-        Nodes connected as the round began.
+        Nodes connected at the start of the round.
     """
 
     run_arguments: ClassVar[tuple[str, ...]] = ()
@@ -72,15 +72,15 @@ class CheckedFedAvg(FedAvg):
         Parameters
         ----------
         settings : Block, optional
-            Of the method; the constructor takes them by name.
+            The method's; passed to the constructor by name.
         run : Run
             The run.
         **arguments
-            Further arguments of the constructor, which win.
+            Further constructor arguments, which take precedence.
         """
         own = settings.model_dump() if settings else {}
-        of_run = {name: getattr(run, name) for name in cls.run_arguments}
-        return cls(**{**run.sampling, **of_run, **own, **arguments})
+        from_run = {name: getattr(run, name) for name in cls.run_arguments}
+        return cls(**{**run.sampling, **from_run, **own, **arguments})
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -97,7 +97,7 @@ class CheckedFedAvg(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Combine the models that came whole."""
+        """Combine the usable models."""
         updates = []
         for reply in usable(replies):
             try:
@@ -115,7 +115,7 @@ class CheckedFedAvg(FedAvg):
         return as_record(self.combine(updates)), metrics
 
     def records(self) -> Mapping[str, ArrayRecord | ConfigRecord]:
-        """Give what joins a train message, by name."""
+        """Records to add to train messages, by name."""
         return {}
 
     def read(self, reply: Message) -> Update:
@@ -139,21 +139,21 @@ class CheckedFedAvg(FedAvg):
         )
 
     def combine(self, updates: list[Update]) -> Arrays:
-        """Make the next global model of at least one update."""
+        """Make the next global model from at least one update."""
         return weighted_mean((update.num_examples, update.arrays) for update in updates)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the strategy needs to go on after a restart, besides the global model."""
+        """State for a checkpoint, besides the global model."""
         kept = {key: dict(getattr(self, key)) for key in self.state_keys}
         return {**tag(self), **kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave.
+        """Restore the state.
 
         Raises
         ------
         ValueError
-            If it is another strategy's or another version's.
+            If it belongs to another strategy or version.
         """
         check_tag(state, self)
         for key in self.state_keys:
@@ -161,16 +161,16 @@ class CheckedFedAvg(FedAvg):
 
 
 class RobustFedAvg(CheckedFedAvg):
-    """CheckedFedAvg in which a robust strategy can take the place of the weighted mean.
+    """CheckedFedAvg in which a robust strategy can replace the weighted mean.
 
     Parameters
     ----------
     aggregator : Strategy, optional (default: None)
         Gets the models of a round's usable replies, with their numbers of samples:
-        :class:`flwr.serverapp.strategy.Krum`, ``FedTrimmedAvg``, ``FedMedian`` or the like. If
-        None, the mean weighted by samples.
+        :class:`flwr.serverapp.strategy.Krum`, ``FedTrimmedAvg``, ``FedMedian`` or similar. None
+        takes the mean weighted by samples.
     **kwargs
-        As Flower's FedAvg takes them.
+        Those of Flower's FedAvg.
     """
 
     run_arguments: ClassVar[tuple[str, ...]] = ("aggregator",)
@@ -183,7 +183,7 @@ class RobustFedAvg(CheckedFedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Combine the models that came whole."""
+        """Combine the usable models."""
         self._server_round = server_round
         return super().aggregate_train(server_round, replies)
 
@@ -202,10 +202,7 @@ class RobustFedAvg(CheckedFedAvg):
 
 
 def _plain_reply(update: Update) -> Message:
-    """What Flower's strategies take: a model and its number of samples, and nothing else.
-
-    The records are new ones, since some strategies empty those that they are given.
-    """
+    """Model and number of samples only, in new records, since some Flower strategies empty them."""
     content = RecordDict(
         {
             ARRAYS: ArrayRecord(dict(update.reply.content.array_records[ARRAYS])),

@@ -1,4 +1,4 @@
-"""The nodes that were met, and what they said of themselves: each is asked once."""
+"""Descriptions of nodes: each node is asked once."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,20 +17,20 @@ from task.settings import SettingsError
 
 @dataclass(frozen=True)
 class Description:
-    """What a node said of itself.
+    """How a node describes itself.
 
     Parameters
     ----------
     num_examples : int
         Training samples.
     partition : int, optional
-        Its partition, where it has one.
+        Its partition, if any.
     sector : int, optional
-        The sector that its owner gave it.
+        The sector declared by its owner.
     dataset : str
-        The data set that it holds in place of the run's; empty if none.
+        Its own data set, used in place of the run's; empty if none.
     introduction : Introduction, optional
-        What others need in order to send to it.
+        What others need to send to it.
     """
 
     num_examples: int
@@ -41,12 +41,12 @@ class Description:
 
 
 class Directory:
-    """Descriptions of nodes by id; a node is asked when it is first looked up.
+    """Descriptions of nodes by id; a node is asked when first looked up.
 
     Parameters
     ----------
     requirement : Requirement, optional (default: None)
-        The plug-in that nodes need for the run; those that lack it answer with an error.
+        The plug-in that the run needs on nodes; those without it reply with an error.
     """
 
     def __init__(self, requirement: Requirement | None = None) -> None:
@@ -56,22 +56,9 @@ class Directory:
     def look_up(
         self, grid: Grid, nodes: Iterable[int], timeout: float | None = None
     ) -> dict[int, Description]:
-        """Descriptions of nodes; those that are not known yet are asked.
+        """Descriptions of nodes, in their order; unknown ones are asked for theirs.
 
-        Parameters
-        ----------
-        grid : Grid
-            Any Flower grid.
-        nodes : Iterable[int]
-            Node ids.
-        timeout : float, optional (default: None)
-            Seconds to wait for their answers.
-
-        Returns
-        -------
-        dict[int, Description]
-            In the order of ``nodes``, without those that gave no usable answer; the log names
-            them.
+        Waits `timeout` seconds. Nodes without a usable answer are logged and left out.
         """
         nodes = list(nodes)
         content = RecordDict()
@@ -88,7 +75,7 @@ class Directory:
         return {node: self._descriptions[node] for node in nodes if node in self._descriptions}
 
     def forget(self, node: int) -> None:
-        """Ask a node anew when it is next looked up: what it said may be out of date."""
+        """Ask a node again at the next look-up, because its description may be outdated."""
         self._descriptions.pop(node, None)
 
 

@@ -1,4 +1,4 @@
-"""What happens when the head of a cluster or the leader of a sector is lost: another takes over."""
+"""Replacement of lost cluster heads and sector leaders."""
 
 from collections.abc import Callable, Sequence
 from logging import WARNING
@@ -7,22 +7,7 @@ from flwr.common import log
 
 
 def successor(lost: int, able: Sequence[int], choose: Callable[[Sequence[int]], int]) -> int | None:
-    """Find who leads in place of a node that is gone or failed, and say so in the log.
-
-    Parameters
-    ----------
-    lost : int
-        Node id of the leader that is lost.
-    able : Sequence[int]
-        Other nodes of its cluster that can lead.
-    choose : callable
-        Takes one of these, where there are any.
-
-    Returns
-    -------
-    int or None
-        None where nobody is able: the cluster takes no part until somebody is.
-    """
+    """Choose and log the new leader of a cluster; None if no node is able, until one is."""
     if not able:
         log(WARNING, "Node %d no longer leads its cluster, and no other node is able to", lost)
         return None

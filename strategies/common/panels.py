@@ -64,7 +64,7 @@ def _guarantee(epsilons: dict[str, float]) -> str:
     return (
         f"{len(epsilons)} nodes sent virtual images made under differential privacy, with an "
         f"epsilon of at most {max(epsilons.values()):g}. How near they come to real images was not "
-        "measured, for it would tell of those."
+        "measured, because it would leak information about them."
     )
 
 

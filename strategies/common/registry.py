@@ -1,4 +1,4 @@
-"""Strategies by name, made for a run: of a declared method, or any Flower strategy."""
+"""Strategies by name: of a declared method, or any Flower strategy."""
 
 import json
 from inspect import Parameter, signature
@@ -15,7 +15,7 @@ from task.settings import Block, SettingsError
 
 
 def find_strategy(name: str, setting: str = "strategy") -> tuple[type[Strategy], Method | None]:
-    """Find a strategy class, and the method that it belongs to.
+    """Find a strategy class, and the method that declares it or its nearest base class.
 
     Parameters
     ----------
@@ -23,11 +23,6 @@ def find_strategy(name: str, setting: str = "strategy") -> tuple[type[Strategy],
         Name of a method, or ``module:Class``.
     setting : str (default: "strategy")
         Setting name, used in errors.
-
-    Returns
-    -------
-    type[Strategy], Method or None
-        The class; the method that declares it or the nearest of its base classes.
 
     Raises
     ------
@@ -57,7 +52,7 @@ def read_arguments(text: str, setting: str) -> dict[str, Any]:
     Raises
     ------
     SettingsError
-        If it is none.
+        If it is not a JSON object.
     """
     try:
         arguments = json.loads(text or "{}")
@@ -73,22 +68,13 @@ def create_strategy(
 ) -> Strategy:
     """Make a strategy for a run.
 
-    Parameters
-    ----------
-    strategy : type[Strategy]
-        Its class. One with ``from_run`` is made by it. Any other gets its settings by name, and a
-        FedAvg the run's sampling, as far as it takes it.
-    settings : Block, optional
-        Of its method, where that has any.
-    run : Run
-        The run.
-    arguments : dict[str, Any]
-        Further constructor arguments, which win.
+    A class with ``from_run`` is made by that. Others get their settings by name, and a FedAvg also
+    the run's sampling arguments that it takes. `arguments` take precedence.
 
     Raises
     ------
     SettingsError
-        If it does not take the arguments, or the aggregator.
+        If the class does not take the arguments, or the aggregator.
     """
     if run.aggregator and not issubclass(strategy, RobustFedAvg):
         raise SettingsError(
@@ -97,8 +83,8 @@ def create_strategy(
         )
     try:
         if hasattr(strategy, "from_run"):
-            made: Strategy = strategy.from_run(settings, run, **arguments)
-            return made
+            instance: Strategy = strategy.from_run(settings, run, **arguments)
+            return instance
         own = _sampling(strategy, run) if issubclass(strategy, FedAvg) else {}
         return strategy(**{**own, **(settings.model_dump() if settings else {}), **arguments})
     except TypeError as error:
@@ -106,14 +92,14 @@ def create_strategy(
 
 
 def _sampling(strategy: type[FedAvg], run: Run) -> dict[str, Any]:
-    """Those of the run's sampling arguments that a constructor takes."""
+    """The run's sampling arguments that the constructor takes."""
     parameters = signature(strategy).parameters
     takes_any = any(taken.kind == Parameter.VAR_KEYWORD for taken in parameters.values())
     return {key: value for key, value in run.sampling.items() if takes_any or key in parameters}
 
 
 def create_aggregator(name: str, arguments: str) -> Strategy | None:
-    """Make the strategy that combines models in place of the weighted mean; None without a name.
+    """Make the strategy that replaces the weighted mean; None without a name.
 
     Raises
     ------
@@ -123,8 +109,10 @@ def create_aggregator(name: str, arguments: str) -> Strategy | None:
     if not name:
         return None
     strategy, _ = find_strategy(name, "aggregator")
-    given = read_arguments(arguments, "aggregator-args")
+    options = read_arguments(arguments, "aggregator-args")
     try:
-        return strategy(**given)
+        return strategy(**options)
     except TypeError as error:
-        raise SettingsError(f"aggregator = {name!r}, aggregator-args = {given}: {error}") from error
+        raise SettingsError(
+            f"aggregator = {name!r}, aggregator-args = {options}: {error}"
+        ) from error

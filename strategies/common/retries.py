@@ -1,29 +1,23 @@
-"""When to ask a node again that did not do what it was asked to."""
+"""When to ask a failing node again."""
 
 from collections.abc import Mapping
 
 
 class Retries:
-    """Asks again after 1, 2, 4, 8 ... rounds, so that no broken node holds up every round.
-
-    Parameters
-    ----------
-    state : Mapping[int, list[int]], optional (default: None)
-        What :meth:`state_dict` gave.
-    """
+    """Asks again after 1, 2, 4, 8 ... rounds, so that no broken node delays every round."""
 
     def __init__(self, state: Mapping[int, list[int]] | None = None) -> None:
         self._attempts = {node: (attempts, due) for node, (attempts, due) in (state or {}).items()}
 
     def due(self, node: int, server_round: int) -> bool:
-        """Whether a node may be asked in this round."""
+        """Whether to ask a node in this round."""
         return server_round >= self._attempts.get(node, (0, 0))[1]
 
     def failed(self, node: int, server_round: int) -> None:
-        """Note that a node was asked in vain."""
+        """Note that a node failed."""
         attempts, _ = self._attempts.get(node, (0, 0))
         self._attempts[node] = attempts + 1, server_round + 2**attempts
 
     def state_dict(self) -> dict[int, list[int]]:
-        """Attempts in vain of each node, and the round in which it is asked again."""
+        """Failed attempts of each node, and the round in which to ask again."""
         return {node: list(tried) for node, tried in self._attempts.items()}

@@ -1,4 +1,4 @@
-"""What our ServerApp gives the strategy of a run, besides its own settings."""
+"""What our ServerApp passes to a run's strategy, besides the method's settings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -21,13 +21,13 @@ class ServerDistillation:
     Parameters
     ----------
     model : nn.Module
-        The run's architecture; its own weights are not touched.
+        The run's architecture; its weights are not changed.
     reference : callable
-        Gives the reference set, samples without labels (n, ...); called once, when first needed.
+        Loads the reference set, samples without labels (n, ...); called once, when first needed.
     request : EnsembleDistillation
         How to distil.
     seed : int (default: 0)
-        Seed of the held-out part and of the minibatches, with the round.
+        Seed of the held-out part and of the minibatches, combined with the round.
     """
 
     def __init__(
@@ -47,16 +47,12 @@ class ServerDistillation:
     def __call__(
         self, members: Iterable[tuple[float, Arrays]], start: Arrays, server_round: int
     ) -> dict[str, NDArray[np.generic]]:
-        """Distil.
+        """Distil ``sum_m p_m f(x; z_m)`` into a student that starts at `start`; return its arrays.
 
         Parameters
         ----------
         members : iterable of (float, Mapping[str, ndarray])
-            Weight and arrays of each model; the teacher is ``sum_m p_m f(x; z_m)``.
-        start : Mapping[str, ndarray]
-            What the student starts at.
-        server_round : int
-            The round.
+            Weight p_m and arrays z_m of each model.
         """
         if self._inputs is None:
             self._inputs = self._reference().to(self._device)

@@ -1,4 +1,4 @@
-"""State of a strategy that knows whose it is, for checkpoints."""
+"""Tagged state of strategies, for checkpoints."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,30 +7,17 @@ VERSION = 1
 
 
 def tag(strategy: object) -> dict[str, Any]:
-    """What the state of a strategy begins with: its class and the version of these states.
-
-    Parameters
-    ----------
-    strategy : object
-        The strategy.
-    """
+    """Start of a strategy's state: its class and the version of the format."""
     return {"strategy": type(strategy).__name__, "version": VERSION}
 
 
 def check_tag(state: Mapping[str, Any], strategy: object) -> None:
-    """Refuse the state of another strategy or version.
-
-    Parameters
-    ----------
-    state : Mapping[str, Any]
-        Which is to be loaded.
-    strategy : object
-        Into which.
+    """Check that a state belongs to this strategy class and version.
 
     Raises
     ------
     ValueError
-        If it is another strategy's or another version's.
+        If it does not.
     """
     wanted = (type(strategy).__name__, VERSION)
     found = (state.get("strategy"), state.get("version"))

@@ -1,4 +1,4 @@
-"""Who sends to whom: clusters of nodes with a head each."""
+"""Clusters of nodes, with a head each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,17 +43,11 @@ class Topology:
 
     @property
     def head_of(self) -> dict[int, int]:
-        """Head of each member (heads themselves are not in it)."""
+        """Head of each member, without the heads themselves."""
         return {member: c.head for c in self.clusters for member in c.members}
 
     def to_dict(self, names: Mapping[int, str]) -> dict[str, Any]:
-        """Topology as plain data for a JSON file, with nodes by name.
-
-        Parameters
-        ----------
-        names : Mapping[int, str]
-            Name of each node id; a node without one appears by its id.
-        """
+        """Plain data for a JSON file; nodes without a name appear by id."""
         return {
             "clusters": [
                 {"head": _named([c.head], names)[0], "members": _named(c.members, names)}
@@ -65,18 +59,12 @@ class Topology:
 
 @dataclass(frozen=True)
 class FlatClusters:
-    """Clusters of nodes that none of them leads.
-
-    Parameters
-    ----------
-    clusters : tuple[tuple[int, ...], ...]
-        Node ids of each cluster.
-    """
+    """Clusters of nodes without heads."""
 
     clusters: tuple[tuple[int, ...], ...]
 
     def to_dict(self, names: Mapping[int, str]) -> dict[str, Any]:
-        """Clusters as plain data; see :meth:`Topology.to_dict`. Their heads are None."""
+        """Plain data; see :meth:`Topology.to_dict`. Heads are None."""
         clusters = [{"head": None, "members": _named(nodes, names)} for nodes in self.clusters]
         return {"clusters": clusters, "groups": []}
 

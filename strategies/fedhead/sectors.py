@@ -47,5 +47,5 @@ def assign_sectors(
 
 
 def draw_leader(num_examples: NDArray[np.int64], generator: np.random.Generator) -> int:
-    """Position of a sector's leader: node k with probability ``p_km / p_m``, its share of samples."""
+    """Position of a sector's leader: node k with probability ``p_km / p_m``."""
     return int(generator.choice(len(num_examples), p=num_examples / num_examples.sum()))
