@@ -221,6 +221,19 @@ def test_virtual_data_that_a_head_has_lost_are_sent_again(federation, tmp_path):
     assert federation.parcels(federation.run(), cluster.head) == len(cluster.members)
 
 
+def test_a_member_that_has_lost_its_key_with_all_else_is_asked_anew_who_it_is(federation, tmp_path):
+    """Its new head refuses what it seals by another key; the next time the server knows better."""
+    federation.run()
+    lost = federation.largest()
+    federation.lose(lost.head)
+    for member in lost.members:
+        shutil.rmtree(next((tmp_path / "state" / "runs").glob(f"*/{member}")))
+    federation.run()
+    replies = federation.run()
+    heir = federation.cluster_of(lost.members[0]).head
+    assert federation.parcels(replies, heir) == len(lost.members) - 1
+
+
 def test_a_cluster_that_is_all_gone_is_left_out_and_joins_again(federation):
     federation.run()
     gone, num_clusters = federation.largest(), len(federation.strategy.topology.clusters)

@@ -1,0 +1,192 @@
+"""The ClientApp: messages find their handlers, and what is not installed is named."""
+
+from dataclasses import replace
+
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+
+from client.app import app
+from client.session import Session
+from client.terms import LossTerm, Proximal, loss_terms
+from protocol.feddyn import DYNAMIC
+from protocol.hfldd import TRAIN_POOL
+from protocol.meeting import DESCRIBE, Requirement
+from protocol.registry import all_methods, built_in_methods, phases_of
+from task.models import create_model
+from task.settings import SettingsError, TrainSettings
+
+
+@pytest.fixture
+def context(tmp_path):
+    node_config = {
+        "partition-id": 3, "num-partitions": 20, "state-dir": str(tmp_path), "device": "cpu",
+    }  # fmt: skip
+    run_config = {"train.local-epochs": 1, "strategy": "someones"}
+    return Context(1, 5, node_config, RecordDict(), run_config)
+
+
+@pytest.fixture
+def ask(context):
+    """Content of the node's reply to a message."""
+
+    def answered(message_type, content):
+        message = Message(content, 5, message_type)
+        message.metadata.__dict__["_message_id"] = "1"
+        return app(message, context).content
+
+    return answered
+
+
+@pytest.fixture
+def with_model(context):
+    model = create_model("auto", Session.of(context).data.spec, seed=0)
+
+    def content(**records):
+        named = {name.replace("_", "-"): record for name, record in records.items()}
+        return RecordDict({"arrays": ArrayRecord(model.state_dict()), **named})
+
+    return content
+
+
+def check(content, message_type, start, method=None):
+    """Check a reply as the server does."""
+    (allowed,) = phases_of(built_in_methods()[method] if method else None)[message_type].replies
+    allowed.check(content, {name: array.numpy() for name, array in start["arrays"].items()})
+
+
+@pytest.mark.parametrize("message_type", ["train.colours", "query.colours", "evaluate.colours"])
+def test_a_message_type_that_nobody_handles_is_named_with_the_strategy(ask, message_type):
+    with pytest.raises(SettingsError) as caught:
+        ask(message_type, RecordDict())
+    assert f"no handler of {message_type} is installed on this node" in str(caught.value)
+    assert "strategy = 'someones' comes with a package that is missing here" in str(caught.value)
+
+
+def test_what_a_node_trains_plainly_is_what_the_server_takes(ask, with_model):
+    content = with_model(config=ConfigRecord({"server-round": 1}))
+    check(ask("train", content), "train", content)
+
+
+def test_what_a_node_evaluates_is_what_the_server_takes(ask, with_model):
+    content = with_model(config=ConfigRecord({"server-round": 1}))
+    check(ask("evaluate", content), "evaluate", content)
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_a_head_trains_by_a_message_of_its_own(ask, with_model, balanced):
+    config = ConfigRecord({"server-round": 1, "balanced": balanced})
+    content = with_model(config=config)
+    reply = ask(TRAIN_POOL, content)
+    check(reply, TRAIN_POOL, content, "hfldd")
+    assert reply["metrics"]["num-parcels"] == 0
+
+
+def test_a_node_describes_itself_as_the_server_takes_it(ask, context):
+    context.node_config |= {"sector": 4, "dataset": "digits"}
+    reply = ask(DESCRIBE, RecordDict())
+    check(reply, DESCRIBE, RecordDict({"arrays": ArrayRecord()}))
+    assert (reply["metrics"]["partition-id"], reply["metrics"]["sector"]) == (3, 4)
+    assert reply["config"] == ConfigRecord({"dataset": "digits"})
+
+
+def test_a_node_that_lacks_the_package_of_a_run_says_what_to_install(ask):
+    def asked(method):
+        requirement = Requirement(method=method, package="colours==1.2")
+        return RecordDict({"config": ConfigRecord(requirement.model_dump(by_alias=True))})
+
+    with pytest.raises(SettingsError, match=r"pip install 'colours==1\.2'"):
+        ask(DESCRIBE, asked("colours"))
+    assert ask(DESCRIBE, asked("moon"))["metrics"]["num-examples"] > 0
+
+
+@pytest.mark.parametrize("record", [ConfigRecord({"x": 1}), MetricRecord({"x": 1})])
+def test_a_record_that_asks_for_a_term_that_is_not_installed_is_named(ask, with_model, record):
+    with pytest.raises(SettingsError, match="no loss term of record 'brightness' is installed"):
+        ask("train", with_model(brightness=record))
+
+
+# Loss terms
+
+
+@pytest.fixture
+def terms(context):
+    """Terms that a train message asks for."""
+    session = Session.of(context)
+    model = create_model("auto", session.data.spec, seed=0)
+
+    def asked(settings=None, **records):
+        named = {name.replace("_", "-"): record for name, record in records.items()}
+        return loss_terms(session, RecordDict(named), model, settings or TrainSettings())
+
+    return asked
+
+
+def names(made):
+    return [type(term).__name__ for term in made]
+
+
+def test_nothing_is_added_that_nobody_asks_for(terms):
+    assert terms() == []
+    assert terms(config=ConfigRecord({"lr": 0.1, "proximal-mu": 0.0})) == []
+
+
+def test_terms_are_made_of_records_of_the_message_and_of_settings(terms):
+    settings = TrainSettings(proximal_mu=0.5, kd_lambda=0.1)
+    asked = {DYNAMIC.replace("-", "_"): ConfigRecord({"alpha": 0.1})}
+    assert sorted(names(terms(settings, **asked))) == ["Dynamic", "Proximal", "Relational"]
+
+
+def test_of_two_methods_that_ask_by_one_key_the_term_is_made_once(terms):
+    assert names(terms(TrainSettings(proximal_mu=0.5))) == ["Proximal"]
+
+
+def with_terms(monkeypatch, paths):
+    """Have a method of this name bring terms."""
+    methods = dict(all_methods())
+    methods["colours"] = replace(methods["fedavg"], name="colours", terms=paths)
+    monkeypatch.setattr("client.terms.choice.all_methods", lambda: methods)
+
+
+class Brightness(LossTerm):
+    """Asked for by a key of the message's config that no setting knows."""
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    @classmethod
+    def of(cls, session, content, model, settings):
+        weight = content["config"]["brightness"]
+        return cls(weight) if weight > 0.1 else None
+
+    def __call__(self, inputs, labels, logits):
+        return self.weight * inputs.mean()
+
+
+def test_a_key_of_the_config_asks_for_a_term_which_may_decline(terms, monkeypatch):
+    with_terms(monkeypatch, {"brightness": f"{__name__}:Brightness"})
+    (made,) = terms(config=ConfigRecord({"brightness": 2.0}))
+    assert made.weight == 2.0
+    assert terms(config=ConfigRecord({"brightness": 0.05})) == []
+    assert terms(config=ConfigRecord({"brightness": 0.0})) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("no_such_module_of_colours:X", "module 'no_such_module_of_colours' cannot be imported"),
+        (f"{__name__}:Nope", "has no attribute 'Nope'"),
+        ("json:loads", "json:loads is no LossTerm"),
+        ("json:JSONDecoder", "json:JSONDecoder is no LossTerm"),
+    ],
+)
+def test_a_term_that_cannot_be_used_is_named_with_its_method(terms, monkeypatch, path, said):
+    with_terms(monkeypatch, {"brightness": path})
+    with pytest.raises(SettingsError, match="loss term of 'colours': ") as caught:
+        terms(config=ConfigRecord({"brightness": 1.0}))
+    assert said in str(caught.value)
+
+
+def test_a_term_says_what_its_value_mixes():
+    assert LossTerm.mixes == "minibatch"  # so that differential privacy refuses what says nothing
+    assert Brightness.mixes == "minibatch"
+    assert Proximal.mixes == "weights"
