@@ -1,16 +1,16 @@
-"""What two of ten nodes cost that send NaN, or updates 1,000 times too long, or turned round.
+"""Accuracy with two of ten nodes that send NaN, updates 1,000 times too long, or reversed ones.
 
-Usage: ``python -m benchmarks.hostile [--strategies fedavg ...] [--attacks NaN ...] [--seeds 0 1 2]
-[--rounds 15] [--json FILE]``. Digits on ten nodes, two of which spoil every model that they have
-trained; beside it the run in which they are honest, and the one in which they are not there. All in
-this process, with the real apps.
+``python -m benchmarks.hostile [--strategies fedavg ...] [--attacks NaN ...] [--seeds 0 1 2]
+[--rounds 15] [--json FILE]``
 
-NaN and length are left to the screening, on nodes that hold five classes each. A turned update is
-as long as an honest one: against it, ``fedavg`` is Flower's Multi-Krum, which is FedLGD's
-aggregator too; HFLDD, with five heads too few for it, takes the median; FedHEAD and CADIS, which
-take no aggregator, stand as they are. Aggregators need nodes that are alike: samples are then dealt
-out evenly, but for HFLDD, all of whose heads hold all classes anyway. The table gives the mean test
-accuracy of the last three rounds, over the seeds.
+Digits, in this process with the real apps; compared with the two nodes honest and with them absent:
+mean test accuracy of the last three rounds over the seeds.
+
+Screening handles NaN and length, on nodes with five classes each. Reversed updates have an honest
+length: against them, ``fedavg`` is Flower's Multi-Krum, which FedLGD aggregates with too; HFLDD,
+whose five heads are too few for it, uses the median; FedHEAD and CADIS have no aggregator.
+Aggregators need similar nodes, so samples are then partitioned evenly, except for HFLDD, whose
+heads have all classes.
 """
 
 import argparse
@@ -56,11 +56,11 @@ ATTACKS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "x 1000": lambda start, trained: start + 1000 * (trained - start),
     "turned": lambda start, trained: start - (trained - start),
 }
-"""What a hostile node makes of a model, given it before and after its training."""
+"""A hostile node's model, from the model before and after training."""
 
 
 def hostile(node: Node, attack: str) -> Node:
-    """Have a node spoil each model that it has trained, for the server or for its leader."""
+    """A node that corrupts each model after training."""
 
     def spoiled(model: nn.Module, *args: Any, **kwargs: Any) -> Trained:
         start = {name: value.clone() for name, value in model.state_dict().items()}
@@ -71,24 +71,14 @@ def hostile(node: Node, attack: str) -> Node:
         return trained
 
     def answer(message: Message) -> RecordDict | None:
-        with patch("client.app.train_round", spoiled):
+        with patch("client.local_round.train_round", spoiled):
             return node(message)
 
     return answer
 
 
 def last_accuracy(run_config: Settings, places: Sequence[int], attack: str = "") -> float:
-    """Mean accuracy of a run's last rounds.
-
-    Parameters
-    ----------
-    run_config : Mapping[str, bool | int | float | str]
-        Flat, as ``-c`` takes it.
-    places : sequence of int
-        Partitions whose nodes are there.
-    attack : str (default: "")
-        What hostile nodes do; if empty, they are honest.
-    """
+    """Mean accuracy of the last rounds with these partitions; no attack means all are honest."""
     nodes = [{"partition-id": place, "num-partitions": NODES} for place in places]
 
     def wrap(index: int, node: Node) -> Node:
@@ -99,7 +89,7 @@ def last_accuracy(run_config: Settings, places: Sequence[int], attack: str = "")
 
 
 def main() -> None:
-    """Run all attacks, print the table and, where asked, write it as JSON."""
+    """Run all attacks, print the table and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), choices=STRATEGIES)
     parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=ATTACKS)
@@ -116,27 +106,29 @@ def main() -> None:
             (("NaN", "x 1000"), STRATEGIES[strategy]),
             (("turned",), AGAINST_TURNED[strategy]),
         ):
-            asked = [attack for attack in attacks if attack in arguments.attacks]
-            found: dict[str, list[float]] = {name: [] for name in (*asked, "absent", "honest")}
-            for seed in arguments.seeds if asked else ():
+            chosen = [attack for attack in attacks if attack in arguments.attacks]
+            accuracies: dict[str, list[float]] = {
+                name: [] for name in (*chosen, "absent", "honest")
+            }
+            for seed in arguments.seeds if chosen else ():
                 run_config = {
                     "strategy": strategy,
                     "num-rounds": arguments.rounds,
                     "seed": seed,
                     **settings,
                 }
-                for attack in asked:
-                    found[attack].append(last_accuracy(run_config, range(NODES), attack))
-                found["absent"].append(last_accuracy(run_config, HONEST))
-                found["honest"].append(last_accuracy(run_config, range(NODES)))
-            for attack in asked:
-                runs = [found[attack], found["absent"], found["honest"]]
+                for attack in chosen:
+                    accuracies[attack].append(last_accuracy(run_config, range(NODES), attack))
+                accuracies["absent"].append(last_accuracy(run_config, HONEST))
+                accuracies["honest"].append(last_accuracy(run_config, range(NODES)))
+            for attack in chosen:
+                runs = [accuracies[attack], accuracies["absent"], accuracies["honest"]]
                 means = [statistics.mean(run) for run in runs]
                 cells = [f"{mean:.3f}" for mean in means]
                 table.add_row(strategy, attack, *cells, f"{100 * (means[1] - means[0]):+.1f}")
                 console.print(strategy, attack, *cells)
-                accuracies = dict(zip(("hostile", "absent", "honest"), runs, strict=True))
-                rows.append({"strategy": strategy, "attack": attack, **accuracies})
+                columns = dict(zip(("hostile", "absent", "honest"), runs, strict=True))
+                rows.append({"strategy": strategy, "attack": attack, **columns})
     console.print(table)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(rows, indent=2) + "\n")

@@ -1,10 +1,11 @@
-"""Seconds a message phase on stock Flower and on our nodes, side by side and interleaved.
+"""Seconds per message phase on stock Flower and on our nodes, interleaved.
 
-Run with ``python -m benchmarks.rounds [--quick] [--device cuda:0] [--json FILE]``. Both federations
-are up at the same time and take turns, so that whatever else the machine does falls on both; each
-runs the same FedAvg app (`benchmarks/rounds_app`), stock Flower with its own grid, ours with ours.
-A phase lasts from sending its messages to having all replies. The first phase of a run is left out:
-it loads the app.
+``python -m benchmarks.rounds [--quick] [--device cuda:0] [--json FILE]``
+
+Both federations are up at once and take turns, so that other load affects both. Both run FedAvg
+(`benchmarks/rounds_app`), stock Flower with its own grid, ours with ours. A phase lasts from
+sending its messages to having all replies. The first phase of a run, which loads the app, is
+ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -40,7 +41,7 @@ class StockFederation(LocalFederation):
     """A federation of Flower's own SuperNodes, with subprocess isolation."""
 
     def node_command(self, settings: Path) -> list[str]:
-        """Return the command of a stock SuperNode with the same settings."""
+        """Command of a stock SuperNode with the same settings."""
         ours = yaml.safe_load(settings.read_text(encoding="utf-8"))
         device = ours.get("device", "auto")
         return [
@@ -54,7 +55,7 @@ class StockFederation(LocalFederation):
 
 @dataclass(frozen=True)
 class Case:
-    """What is timed: so many phases of some work on so many nodes."""
+    """Phases to time with some work on some nodes."""
 
     nodes: int
     work: str
@@ -65,7 +66,7 @@ class Case:
 
 @dataclass
 class Row:
-    """The seconds a phase of one case on both systems."""
+    """Seconds per phase of a case on both systems."""
 
     case: Case
     stock: list[float] = field(default_factory=list)
@@ -73,63 +74,74 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """How many times stock Flower's median is ours."""
+        """Stock Flower's median over ours."""
         return statistics.median(self.stock) / statistics.median(self.ours)
 
 
 @contextmanager
-def peak_memory(federation: LocalFederation) -> Iterator[dict[str, int]]:
-    """Sample the resident memory of a federation's processes: its peak, by kind of process."""
-    peaks: dict[str, int] = {}
+def repeating(action: Callable[[], None], *, every: float) -> Iterator[None]:
+    """Call an action every so many seconds, in a thread."""
     ended = threading.Event()
 
-    def sample() -> None:
-        while not ended.wait(0.2):
-            for process in processes(federation):
-                try:
-                    kind, size = _kind(process.cmdline()), process.memory_info().rss
-                except psutil.Error:
-                    continue
-                if size:
-                    peaks[kind] = max(size, peaks.get(kind, 0))
+    def repeat() -> None:
+        while not ended.wait(every):
+            action()
 
-    sampler = threading.Thread(target=sample, daemon=True)
-    sampler.start()
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
     try:
-        yield peaks
+        yield
     finally:
         ended.set()
-        sampler.join()
+        thread.join()
+
+
+@contextmanager
+def peak_memory(federation: LocalFederation) -> Iterator[dict[str, int]]:
+    """Sample resident memory of a federation's processes: peak by kind of process."""
+    peaks: dict[str, int] = {}
+
+    def sample() -> None:
+        for process in processes(federation):
+            try:
+                kind, size = _kind(process.cmdline()), process.memory_info().rss
+            except psutil.Error:
+                continue
+            if size:
+                peaks[kind] = max(size, peaks.get(kind, 0))
+
+    with repeating(sample, every=0.2):
+        yield peaks
 
 
 def processes(federation: LocalFederation, *, nodes_only: bool = False) -> list[psutil.Process]:
-    """Return the live processes of a federation."""
+    """Live processes of a federation."""
     roots = [node.pid for node in federation.nodes]
     if not nodes_only:
         roots.append(federation.superlink_pid)
-    found = []
+    live = []
     for pid in roots:
         try:
             root = psutil.Process(pid)
-            found += [root, *root.children(recursive=True)]
+            live += [root, *root.children(recursive=True)]
         except psutil.NoSuchProcess:
             continue
-    return found
+    return live
 
 
 def _kind(command: Sequence[str]) -> str:
-    """Name a process after its program or module."""
+    """Name of a process's program or module."""
     words = [Path(word).name for word in command[:6]]
     if "node" in words[:3]:
         return "node"
     for word in words:
-        if word.startswith(("flower-", "flwr-", "client.")):
+        if word.startswith(("flower-", "flwr-", "node.", "links.")):
             return word
     return "other"
 
 
 def idle_cpu(federation: LocalFederation) -> float:
-    """Return the CPU time that one idle node takes, in per cent of a core."""
+    """CPU time of one idle node, in per cent of a core."""
     before = {
         process: sum(process.cpu_times()[:2]) for process in processes(federation, nodes_only=True)
     }
@@ -139,7 +151,7 @@ def idle_cpu(federation: LocalFederation) -> float:
 
 
 def run_phases(federation: LocalFederation, case: Case, *, fast: bool) -> list[float]:
-    """Run the app and return the seconds of its phases, without the first."""
+    """Run the app; return the seconds of its phases without the first."""
     phases = case.ours_phases if fast else case.stock_phases
     outcome = federation.run(
         APP_DIR,
@@ -152,8 +164,8 @@ def run_phases(federation: LocalFederation, case: Case, *, fast: bool) -> list[f
         },
         timeout=900,
     )
-    found = [match for line in outcome.lines if (match := _PHASE.search(line))]
-    complete = [float(m[1]) for m in found if int(m[2]) == case.nodes and m[3] == "0"]
+    matches = [match for line in outcome.lines if (match := _PHASE.search(line))]
+    complete = [float(m[1]) for m in matches if int(m[2]) == case.nodes and m[3] == "0"]
     if not outcome.completed or len(complete) != phases + 1:
         raise RuntimeError("a run failed:\n" + "\n".join(outcome.lines[-40:]))
     return complete[1:]
@@ -161,7 +173,7 @@ def run_phases(federation: LocalFederation, case: Case, *, fast: bool) -> list[f
 
 @contextmanager
 def both_federations(nodes: int, device: str) -> Iterator[tuple[LocalFederation, LocalFederation]]:
-    """Start stock Flower and ours beside each other."""
+    """Start stock Flower and ours together."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         settings = {"device": device}
@@ -174,7 +186,7 @@ def both_federations(nodes: int, device: str) -> Iterator[tuple[LocalFederation,
 
 
 def measure(nodes: int, cases: Sequence[Case], *, blocks: int, device: str) -> dict[str, Any]:
-    """Time the cases of one number of nodes, and take memory and idle CPU on the way."""
+    """Time the cases with one number of nodes; also memory and idle CPU."""
     rows = [Row(case) for case in cases]
     with both_federations(nodes, device) as (stock, ours):
         with peak_memory(stock) as stock_peaks, peak_memory(ours) as our_peaks:
@@ -197,7 +209,7 @@ def measure(nodes: int, cases: Sequence[Case], *, blocks: int, device: str) -> d
 
 
 def cases_for(nodes: int, *, quick: bool) -> list[Case]:
-    """Return what is timed with so many nodes."""
+    """Cases with this number of nodes."""
     if quick:
         return [Case(nodes, "trivial", 0.2, stock_phases=3, ours_phases=10)]
     return [
@@ -209,7 +221,7 @@ def cases_for(nodes: int, *, quick: bool) -> list[Case]:
 
 
 def show(measured: Sequence[dict[str, Any]]) -> None:
-    """Print the figures as tables."""
+    """Print tables."""
     console = Console()
     table = Table("nodes", "work", "MB", "stock: median (min-max) s", "ours", "ratio")
     for part in measured:
@@ -238,7 +250,7 @@ def _spread(seconds: Sequence[float]) -> str:
 
 
 def as_json(measured: Sequence[dict[str, Any]], device: str) -> dict[str, Any]:
-    """Gather the figures; those that are watched come first."""
+    """Figures as JSON, the most important first."""
     trivial = measured[0]["rows"][0]
     return {
         "ratio_trivial": trivial.ratio,
@@ -254,7 +266,7 @@ def as_json(measured: Sequence[dict[str, Any]], device: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print and, if asked, write the figures."""
+    """Measure, print and write the figures."""
     parser = argparse.ArgumentParser(prog="benchmarks.rounds", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="2 nodes, trivial work, few phases")
     parser.add_argument("--device", default="cpu", help="cpu or cuda:N, for the work on digits")
