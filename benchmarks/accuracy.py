@@ -1,10 +1,11 @@
-"""What virtual data are worth: a network's accuracy, by distiller and by classes a node holds.
+"""Accuracy of networks trained on virtual data, by distiller and by classes per node.
 
-Usage: ``python -m benchmarks.accuracy [--dataset mnist --data-root DIR] [--per-class N]
-[--methods kip dm ...] [--json FILE]``. All classes lie on one node, or each node holds two, or
-one; what the nodes distil is pooled, and a network trained on the pool is tested on the data
-set's test part (mean of three). Nodes with few classes have at most 600 images a class, as 100
-nodes of MNIST have. Each pool is judged as made and as it travels, with 8 bits a pixel.
+``python -m benchmarks.accuracy [--dataset mnist --data-root DIR] [--per-class N] [--methods kip dm
+...] [--json FILE]``
+
+All classes on one node, or two or one class per node (with at most 600 images per class, as on 100
+nodes of MNIST). A network is trained on the pooled virtual data, original and sent with 8 bits per
+pixel, and tested on the dataset's test part (mean of three).
 """
 
 import argparse
@@ -28,11 +29,11 @@ IMAGES_A_CLASS = 600
 JUDGES = 3
 
 
-def nodes(train: Samples, num_classes: int, held: str) -> list[tuple[Tensor, Tensor]]:
-    """Share the training part out: all on one node, or so many classes to each."""
-    if held == "all":
+def nodes(train: Samples, num_classes: int, classes: str) -> list[tuple[Tensor, Tensor]]:
+    """Split the training part: all on one node, or `held` classes per node."""
+    if classes == "all":
         return [(train.inputs, train.labels)]
-    groups = torch.split(torch.arange(num_classes), int(held))
+    groups = torch.split(torch.arange(num_classes), int(classes))
     places = [(train.labels == c).nonzero()[:IMAGES_A_CLASS, 0] for c in range(num_classes)]
     chosen = [torch.cat([places[int(c)] for c in group]) for group in groups]
     return [(train.inputs[own], train.labels[own]) for own in chosen]
@@ -41,7 +42,7 @@ def nodes(train: Samples, num_classes: int, held: str) -> list[tuple[Tensor, Ten
 def distilled(
     method: str, sets: list[tuple[Tensor, Tensor]], num_classes: int, per_class: int
 ) -> list[VirtualData]:
-    """Distil each node's set, each with a generator of its own."""
+    """Distil each node's set."""
     return [
         distiller(method)(
             images,
@@ -55,14 +56,14 @@ def distilled(
 
 
 def score(pool: list[VirtualData], test: Samples, spec: DataSpec) -> float:
-    """Mean accuracy of networks that learned from the pool alone."""
+    """Mean accuracy of networks trained on the pool."""
     labels = [v.labels if v.soft_labels is None else v.soft_labels for v in pool]
     samples = Samples(torch.cat([v.images for v in pool]), torch.cat(labels))
     return statistics.mean(train_and_score(samples, test, spec, seed=i) for i in range(JUDGES))
 
 
 def main() -> None:
-    """Run all rows, print them as a table and, where asked, write them as JSON."""
+    """Run all rows, print a table and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset", default="digits")
     parser.add_argument("--data-root", type=Path, default=None)
@@ -73,29 +74,29 @@ def main() -> None:
 
     data = load_dataset(arguments.dataset, arguments.data_root)
     train, test = data.train.to_samples(data.spec), data.test.to_samples(data.spec)
-    table = Table("classes a node", "distiller", "seconds", "accuracy", "with 8 bits a pixel")
+    table = Table("classes per node", "distiller", "seconds", "accuracy", "with 8 bits per pixel")
     rows = []
     console = Console()
-    for held in CLASSES_A_NODE:
-        sets = nodes(train, data.spec.num_classes, held)
+    for classes in CLASSES_A_NODE:
+        sets = nodes(train, data.spec.num_classes, classes)
         for method in arguments.methods:
-            with console.status(f"{method}, {held} a node"):
-                begin = time.perf_counter()
+            with console.status(f"{method}, {classes} per node"):
+                start = time.perf_counter()
                 pool = distilled(method, sets, data.spec.num_classes, arguments.per_class)
-                seconds = time.perf_counter() - begin
-                made = score(pool, test, data.spec)
-                sent = [VirtualData.from_bytes(virtual.to_bytes()) for virtual in pool]
+                seconds = time.perf_counter() - start
+                accuracy = score(pool, test, data.spec)
+                restored = [VirtualData.from_bytes(virtual.to_bytes()) for virtual in pool]
                 row = {
-                    "classes": held,
+                    "classes": classes,
                     "method": method,
                     "seconds": seconds,
-                    "accuracy": made,
-                    "accuracy_8_bits": score(sent, test, data.spec),
+                    "accuracy": accuracy,
+                    "accuracy_8_bits": score(restored, test, data.spec),
                 }
             rows.append(row)
-            cells = (f"{seconds:.1f}", f"{made:.3f}", f"{row['accuracy_8_bits']:.3f}")
-            table.add_row(held, method, *cells)
-            console.print(f"{held} a node, {method}: {', '.join(cells)}")
+            cells = (f"{seconds:.1f}", f"{accuracy:.3f}", f"{row['accuracy_8_bits']:.3f}")
+            table.add_row(classes, method, *cells)
+            console.print(f"{classes} per node, {method}: {', '.join(cells)}")
     console.print(table)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(rows, indent=2) + "\n")

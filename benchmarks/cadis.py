@@ -1,11 +1,12 @@
-"""CADIS and its halves against FedAvg, on nodes that come in unequal clusters.
+"""CADIS and its two halves against FedAvg, on nodes in unequal clusters.
 
-Usage: ``python -m benchmarks.cadis [--seeds 0 1 2] [--rounds 40] [--fractions 1.0 0.3]
-[--methods FedAvg CADIS] [--model mlp] [--preset FILE --data-root DIR] [--json FILE]``. Twenty nodes
-in clusters of 12, 5 and 3 hold the digits 0-3, 4-6 and 7-9, as many samples each; SGD, lr 0.01,
-batches of 8, 5 epochs a round. ``--preset presets/cadis-mnist-bc.toml --fractions 0.1`` takes the
-paper's setting on MNIST instead. All in this process, with the real apps. The table gives the mean
-test accuracy of the last ten rounds, over the seeds; the file has all rounds.
+``python -m benchmarks.cadis [--seeds 0 1 2] [--rounds 40] [--fractions 1.0 0.3] [--methods FedAvg
+CADIS] [--model mlp] [--preset FILE --data-root DIR] [--json FILE]``
+
+Twenty nodes in clusters of 12, 5 and 3 have the digits 0-3, 4-6 and 7-9, equally many samples each;
+SGD, lr 0.01, batches of 8, 5 local epochs. ``--preset presets/cadis-mnist-bc.toml --fractions 0.1``
+is the paper's setting on MNIST. Mean test accuracy of the last ten rounds; in this process, with
+the real apps.
 """
 
 import argparse
@@ -39,21 +40,21 @@ METHODS: dict[str, Settings] = {
 
 
 def accuracy_by_round(run_config: Settings) -> list[float]:
-    """Test accuracy after each round of a run; the first is the start model's."""
+    """Test accuracy of the initial model and after each round."""
     nodes = int(run_config["min-nodes"])
     rows = run_in_process(run_config, [{"num-partitions": nodes}] * nodes)
     return [float(row["accuracy"]) for row in rows]
 
 
 def main() -> None:
-    """Run the methods, print the table and, where asked, write all rounds as JSON."""
+    """Run the methods, print the table and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--fractions", type=float, nargs="+", default=[1.0, 0.3])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--model", default="mlp", help="for digits; a preset names its own")
-    parser.add_argument("--preset", type=Path, metavar="FILE", help="in place of digits")
+    parser.add_argument("--model", default="mlp", help="for digits; a preset has its own")
+    parser.add_argument("--preset", type=Path, metavar="FILE", help="instead of digits")
     parser.add_argument("--data-root", default="")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     arguments = parser.parse_args()
@@ -62,7 +63,7 @@ def main() -> None:
     if arguments.preset is not None:
         setting = flatten_dict(tomllib.loads(arguments.preset.read_text()))
     console = Console()
-    table = Table("nodes a round", "method", "each seed", "mean", "over FedAvg")
+    table = Table("nodes per round", "method", "each seed", "mean", "over FedAvg")
     rows = []
     for fraction in arguments.fractions:
         fedavg = 0.0
@@ -80,10 +81,14 @@ def main() -> None:
                 )
                 for seed in arguments.seeds
             ]
-            found = [statistics.mean(run[-LAST_ROUNDS:]) for run in runs]
-            mean = statistics.mean(found)
+            accuracies = [statistics.mean(run[-LAST_ROUNDS:]) for run in runs]
+            mean = statistics.mean(accuracies)
             fedavg = mean if method == "FedAvg" else fedavg
-            cells = (f"{fraction:.0%}", method, " ".join(f"{accuracy:.3f}" for accuracy in found))
+            cells = (
+                f"{fraction:.0%}",
+                method,
+                " ".join(f"{x:.3f}" for x in accuracies),
+            )
             table.add_row(*cells, f"{mean:.3f}", f"{100 * (mean - fedavg):+.1f}")
             console.print(*cells)
             rows.append({"fraction": fraction, "method": method, "accuracies": runs})

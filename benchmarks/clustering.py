@@ -1,11 +1,11 @@
-"""What clustering costs the server: CADIS with 10,000 clients, HFLDD with 100, 1,000 and 10,000.
+"""Time and memory of clustering on the server: CADIS with 10,000 clients, HFLDD with up to 10,000.
 
-Usage: ``python -m benchmarks.clustering [--quick] [--json FILE]``. CADIS: 1 % of 10,000 clients
-take part in a round, drawn anew; timed is the way from what training changed of their last dense
-layer (10 x 512) to their weights, the median of five rounds after so many rounds before (with
-``--quick`` after 100 alone). HFLDD: the KL matrix of soft labels (1,000 samples, 10 classes), and
-K-means with K = 10 on its rows, once (with ``--quick`` not for 10,000). Each row has a process of
-its own; its peak of resident memory is that of the whole process, Python and Flower included.
+``python -m benchmarks.clustering [--quick] [--json FILE]``
+
+CADIS: 1 % of the clients, redrawn each round; from the changes of their last layer (10 x 512) to
+their weights, median of five rounds after 100 (``--quick``), 500 and 1,000 others. HFLDD: the KL
+matrix of soft labels (1,000 samples, 10 classes), and K-means with K = 10 on its rows; with
+``--quick`` up to 1,000 clients. Peak memory is of one process per row, with Python and Flower.
 """
 
 import argparse
@@ -46,54 +46,56 @@ Row = dict[str, float]
 
 
 def cadis(rounds_before: int) -> Row:
-    """Time CADIS's rounds; clients are in ten clusters of like changes."""
+    """Time CADIS's rounds; clients form ten clusters of similar changes."""
     generator = np.random.default_rng(0)
     directions = generator.normal(size=(GROUPS, LAYER))
     known, seconds = KnownPairs(), []
     for server_round in range(1, rounds_before + ROUNDS_TIMED + 1):
-        drawn = np.sort(generator.choice(CLIENTS, PARTICIPANTS, replace=False))
+        participants = np.sort(generator.choice(CLIENTS, PARTICIPANTS, replace=False))
         noise = 0.05 * generator.normal(size=(PARTICIPANTS, LAYER))
-        changes = (directions[drawn % GROUPS] + noise).astype(np.float32)
-        begin = time.perf_counter()
-        known = known.after(drawn, instance_similarity(changes))
+        changes = (directions[participants % GROUPS] + noise).astype(np.float32)
+        start = time.perf_counter()
+        known = known.after(participants, instance_similarity(changes))
         if server_round <= rounds_before:
             continue
         needed = similarity_of_a_cluster(known.peaks, threshold(server_round))
-        estimated = estimated_links(known.rows(drawn, CLIENTS), drawn, needed, generator)
+        estimated = estimated_links(
+            known.rows(participants, CLIENTS), participants, needed, generator
+        )
         cluster_of = clusters(CLIENTS, known.links(needed), estimated)
-        aggregation_weights(cluster_of[drawn], np.ones(PARTICIPANTS))
-        seconds.append(time.perf_counter() - begin)
+        aggregation_weights(cluster_of[participants], np.ones(PARTICIPANTS))
+        seconds.append(time.perf_counter() - start)
     return {"seconds": statistics.median(seconds), "pairs": len(known.keys), "peak_mb": peak_mb()}
 
 
 def hfldd(num_clients: int) -> Row:
-    """Time HFLDD's groups; clients know one of ten classes best."""
+    """Time HFLDD's groups; each client is best at one of ten classes."""
     generator = np.random.default_rng(0)
     soft_labels = generator.random((num_clients, SAMPLES, CLASSES), dtype=np.float32)
     best = np.arange(num_clients) % CLASSES
     soft_labels[np.arange(num_clients), :, best] += 1
     soft_labels /= soft_labels.sum(axis=-1, keepdims=True)
-    begin = time.perf_counter()
+    start = time.perf_counter()
     divergence = kl_matrix(soft_labels)
     between = time.perf_counter()
     homogeneous_groups(divergence, GROUPS, seed=0)
     end = time.perf_counter()
-    return {"kl_seconds": between - begin, "k_means_seconds": end - between, "peak_mb": peak_mb()}
+    return {"kl_seconds": between - start, "k_means_seconds": end - between, "peak_mb": peak_mb()}
 
 
 def peak_mb() -> float:
-    """Most memory that this process ever held."""
+    """Peak memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 def alone(measure: Callable[[], Row]) -> Row:
-    """Measure in a process of its own."""
+    """Measure in a separate process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         return process.submit(measure).result()
 
 
 def main() -> None:
-    """Measure, print the tables and, where asked, write the figures as JSON."""
+    """Measure, print the tables and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="within a minute")
     parser.add_argument("--json", type=Path, metavar="FILE", help="file for the figures")

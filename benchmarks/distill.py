@@ -1,16 +1,15 @@
-"""Our distillation steps against plain ones, interleaved in one run.
+"""Our distillation steps against plain ones (`benchmarks.distill_reference`): time and memory.
 
-Usage: ``python -m benchmarks.distill [--quick] [--threads N] [--device cuda] [--json FILE]``.
-Each row times a step as the papers' formulas read (`benchmarks.distill_reference`) and ours on
-the same inputs, in turn, and compares medians of wall-clock time. Beside it: the peak memory of
-one step of each, measured on its own, and our step's floor: the time its operations take at the
-rate of a large matrix product, and what its bytes take at that of a large copy (as if no cache
-served any). Then networks are trained on what both loops make of digits in equal steps.
+``python -m benchmarks.distill [--quick] [--threads N] [--device cuda] [--json FILE]``
 
-DM's row is the steady state: our bank, which is built once, is not in it, and the reference
-draws its network and passes its real images each step, as published. GM's rows are the matching
-of one step, 10 virtual and 256 real images a class; the quick run takes two classes, the full
-one ten. The row in bfloat16 tells whether that type would pay here; `distill_gm` takes float32.
+Calls both in turn on the same inputs and compares median times; also measures the peak memory of a
+step, and a lower bound of our time from measured FLOP/s and bytes/s. Then compares the accuracy of
+networks trained on the virtual digits of both loops.
+
+DM's row excludes building our bank, done once; the reference draws its network and processes real
+images every step, as published. GM's rows match 10 virtual and 256 real images per class once, for
+two classes if quick, else ten. The bfloat16 row shows whether that type would pay; `distill_gm`
+uses float32.
 """
 
 import argparse
@@ -55,40 +54,20 @@ KERNEL = inner_product_kernel(functools.partial(relu_ntk, depth=DEPTH))
 
 @dataclass(frozen=True)
 class Setting:
-    """What all rows share.
-
-    Parameters
-    ----------
-    device : str
-        Where to compute.
-    threads : int
-        Of torch.
-    quick : bool
-        Whether to take fewer repeats, classes and steps.
-    """
+    """What all rows share; `quick` means fewer repeats, classes and steps."""
 
     device: str
     threads: int
     quick: bool
 
     def generator(self) -> torch.Generator:
-        """Seed the draws of a row."""
+        """Generator of a row's inputs."""
         return torch.Generator().manual_seed(0)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two ways to do the same step.
-
-    Parameters
-    ----------
-    reference, ours : Step
-        Called often.
-    repeats : int
-        Timed calls of each in a full run.
-    dtype : torch.dtype (default: torch.float32)
-        Of most of our operations.
-    """
+    """Two ways to do the same step; `dtype` is that of most of our operations."""
 
     reference: Step
     ours: Step
@@ -99,16 +78,17 @@ class Comparison:
 def kip_problem(
     shape: tuple[int, ...], targets: int, generator: torch.Generator, device: str
 ) -> KipProblem:
-    """Draw virtual points of a shape (..., n, d), as many real ones as `targets`, and labels."""
+    """Draw virtual points (..., n, d), `targets` real ones, and labels."""
     *batch, n, d = shape
     sizes = [(n, d), (n, CLASSES), (targets, d), (targets, CLASSES)]
-    drawn = (torch.randn(*batch, *s, generator=generator).to(device) for s in sizes)
-    virtual, y_s, real, y_t = drawn
+    virtual, y_s, real, y_t = (
+        torch.randn(*batch, *s, generator=generator).to(device) for s in sizes
+    )
     return virtual, y_s, real, y_t
 
 
 def in_float64(problem: KipProblem) -> KipProblem:
-    """Return the same problem in double precision."""
+    """The same problem in double precision."""
     virtual, y_s, real, y_t = (x.double() for x in problem)
     return virtual, y_s, real, y_t
 
@@ -148,7 +128,7 @@ def images(
 
 
 def draw_probe(virtual: Tensor, generator: torch.Generator) -> Probe:
-    """Draw a network and augmentation; what the class means are does not matter to the time."""
+    """Draw a network and augmentation, with arbitrary class means."""
     network = RandomConvNet.draw(CIFAR[0], CIFAR[1], WIDTH, generator, virtual.device)
     augment = draw_augmentation(*CIFAR[1:], generator)
     means = real_means(network, augment, virtual[:, 0], [1] * len(virtual))
@@ -194,7 +174,7 @@ ROWS: dict[str, Callable[[Setting], Comparison]] = {
 
 
 def times(setting: Setting, comparison: Comparison) -> tuple[float, float]:
-    """Median seconds of the reference and of ours, called in turn, after one warm-up each."""
+    """Median seconds of the reference and of ours, called in turn, after a warm-up each."""
     repeats = max(3, comparison.repeats // 5) if setting.quick else comparison.repeats
     device = torch.device(setting.device)
     both = [
@@ -206,20 +186,20 @@ def times(setting: Setting, comparison: Comparison) -> tuple[float, float]:
 
 
 def memory(setting: Setting, name: str) -> tuple[int, int]:
-    """Peak bytes of a step of the reference and of ours; for a process of its own."""
+    """Peak bytes of a step of the reference and of ours; run in its own process."""
     torch.set_num_threads(setting.threads)
     comparison, device = ROWS[name](setting), torch.device(setting.device)
     return peak_bytes(comparison.reference, device), peak_bytes(comparison.ours, device)
 
 
 def start_process() -> ProcessPoolExecutor:
-    """Start the process that measures memory, in which freed memory is handed back at once."""
+    """Start the process to measure memory in, which returns freed memory at once."""
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
     return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 
 def main() -> None:
-    """Run all rows, print them as tables and, where asked, write them as JSON."""
+    """Run all rows, print tables and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer repeats, within 5 minutes")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -260,14 +240,14 @@ def main() -> None:
     process.shutdown()
     console.print(steps)
 
-    worth = Table("accuracy on digits", "steps", "reference", "ours")
+    scores = Table("accuracy on digits", "steps", "reference", "ours")
     accuracy = {}
     for method, updates in (QUICK_STEPS if setting.quick else FULL_STEPS).items():
         with console.status(f"{method}: {updates} steps of both"):
-            theirs, made = accuracies(method, updates, WIDTH, device)
-        accuracy[method] = {"steps": updates, "reference": theirs, "ours": made}
-        worth.add_row(method, str(updates), f"{theirs:.3f}", f"{made:.3f}")
-    console.print(worth)
+            reference, ours = accuracies(method, updates, WIDTH, device)
+        accuracy[method] = {"steps": updates, "reference": reference, "ours": ours}
+        scores.add_row(method, str(updates), f"{reference:.3f}", f"{ours:.3f}")
+    console.print(scores)
     if arguments.json is not None:
         machine = {
             "processor": platform.processor() or platform.machine(),

@@ -1,7 +1,7 @@
-"""What virtual data are worth after equal steps: made by the papers' loop and by ours.
+"""Accuracy of networks trained on virtual digits from the papers' loop and from ours.
 
-Embedded digits, 10 virtual images a class from `class-stats`, both loops from the same start
-with the same optimiser; the judge is a small network, trained on each set alike.
+Both start from the same `class-stats` images, 10 per class, with the same optimiser and number of
+steps; the same small network is trained on each set.
 """
 
 from collections.abc import Callable
@@ -29,28 +29,11 @@ Pixels = Callable[[Tensor], list[Tensor]]
 
 
 def accuracies(method: str, steps: int, width: int, device: torch.device) -> tuple[float, float]:
-    """Test accuracy of a network trained on the papers' loop's virtual images, and on ours.
-
-    Parameters
-    ----------
-    method : str
-        "dm" or "gm".
-    steps : int
-        Updates of the virtual images, the same in both.
-    width : int
-        Filters a block of the random networks.
-    device : torch.device
-        Where to compute.
-
-    Returns
-    -------
-    tuple[float, float]
-        Mean over three judges: reference, ours.
-    """
+    """Test accuracy (reference, ours), mean over three networks; `method` is "dm" or "gm"."""
     data = load_dataset("digits")
     train, test = data.train.to_samples(data.spec), data.test.to_samples(data.spec)
     reference = {"dm": _published_dm, "gm": _published_gm}[method]
-    made = OURS[method](
+    ours = OURS[method](
         train.inputs,
         train.labels,
         num_classes=data.spec.num_classes,
@@ -60,9 +43,9 @@ def accuracies(method: str, steps: int, width: int, device: torch.device) -> tup
         device=device,
         width=width,
     )
-    theirs = reference(train, steps, width, device)
-    return _judge(theirs, test, data.spec), _judge(
-        Samples(made.images, made.labels), test, data.spec
+    published = reference(train, steps, width, device)
+    return _judge(published, test, data.spec), _judge(
+        Samples(ours.images, ours.labels), test, data.spec
     )
 
 
@@ -122,8 +105,8 @@ def _refine(
     device: torch.device,
     step: Pixels,
 ) -> Samples:
-    begin, labels = start("class-stats", real.inputs, real.labels, PER_CLASS, generator)
-    virtual = begin.reshape(-1, PER_CLASS, *begin.shape[1:]).to(device)
+    initial_images, labels = start("class-stats", real.inputs, real.labels, PER_CLASS, generator)
+    virtual = initial_images.reshape(-1, PER_CLASS, *initial_images.shape[1:]).to(device)
     optimizer = torch.optim.Adam([virtual], lr=learning_rate)
     for _ in range(steps):
         virtual.grad = torch.stack(step(virtual.detach()))
@@ -132,7 +115,7 @@ def _refine(
 
 
 def _by_class(real: Samples, device: torch.device) -> list[Tensor]:
-    """Split into classes; digits has fewer than 256 images of each, so all are in each step."""
+    """Split into classes; digits has fewer than 256 images of each, so each step uses all."""
     classes = range(int(real.labels.max()) + 1)
     return [real.inputs[real.labels == c].to(device) for c in classes]
 

@@ -1,4 +1,4 @@
-"""What a step costs: peak memory, operations and bytes, and the time these take at least."""
+"""Cost of a step: time, peak memory, operations and bytes, and what the device can do."""
 
 import time
 from collections.abc import Callable
@@ -15,20 +15,20 @@ Step = Callable[[], object]
 
 
 def seconds(step: Step, device: torch.device) -> float:
-    """Wall-clock time of one call, waiting for the device before and after."""
+    """Wall-clock time of one call, synchronised with the device."""
     _wait(device)
-    begin = time.perf_counter()
+    start = time.perf_counter()
     step()
     _wait(device)
-    return time.perf_counter() - begin
+    return time.perf_counter() - start
 
 
 def peak_bytes(step: Step, device: torch.device) -> int:
-    """Count the memory that one call takes at its peak, above what was held before it.
+    """Peak memory of one call (after a warm-up), minus the memory before it.
 
-    On a GPU that of torch's allocator. On a CPU the growth of the process's resident set, on
-    Linux: call it in a process of its own, started with `MALLOC_MMAP_THRESHOLD_=65536` in the
-    environment, so that the C library hands freed memory back. A first call warms up.
+    On a GPU from torch's allocator; else the growth of the resident set, on Linux. There, call it
+    in a separate process with `MALLOC_MMAP_THRESHOLD_=65536`, so that the C library returns freed
+    memory.
     """
     step()
     if device.type == "cuda":
@@ -47,9 +47,8 @@ def peak_bytes(step: Step, device: torch.device) -> int:
 def count(step: Step) -> tuple[int, int]:
     """Count one call's operations and bytes.
 
-    Floating-point operations are those of matrix products and convolutions, two each
-    multiply-add. Bytes are what every tensor operation reads and writes, views apart: an upper
-    bound of the traffic, since caches may serve part of it.
+    Floating-point operations of matrix products and convolutions, two per multiply-add. Bytes are
+    those read and written by all tensor operations except views, an upper bound because of caches.
     """
     with FlopCounterMode(display=False) as flops, _Traffic() as traffic:
         step()
@@ -59,7 +58,7 @@ def count(step: Step) -> tuple[int, int]:
 def peak_rates(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
     """Measure FLOP/s of a large matrix product and bytes/s of a large copy.
 
-    float32 products run in TF32 where the device has it, as its convolutions do.
+    float32 products use TF32 if available, as convolutions do.
     """
     n, repeats = (8192, 10) if device.type == "cuda" else (2048, 3)
     a = torch.randn(n, n, device=device).to(dtype)

@@ -1,7 +1,7 @@
-"""Distillation steps written straight from the papers' formulas, to compare against.
+"""Distillation steps straight from the papers' formulas, to compare with ours.
 
 Plain loops and autograd, with the same dtype, batch and networks as ours and no deliberate
-slowness: what a careful reader of the papers would write first.
+slowness.
 """
 
 import math
@@ -44,7 +44,7 @@ def kip_gradient(
 
 
 def convnet(channels: int, width: int, blocks: int = 3) -> nn.Sequential:
-    """The papers' ConvNet-3 with fresh He-normal filters, without its classifier."""
+    """The papers' ConvNet-3 with new He-normal filters, without its classifier."""
     layers: list[nn.Module] = []
     for inputs in [channels] + [width] * (blocks - 1):
         conv = nn.Conv2d(inputs, width, 3, padding=1, bias=False)
@@ -63,8 +63,7 @@ def dm_step(
 ) -> list[Tensor]:
     """One step of distribution matching's algorithm 1: the pixel gradient of each class.
 
-    A fresh network, then a loop over classes; real and virtual images share the augmentation.
-    `real` and `virtual` hold one tensor (n, C, H, W) a class.
+    `real` and `virtual` have one tensor (n, C, H, W) per class.
     """
     network = convnet(real[0].shape[1], width, blocks).to(real[0].device)
     leaves = [images.detach().requires_grad_() for images in virtual]
@@ -79,7 +78,7 @@ def dm_step(
 def classifier(
     shape: tuple[int, int, int], classes: int, width: int, blocks: int = 3
 ) -> nn.Sequential:
-    """Return the ConvNet with a dense layer, all weights trainable, for images (C, H, W)."""
+    """The ConvNet with a dense layer, all weights trainable, for images (C, H, W)."""
     channels, height, across = shape
     features = width * (height >> blocks) * (across >> blocks)
     dense = nn.Linear(features, classes, bias=False)
@@ -94,9 +93,8 @@ def gm_step(
 ) -> list[Tensor]:
     """One matching of dataset condensation's algorithm 1: the pixel gradient of each class.
 
-    A loop over classes, whose distances are summed before the gradient is taken, as published;
-    real and virtual images share the augmentation. `real` and `virtual` hold one tensor
-    (n, C, H, W) a class, whose label is its position.
+    Distances are summed over classes before taking the gradient, as published. `real` and `virtual`
+    have one tensor (n, C, H, W) per class; its position is the label.
     """
     leaves = [images.detach().requires_grad_() for images in virtual]
     weights = list(network.parameters())

@@ -1,6 +1,6 @@
-"""Three domains of handwritten digits, cut to equal size: plug-ins for a node's ``dataset``.
+"""Three domains of handwritten digits of equal size, as plug-ins for a node's ``dataset``.
 
-``--dataset benchmarks.domains:usps``. The files are sought where ``data_root`` says.
+``--dataset benchmarks.domains:usps``, with files in ``data_root``.
 """
 
 from functools import partial
@@ -15,9 +15,9 @@ TEST = 1000
 
 
 def _domain(name: str, root: Path, download: bool) -> Dataset:
-    """A named data set's first samples in a fixed random order: 3,000, and 1,000 to test on."""
-    found = load_dataset(name, root, download=download)
-    return Dataset(found.spec, _cut(found.train, TRAIN), _cut(found.test, TEST))
+    """First samples of a dataset in a fixed random order."""
+    dataset = load_dataset(name, root, download=download)
+    return Dataset(dataset.spec, _cut(dataset.train, TRAIN), _cut(dataset.test, TEST))
 
 
 def _cut(samples: RawSamples, size: int) -> RawSamples:

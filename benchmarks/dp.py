@@ -1,10 +1,10 @@
-"""What differential privacy costs in accuracy: digits, 10 nodes, in this process.
+"""Accuracy under differential privacy: digits, 10 nodes, in this process.
 
-Usage: ``python -m benchmarks.dp [--only fedavg|hfldd] [--seeds N]``
+``python -m benchmarks.dp [--only fedavg|hfldd] [--seeds N]``
 
-FedAvg with DP-SGD at several noise multipliers, on nodes with samples of all classes; and HFLDD
-with virtual data made under differential privacy, on nodes with two classes each, whose heads train
-without. Noise is drawn from the operating system, so that no two runs are equal.
+FedAvg with DP-SGD at several noise multipliers, on nodes with all classes; HFLDD with
+differentially private virtual data, on nodes with two classes each, whose heads train without.
+Noise comes from the operating system, so no two runs are equal.
 """
 
 import argparse
@@ -41,7 +41,7 @@ CASES: dict[str, list[tuple[str, Settings]]] = {
 
 
 def run(settings: Settings) -> tuple[float, float]:
-    """Run once; return the accuracy after the last round, and the largest epsilon, 0 if none."""
+    """Accuracy after the last round, and the largest epsilon (0 if none)."""
     with tempfile.TemporaryDirectory() as folder:
         nodes = [{"num-partitions": NODES}] * NODES
         rows = run_in_process(settings, nodes, Path(folder))
@@ -55,11 +55,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=CASES)
     parser.add_argument("--seeds", type=int, default=1)
-    asked = parser.parse_args()
-    for strategy in [asked.only] if asked.only else CASES:
+    arguments = parser.parse_args()
+    for strategy in [arguments.only] if arguments.only else CASES:
         for name, settings in CASES[strategy]:
-            found = [run({**settings, "seed": seed}) for seed in range(asked.seeds)]
-            accuracy, epsilon = fmean(a for a, _ in found), max(e for _, e in found)
+            runs = [run({**settings, "seed": seed}) for seed in range(arguments.seeds)]
+            accuracy, epsilon = fmean(a for a, _ in runs), max(e for _, e in runs)
             print(
                 f"{strategy:8}{name:12} accuracy {accuracy:.3f}  epsilon {epsilon:.2f}", flush=True
             )

@@ -1,13 +1,13 @@
 """FedHEAD against FedAvg by round, with the paper's local training.
 
-Usage: ``python -m benchmarks.fedhead [--dataset digits] [--data-root DIR] [--model digits-cnn]
-[--strategies fedavg fedhead] [--seeds 0 1 2] [--rounds 20] [--json FILE]``. Ten nodes in two
-sectors, Dirichlet 0.1; Adam, lr 1e-3, weight decay 1e-4, batches of 128, 20 local and at most 20
-distillation epochs. ``--dataset benchmarks.fedhead:plain_digits`` (or ``:plain_cifar10``) leaves
-pixels between 0 and 1, where the data sets are normalised otherwise; ``--model
-benchmarks.fedhead:plain_cnn`` is a network that learns them more slowly than digits-cnn. All in
-this process, with the real apps. The table gives the test accuracy after some rounds, as a mean
-over the seeds.
+``python -m benchmarks.fedhead [--dataset digits] [--data-root DIR] [--model digits-cnn]
+[--strategies fedavg fedhead] [--seeds 0 1 2] [--rounds 20] [--json FILE]``
+
+Test accuracy (mean over seeds) of ten nodes in two sectors, Dirichlet 0.1; Adam, lr 1e-3, weight
+decay 1e-4, batches of 128, 20 local and at most 20 distillation epochs; in this process, with the
+real apps. ``--dataset benchmarks.fedhead:plain_digits`` (or ``:plain_cifar10``) has pixels in [0,
+1] instead of normalised ones; ``--model benchmarks.fedhead:plain_cnn`` learns more slowly than
+digits-cnn.
 """
 
 import argparse
@@ -30,12 +30,12 @@ SETTING: Settings = {**FEDHEAD_TASK, "train.holdout": 0.0}
 
 
 def plain_digits(root: Path, download: bool) -> Dataset:
-    """The embedded digits, whose pixels stay between 0 and 1: a plug-in for ``dataset``."""
+    """The embedded digits with pixels in [0, 1]: a plug-in for ``dataset``."""
     return _plain(load_dataset("digits"))
 
 
 def plain_cifar10(root: Path, download: bool) -> Dataset:
-    """CIFAR-10, whose pixels stay between 0 and 1: a plug-in for ``dataset``."""
+    """CIFAR-10 with pixels in [0, 1]: a plug-in for ``dataset``."""
     return _plain(load_dataset("cifar10", root, download=download))
 
 
@@ -61,7 +61,7 @@ def plain_cnn(spec: DataSpec) -> nn.Module:
 
 
 def main() -> None:
-    """Run both strategies, print the table and, where asked, write all rounds as JSON."""
+    """Run the strategies, print the table and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset", default="digits")
     parser.add_argument("--data-root", default="")

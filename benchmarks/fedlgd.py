@@ -1,12 +1,13 @@
 """FedLGD against FedAvg and FedProx on the same virtual data, on nodes of three domains.
 
-Usage: ``python -m benchmarks.fedlgd --data-root DIR [--seeds 0 1] [--rounds 60]
-[--methods FedProx FedLGD] [--json FILE]``. One node holds MNIST, one USPS and one MNIST-M, 3,000
-images each, all brought to 3x32x32; ConvNet-3 with group norm and 32 filters, 10 virtual images a
-class, SGD with lr 0.01, batches of 32, one local epoch. Each node tests the global model on 1,000
-test images of its own (`benchmarks.domains`). "lambda 10" is FedLGD with the weight that the
-paper's contrastive term has on DIGITS. All in this process, with the real apps. The table shows the
-mean of the last five rounds, of each domain and their unweighted mean.
+``python -m benchmarks.fedlgd --data-root DIR [--seeds 0 1] [--rounds 60] [--methods FedProx FedLGD]
+[--json FILE]``
+
+One node each with MNIST, USPS and MNIST-M, 3,000 images as 3x32x32 and 1,000 to test on
+(`benchmarks.domains`); ConvNet-3 with group norm and 32 filters, 10 virtual images per class, SGD,
+lr 0.01, batches of 32, one local epoch. "lambda 10" uses the paper's contrastive weight for DIGITS.
+Accuracy per domain and unweighted mean, over the last five rounds. In this process, with the real
+apps.
 """
 
 import argparse
@@ -39,19 +40,11 @@ METHODS: dict[str, Settings] = {
     "FedLGD": {},
     "lambda 10": {"fedlgd.contrast": 10.0},
 }
-"""The first two train on the virtual data that nodes make at first, and on nothing else."""
+"""The first two train on the nodes' initial virtual data only."""
 
 
 def domain_accuracies(run_config: Settings, folder: Path) -> list[float]:
-    """Accuracy on each domain, mean of a run's last rounds.
-
-    Parameters
-    ----------
-    run_config : Mapping[str, bool | int | float | str]
-        What differs from `SETTING`.
-    folder : Path
-        For the run and the nodes' files; virtual data that nodes have there already are taken.
-    """
+    """Accuracy per domain over the last rounds; reuses nodes' virtual data in `folder`."""
     nodes = [{"dataset": f"benchmarks.domains:{domain}"} for domain in DOMAINS]
     run_in_process({**SETTING, **run_config}, nodes, folder)
     lines = (folder / "1" / "journal.jsonl").read_text().splitlines()
@@ -66,9 +59,9 @@ def domain_accuracies(run_config: Settings, folder: Path) -> list[float]:
 
 
 def main() -> None:
-    """Run all methods, print the table and, where asked, write it as JSON."""
+    """Run all methods, print the table and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-root", required=True, help="folder of the three data sets")
+    parser.add_argument("--data-root", required=True, help="folder of the three datasets")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=["FedProx", "FedLGD"])
@@ -76,25 +69,31 @@ def main() -> None:
     arguments = parser.parse_args()
 
     console = Console()
-    found: dict[str, list[list[float]]] = {method: [] for method in ("FedAvg", *arguments.methods)}
+    results: dict[str, list[list[float]]] = {
+        method: [] for method in ("FedAvg", *arguments.methods)
+    }
     for seed in arguments.seeds:
-        given = {"seed": seed, "num-rounds": arguments.rounds, "data-root": arguments.data_root}
+        run_config = {
+            "seed": seed,
+            "num-rounds": arguments.rounds,
+            "data-root": arguments.data_root,
+        }
         with tempfile.TemporaryDirectory() as temporary:
             first = Path(temporary) / "FedAvg"
-            for method in found:
+            for method in results:
                 folder = Path(temporary) / method
                 if folder != first:
                     shutil.copytree(first / "nodes", folder / "nodes")
-                found[method].append(domain_accuracies({**given, **METHODS[method]}, folder))
-                console.print(method, f"seed {seed}:", *_cells(found[method][-1]))
+                results[method].append(domain_accuracies({**run_config, **METHODS[method]}, folder))
+                console.print(method, f"seed {seed}:", *_cells(results[method][-1]))
     table = Table("method", *DOMAINS, "mean", "over FedAvg")
-    for method, runs in found.items():
+    for method, runs in results.items():
         mean = [statistics.mean(domain) for domain in zip(*runs, strict=True)]
-        ahead = statistics.mean(mean) - statistics.mean(map(statistics.mean, found["FedAvg"]))
+        ahead = statistics.mean(mean) - statistics.mean(map(statistics.mean, results["FedAvg"]))
         table.add_row(method, *_cells(mean), f"{100 * ahead:+.1f}")
     console.print(table)
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
 def _cells(accuracies: list[float]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A whole run in this process: our ServerApp and ClientApp, and a Flower grid between them."""
+"""Run a whole federation in this process: the real ServerApp and ClientApp with a local grid."""
 
 import json
 import logging
@@ -16,24 +16,16 @@ from client.app import app as client_app
 from server.app import main as server_app
 
 FIRST_NODE = 2**64 - 1000
-"""Flower's node ids fill 64 bits: no float, and no signed integer of that size, holds them."""
+"""As large as Flower's node ids, which fit neither a float nor a signed 64-bit integer."""
 Settings = Mapping[str, bool | int | float | str]
 Node = Callable[[Message], RecordDict | None]
-"""Gives the content of a reply, or None for none; what it raises becomes an error reply."""
+"""Returns a reply's content, or None to send none; an exception becomes an error reply."""
 
 
 class InProcessGrid(Grid):
-    """Answers each message by calling a node's function, one after the other.
+    """Runs a node's function for each message, one after the other.
 
-    Parameters
-    ----------
-    nodes : Mapping[int, Node]
-        By node id.
-
-    Attributes
-    ----------
-    replies : dict[str, Message]
-        What was not pulled yet, by message id.
+    `replies` has those not yet pulled, by message id.
     """
 
     def __init__(self, nodes: Mapping[int, Node]) -> None:
@@ -43,7 +35,7 @@ class InProcessGrid(Grid):
         self._run: Run
 
     def set_run(self, run: Run) -> None:
-        """Set the run this grid operates in."""
+        """Set the run of this grid."""
         self._run = run
 
     @property
@@ -59,7 +51,7 @@ class InProcessGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Create a message (deprecated in Flower, kept for its contract)."""
+        """Deprecated in Flower, but part of its interface."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
@@ -67,7 +59,7 @@ class InProcessGrid(Grid):
         return list(self.nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Have the nodes answer."""
+        """Run the nodes and store their replies."""
         ids = []
         for message in messages:
             message_id = str(next(self._ids))
@@ -83,13 +75,13 @@ class InProcessGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the answers."""
+        """Return stored replies."""
         return [self.replies.pop(i) for i in list(message_ids) if i in self.replies]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Have the nodes answer, and return the answers."""
+        """Run the nodes and return their replies."""
         return self.pull_messages(self.push_messages(messages))
 
 
@@ -99,23 +91,18 @@ def run_in_process(
     runs_dir: Path | None = None,
     wrap: Callable[[int, Node], Node] = lambda place, node: node,
 ) -> list[dict[str, Any]]:
-    """Run a strategy on nodes in this process.
+    """Run a strategy on nodes in this process; return the lines of ``metrics.jsonl``.
 
     Parameters
     ----------
     run_config : Mapping[str, bool | int | float | str]
-        Flat, as ``-c`` takes it.
+        Flat, as for ``-c``.
     nodes : Sequence[Mapping[str, bool | int | float | str]]
         Node config of each.
     runs_dir : Path, optional (default: None)
-        Where the run leaves its folder, ``1``, and its nodes their files; None keeps nothing.
+        For the run's folder, ``1``, and the nodes' files; None keeps nothing.
     wrap : callable, optional
-        What stands for a node, given its place in ``nodes`` and itself; the node unless given.
-
-    Returns
-    -------
-    list[dict[str, Any]]
-        The lines of ``metrics.jsonl``: the start, and each round.
+        Replaces a node, given its index and itself.
     """
     logging.getLogger("flwr").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as temporary:
@@ -124,11 +111,11 @@ def run_in_process(
 
         def node(place: int, node_config: Settings) -> Node:
             state = str(folder / "nodes")
-            told = {"partition-id": place, "device": "cpu", "state-dir": state, **node_config}
-            context = Context(1, FIRST_NODE + place, told, RecordDict(), config)
+            settings = {"partition-id": place, "device": "cpu", "state-dir": state, **node_config}
+            context = Context(1, FIRST_NODE + place, settings, RecordDict(), config)
             return wrap(place, lambda message: client_app(message, context).content)
 
-        grid = InProcessGrid({FIRST_NODE + i: node(i, told) for i, told in enumerate(nodes)})
+        grid = InProcessGrid({FIRST_NODE + i: node(i, own) for i, own in enumerate(nodes)})
         server_app(grid, Context(1, 1, {}, RecordDict(), config))
         lines = (folder / "1" / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]

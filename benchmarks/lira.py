@@ -1,10 +1,10 @@
-"""Likelihood-ratio membership inference (LiRA; Carlini et al. 2022), on models trained alike.
+"""Likelihood-ratio membership inference (LiRA; Carlini et al. 2022).
 
-Shadow models are trained on halves of the samples. A sample's confidence under those that had it,
-and under those that had not, are two normal distributions; which of them the attacked model's
-confidence speaks for tells whether it was trained on the sample. The attacked model's members must
-be drawn apart from the shadow models': where a sample is in half of all models and one of these is
-attacked, the number of the others that had it would tell by itself.
+Shadow models are trained on halves of the samples. For each sample, the confidences of models with
+and without it give two normal distributions; the likelihood ratio of the attacked model's
+confidence scores membership. Draw the attacked model's members independently of the shadow models':
+if every sample were in exactly half of all models, the number of other models with it would reveal
+it.
 """
 
 import numpy as np
@@ -16,13 +16,7 @@ Flags = NDArray[np.bool_]
 
 
 def balanced_halves(num_models: int, num_samples: int, generator: np.random.Generator) -> Flags:
-    """Which model is trained on which sample, so that each sample is in half of the models.
-
-    Returns
-    -------
-    ndarray
-        bool (num_models, num_samples).
-    """
+    """Membership, bool (num_models, num_samples): each sample is in half of the models."""
     ranks = generator.random((num_models, num_samples)).argsort(axis=0)
     return ranks < num_models // 2
 
@@ -30,17 +24,7 @@ def balanced_halves(num_models: int, num_samples: int, generator: np.random.Gene
 def logit_confidence(logits: Floats, labels: NDArray[np.int64]) -> Floats:
     """``log(p / (1 - p))`` of the true class's probability p, without rounding (section IV-C).
 
-    Parameters
-    ----------
-    logits : ndarray
-        (n, classes).
-    labels : ndarray
-        (n,).
-
-    Returns
-    -------
-    ndarray
-        (n,): the true class's logit less the log-sum-exp of the others.
+    From logits (n, classes): the true class's logit minus the log-sum-exp of the others.
     """
     is_true = np.arange(logits.shape[1]) == labels[:, None]
     others: Floats = np.logaddexp.reduce(np.where(is_true, -np.inf, logits), axis=1)
@@ -51,8 +35,7 @@ def logit_confidence(logits: Floats, labels: NDArray[np.int64]) -> Floats:
 def membership_scores(observed: Floats, confidences: Floats, trained_on: Flags) -> Floats:
     """Log of the likelihood ratio, member to non-member, of each sample (algorithm 1, online).
 
-    The deviations of both normal distributions are the same for all samples, as the paper does
-    where models are few.
+    All samples share one deviation, as in the paper when there are few models.
 
     Parameters
     ----------
@@ -61,8 +44,7 @@ def membership_scores(observed: Floats, confidences: Floats, trained_on: Flags) 
     confidences : ndarray
         (models, n) of the shadow models.
     trained_on : ndarray
-        bool (models, n): which of these were trained on which sample; each sample is in one at
-        least, and out of one at least.
+        bool (models, n); each sample is in at least one model, and out of at least one.
     """
     inside = _log_density(observed, confidences, trained_on)
     return inside - _log_density(observed, confidences, ~trained_on)
@@ -74,9 +56,9 @@ def auc(members: Flags, scores: Floats) -> float:
 
 
 def true_positives_at(false_positives: float, members: Flags, scores: Floats) -> float:
-    """Share of members that are found while at most this share of the others is accused."""
-    accused, found, _ = roc_curve(members, scores, drop_intermediate=False)
-    return float(found[accused <= false_positives].max())
+    """Share of members found with at most this share of non-members accused."""
+    accused, true_positives, _ = roc_curve(members, scores, drop_intermediate=False)
+    return float(true_positives[accused <= false_positives].max())
 
 
 def _log_density(observed: Floats, confidences: Floats, which: Flags) -> Floats:

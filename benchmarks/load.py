@@ -1,16 +1,14 @@
-"""What many nodes and large models cost: memory over a run, memory by nodes, seconds.
+"""Memory and speed with many nodes and large models.
 
-Run with ``python -m benchmarks.load [--quick] [--json FILE]``. Four parts:
+``python -m benchmarks.load [--quick] [--json FILE]``
 
-- *virtual*: 200 virtual nodes for 50 rounds of FedAvg on digits, server and nodes in one process;
-- *real*: the same with 20 real nodes and a real server, each of them several processes;
-- *aggregation*: the server's memory while it averages the models of 10, 50 and 200 nodes, 8 MB
-  each, beyond what it held before; our grid, and replies that are made as they are asked for;
-- *large*: one model of 1 GB from the server to a node and back, once, between real processes.
+- *virtual*: 200 virtual nodes, 50 rounds of FedAvg on digits, server and nodes in one process;
+- *real*: the same with 20 real nodes and a real server, several processes each;
+- *aggregation*: memory the server adds to average models (8 MB) of 10, 50 and 200 nodes;
+- *large*: one model of 1 GB to a node and back, between real processes.
 
-Memory is resident memory, in which pages that processes share count for each of them. What a run
-adds to it is told from the second fifth of the run, when all is warm, to the last. With
-``--quick``, which tells little of that: 50 and 4 nodes for 10 rounds, 10 and 50 models, 100 MB.
+Memory is resident memory; shared pages count for each process. Growth is from the second fifth of a
+run to the last. ``--quick`` uses 50 and 4 nodes, 10 rounds, 10 and 50 models, 100 MB.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ from rich.table import Table
 
 from benchmarks.in_process import InProcessGrid, run_in_process
 from benchmarks.rounds import APP_DIR as ECHO_APP
-from benchmarks.rounds import peak_memory
+from benchmarks.rounds import peak_memory, repeating
 from fleet.local_federation import LocalFederation
 from protocol.arrays import as_record
 from server.grid.metered import MeteredGrid
@@ -62,24 +60,17 @@ Sizes = dict[str, int]
 def sampled(read: Callable[[], Sizes]) -> Iterator[dict[str, list[int]]]:
     """Read sizes by name every second."""
     series: dict[str, list[int]] = defaultdict(list)
-    ended = threading.Event()
 
     def sample() -> None:
-        while not ended.wait(SAMPLE_EVERY):
-            for name, size in read().items():
-                series[name].append(size)
+        for name, size in read().items():
+            series[name].append(size)
 
-    sampler = threading.Thread(target=sample, daemon=True)
-    sampler.start()
-    try:
+    with repeating(sample, every=SAMPLE_EVERY):
         yield series
-    finally:
-        ended.set()
-        sampler.join()
 
 
 def resident(*roots: psutil.Process) -> int:
-    """Resident memory of processes and all that they started."""
+    """Resident memory of processes and their descendants."""
     total = 0
     for root in roots:
         for process in [root, *root.children(recursive=True)]:
@@ -91,7 +82,7 @@ def resident(*roots: psutil.Process) -> int:
 
 
 def memory_of(federation: LocalFederation) -> Sizes:
-    """Resident memory of a federation's SuperLink, of its ServerApp, and of all nodes."""
+    """Resident memory of a federation's SuperLink, ServerApp and nodes."""
     superlink = psutil.Process(federation.superlink_pid)
     sizes = {
         "SuperLink": superlink.memory_info().rss,
@@ -107,25 +98,25 @@ def memory_of(federation: LocalFederation) -> Sizes:
 
 
 def summary(series: list[int]) -> dict[str, float]:
-    """Megabytes when warm and at the end, and growth between them in per cent."""
+    """Megabytes when warm and at the end, and growth in per cent."""
     fifth = max(len(series) // 5, 1)
     warm, end = statistics.median(series[fifth : 2 * fifth]), statistics.median(series[-fifth:])
     return {"warm_mb": warm / 1e6, "end_mb": end / 1e6, "growth_percent": 100 * (end / warm - 1)}
 
 
 def throughput(rows: list[dict[str, Any]], nodes: int) -> dict[str, float]:
-    """Of a run's rows: its seconds, and how many nodes a second train and are averaged."""
+    """Seconds of a run, and nodes trained and averaged per second."""
     seconds = rows[-1]["seconds"] - rows[0]["seconds"]
     return {"seconds": seconds, "nodes_per_second": nodes * (len(rows) - 1) / seconds}
 
 
 def run_virtual(nodes: int, rounds: int) -> list[dict[str, Any]]:
-    """Run virtual nodes in this process; return the rows of the run."""
+    """Run virtual nodes in this process."""
     return run_in_process({**SETTINGS, "num-rounds": rounds}, [{"num-partitions": nodes}] * nodes)
 
 
 def measure_virtual(nodes: int, rounds: int) -> dict[str, Any]:
-    """Memory and throughput of server and virtual nodes in one process."""
+    """Measure server and virtual nodes in one process."""
     with new_process() as pool:
         process = psutil.Process(pool.submit(os.getpid).result())
         running = pool.submit(run_virtual, nodes, rounds)
@@ -141,7 +132,7 @@ def measure_virtual(nodes: int, rounds: int) -> dict[str, Any]:
 
 
 def measure_real(nodes: int, rounds: int) -> dict[str, Any]:
-    """Memory and throughput of a server and nodes that are real processes."""
+    """Measure a server and nodes as real processes."""
     with tempfile.TemporaryDirectory() as directory:
         federation, warm = LocalFederation(nodes, Path(directory)), threading.Event()
         federation.start(timeout=600)
@@ -168,24 +159,24 @@ def measure_real(nodes: int, rounds: int) -> dict[str, Any]:
 
 
 class OneByOneGrid(InProcessGrid):
-    """Has a node answer when it is asked for its reply, so that no replies lie in the grid."""
+    """Runs a node when its reply is pulled, so that the grid stores no replies."""
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Keep the messages."""
+        """Store the messages."""
         self._messages = {str(next(self._ids)): message for message in messages}
         for message_id, message in self._messages.items():
             message.metadata.__dict__["_message_id"] = message_id
         return list(self._messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Have one node answer."""
+        """Run one node."""
         message = self._messages.pop(min(message_ids, key=int))
         content = self.nodes[message.metadata.dst_node_id](message)
         return [] if content is None else [Message(content, reply_to=message)]
 
 
 def model(seed: int) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
-    """Make a model of 8 MB."""
+    """A random model of 8 MB."""
     generator = np.random.default_rng(seed)
     return {
         f"layer{i}": generator.standard_normal(ARRAY_FLOATS, dtype=np.float32)
@@ -194,7 +185,7 @@ def model(seed: int) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
 
 
 def trained(message: Message) -> RecordDict:
-    """Answer as a node that has trained."""
+    """Reply of a node that has trained."""
     metrics = MetricRecord({"num-examples": 10, "train-loss": 1.0})
     return RecordDict(
         {"arrays": as_record(model(message.metadata.dst_node_id)), "metrics": metrics}
@@ -202,7 +193,7 @@ def trained(message: Message) -> RecordDict:
 
 
 def aggregation(strategy: type[FedAvg], nodes: int) -> float:
-    """Peak of memory, in MB, over a round of a strategy, beyond what was held before it."""
+    """Peak memory of a round of a strategy, in MB, minus the memory before it."""
     grid = MeteredGrid(OneByOneGrid(dict.fromkeys(range(nodes), trained)), deadline=600)
     averaging = strategy(min_train_nodes=1, min_available_nodes=1)
     start = as_record(model(nodes))
@@ -215,18 +206,18 @@ def aggregation(strategy: type[FedAvg], nodes: int) -> float:
 
 
 def measure_aggregation(counts: Iterable[int]) -> dict[str, dict[int, float]]:
-    """Peaks of Flower's FedAvg and of the one that our strategies stand on, by nodes."""
-    found: dict[str, dict[int, float]] = defaultdict(dict)
+    """Peaks of Flower's FedAvg and of our CheckedFedAvg, by number of nodes."""
+    peaks: dict[str, dict[int, float]] = defaultdict(dict)
     for strategy in (FedAvg, CheckedFedAvg):
         for nodes in counts:
             with new_process() as pool:
                 peak = pool.submit(aggregation, strategy, nodes).result()
-            found[strategy.__name__][nodes] = peak
-    return dict(found)
+            peaks[strategy.__name__][nodes] = peak
+    return dict(peaks)
 
 
 def measure_large(megabytes: int) -> dict[str, Any]:
-    """Seconds and peaks of memory of one large model, to a node and back."""
+    """Seconds and peak memory of sending one large model to a node and back."""
     with (
         tempfile.TemporaryDirectory() as directory,
         LocalFederation(1, Path(directory)) as federation,
@@ -245,27 +236,27 @@ def measure_large(megabytes: int) -> dict[str, Any]:
 
 
 def new_process() -> ProcessPoolExecutor:
-    """Start a process with nothing in it, whose peak of memory is its own."""
+    """Start an empty process, to measure its own peak memory."""
     return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 
-def show(found: dict[str, Any]) -> None:
-    """Print the figures as tables."""
+def show(figures: dict[str, Any]) -> None:
+    """Print tables."""
     console = Console()
-    runs = Table("nodes", "rounds", "nodes a second", "process", "warm [MB]", "end [MB]", "growth")
+    runs = Table("nodes", "rounds", "nodes/s", "process", "warm [MB]", "end [MB]", "growth")
     for part in ("virtual", "real"):
-        row = found[part]
-        of_run = (f"{row['nodes']} {part}", str(row["rounds"]), f"{row['nodes_per_second']:.1f}")
+        row = figures[part]
+        run = (f"{row['nodes']} {part}", str(row["rounds"]), f"{row['nodes_per_second']:.1f}")
         for name, memory in row["memory"].items():
             sizes = (f"{memory['warm_mb']:.0f}", f"{memory['end_mb']:.0f}")
-            runs.add_row(*of_run, name, *sizes, f"{memory['growth_percent']:+.1f} %")
+            runs.add_row(*run, name, *sizes, f"{memory['growth_percent']:+.1f} %")
     console.print(runs)
-    counts = next(iter(found["aggregation"].values()))
+    counts = next(iter(figures["aggregation"].values()))
     peaks = Table("averaging models of 8 MB", *(f"{nodes} nodes [MB]" for nodes in counts))
-    for name, by_nodes in found["aggregation"].items():
+    for name, by_nodes in figures["aggregation"].items():
         peaks.add_row(name, *(f"{peak:.0f}" for peak in by_nodes.values()))
     console.print(peaks)
-    large = found["large"]
+    large = figures["large"]
     by_kind = ", ".join(f"{kind} {size:.0f} MB" for kind, size in large["peak_mb"].items())
     console.print(
         f"{large['megabytes']} MB to a node and back: {large['seconds']:.1f} s; peaks: {by_kind}"
@@ -273,21 +264,21 @@ def show(found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure, print and, if asked, write the figures."""
+    """Measure, print and write the figures."""
     parser = argparse.ArgumentParser(prog="benchmarks.load", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="within 3 minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="file for the figures")
     arguments = parser.parse_args()
     rounds = 10 if arguments.quick else 50
-    found = {
+    figures = {
         "aggregation": measure_aggregation((10, 50) if arguments.quick else (10, 50, 200)),
         "large": measure_large(100 if arguments.quick else 1000),
         "virtual": measure_virtual(50 if arguments.quick else 200, rounds),
         "real": measure_real(4 if arguments.quick else 20, rounds),
     }
-    show(found)
+    show(figures)
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What trained models give away of their samples: membership inference, side by side.
+"""Membership inference (LiRA, `benchmarks.lira`) against the final models of several methods.
 
-Usage: ``python -m benchmarks.privacy [--shadows 12] [--targets 4] [--rounds 30] [--json FILE]
-[--plot FILE]``. Each method trains so many models, each on a random half of the digits' training
-samples, spread evenly over five nodes, in five local epochs a round, so that the samples are
-learned well; the targets are then attacked with the shadow models (LiRA, `benchmarks.lira`).
-Published attacks train hundreds of these; twelve keep this in minutes, and an attacker with more
-would find more.
+``python -m benchmarks.privacy [--shadows 12] [--targets 4] [--rounds 30] [--json FILE] [--plot
+FILE]``
+
+Each model is trained on a random half of the digits' training samples, on five nodes with five
+local epochs per round, to learn the samples well; target models are attacked with the shadow
+models. Published attacks train hundreds of shadow models and would find more.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from task.partition import partition_indices
 NODES = 5
 FALSE_POSITIVES = 0.01
 Attack = tuple[Flags, Floats]
-"""Which samples were members, and the scores that the attack gives them."""
+"""Members, and the attack's score of each sample."""
 SETTING: Settings = {
     "dataset": "digits",
     "partition.scheme": "index-file",
@@ -53,13 +53,7 @@ METHODS: dict[str, Settings] = {
 
 
 def trained_model(run_config: Settings, members: Flags, seed: int) -> tuple[Floats, float]:
-    """Train on the members.
-
-    Returns
-    -------
-    tuple[ndarray, float]
-        Logit confidence of the final model on all training samples, and its test accuracy.
-    """
+    """Train on the members; return logit confidence on all samples, and test accuracy."""
     data = load_dataset("digits")
     train, own = data.train.to_samples(data.spec), np.flatnonzero(members)
     parts = partition_indices(data.train.labels[own], NODES, scheme="iid", seed=seed)
@@ -77,7 +71,7 @@ def trained_model(run_config: Settings, members: Flags, seed: int) -> tuple[Floa
 
 
 def main() -> None:
-    """Attack all methods, print the table and, where asked, write it and draw the curves."""
+    """Attack all methods, print the table, write JSON and draw the curves."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shadows", type=int, default=12)
     parser.add_argument("--targets", type=int, default=4)
@@ -98,16 +92,17 @@ def main() -> None:
         halves = np.concatenate([shadowed, attacked])
         models = [trained_model(run_config, own, seed) for seed, own in enumerate(halves)]
         shadows, targets = models[: arguments.shadows], models[arguments.shadows :]
-        confidences = np.stack([of_samples for of_samples, _ in shadows])
+        confidences = np.stack([confidence for confidence, _ in shadows])
         attacks[method] = [
-            (own, membership_scores(of_samples, confidences, shadowed))
-            for own, (of_samples, _) in zip(attacked, targets, strict=True)
+            (own, membership_scores(confidence, confidences, shadowed))
+            for own, (confidence, _) in zip(attacked, targets, strict=True)
         ]
-        found = [true_positives_at(FALSE_POSITIVES, *each) for each in attacks[method]]
         numbers = {
             "accuracy": statistics.mean(accuracy for _, accuracy in targets),
             "auc": statistics.mean(auc(*each) for each in attacks[method]),
-            "tpr": statistics.mean(found),
+            "tpr": statistics.mean(
+                true_positives_at(FALSE_POSITIVES, *each) for each in attacks[method]
+            ),
         }
         rows.append({"method": method, **numbers})
         cells = (method, *(f"{value:.3f}" for value in numbers.values()))
@@ -121,14 +116,14 @@ def main() -> None:
 
 
 def roc_picture(attacks: dict[str, list[Attack]]) -> Figure:
-    """Mean ROC curve of each method's attacks, on logarithmic axes as the paper draws it."""
+    """Mean ROC curve of each method's attacks, on logarithmic axes as in the paper."""
     figure = Figure(figsize=(5, 5), layout="constrained")
     axes = figure.subplots()
     accused = np.logspace(-3, 0, 100)
     axes.plot(accused, accused, color="grey", linestyle=":", label="a guess")
     for method, each in attacks.items():
-        found = [[true_positives_at(rate, *one) for rate in accused] for one in each]
-        axes.plot(accused, np.mean(found, axis=0), label=method)
+        shares = [[true_positives_at(rate, *one) for rate in accused] for one in each]
+        axes.plot(accused, np.mean(shares, axis=0), label=method)
     axes.set(xscale="log", yscale="log", xlim=(1e-3, 1), ylim=(1e-3, 1))
     axes.set(xlabel="share of non-members accused", ylabel="share of members found")
     axes.legend()

@@ -1,8 +1,8 @@
-"""Kill the ServerApp with SIGKILL at random moments, resume, and compare with a run left alone.
+"""Kill the ServerApp with SIGKILL at random moments, resume, compare with an undisturbed run.
 
-``python -m benchmarks.resume`` starts one SuperLink and nodes as real processes. For each strategy
-one run is left alone; then others are killed, each while a round drawn at random goes on, and
-resumed. The final models must be the same to the last bit.
+``python -m benchmarks.resume [--strategy NAME] [--kills N] [--quick] [--json FILE]``
+
+Uses one SuperLink and real nodes. The final models must be equal to the last bit.
 """
 
 import json
@@ -39,25 +39,18 @@ SETTINGS = {
 
 
 def measure(strategy: str, kills: int, federation: LocalFederation, runs: Path) -> dict[str, float]:
-    """Kill and resume a strategy's run so many times.
-
-    Returns
-    -------
-    dict[str, float]
-        Kills, how many resumed models were the same, the medians of the seconds that a run left
-        alone takes and that killed ones take in all.
-    """
+    """Kill and resume a strategy's runs; count equal models, and median seconds."""
     generator = np.random.default_rng(0)
     settings = {**SETTINGS, "strategy": strategy}
-    begin = time.monotonic()
+    start = time.monotonic()
     alone = _complete(federation, runs / strategy / "alone", settings)
-    seconds_alone, seconds, same = time.monotonic() - begin, [], 0
+    seconds_alone, seconds, same = time.monotonic() - start, [], 0
     for number in range(kills):
         folder = runs / strategy / f"killed-{number}"
-        begin = time.monotonic()
+        start = time.monotonic()
         rounds = _killed(federation, folder, settings, generator)
         resumed = _complete(federation, folder, {**settings, "resume": "latest"})
-        seconds.append(time.monotonic() - begin)
+        seconds.append(time.monotonic() - start)
         same += resumed == alone
         print(f"{strategy}: killed after {rounds} rounds and a part; same: {resumed == alone}")
         if resumed != alone:
@@ -71,7 +64,7 @@ def measure(strategy: str, kills: int, federation: LocalFederation, runs: Path) 
 
 
 def _complete(federation: LocalFederation, runs: Path, settings: dict[str, object]) -> bytes:
-    """Run to the end; give the final model."""
+    """Run to the end; return the final model."""
     outcome = federation.run(APP, {**settings, "runs-dir": str(runs)})
     if not outcome.completed:
         raise RuntimeError("\n".join(outcome.lines[-30:]))
@@ -85,7 +78,7 @@ def _killed(
     settings: dict[str, object],
     generator: np.random.Generator,
 ) -> int:
-    """Submit a run, kill its ServerApp in a round drawn at random; give the rounds before."""
+    """Submit a run, kill its ServerApp in a random round; return the rounds before."""
     before = {process.pid for process in _server_apps(federation)}
     config = {**settings, "runs-dir": str(runs)}
     threading.Thread(target=_follow, args=(federation, config), daemon=True).start()
@@ -105,12 +98,12 @@ def _follow(federation: LocalFederation, config: dict[str, object]) -> None:
 
 
 def _rows(runs: Path) -> int:
-    """Rounds that are recorded, the initial model among them."""
+    """Rounds recorded, including the initial model."""
     return sum(len(file.read_text().splitlines()) for file in runs.glob("*/metrics.jsonl"))
 
 
 def _warnings(runs: Path) -> list[str]:
-    """What the run's journal says that went wrong."""
+    """Warnings of the run's journal."""
     (journal,) = runs.glob("*/journal.jsonl")
     lines = map(json.loads, journal.read_text().splitlines())
     return [f"  round {line['round']}: {line['warning']}" for line in lines if "warning" in line]
@@ -130,7 +123,7 @@ def main(
     quick: Annotated[bool, typer.Option(help="One kill of each, within 5 minutes.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Where to write.")] = None,
 ) -> None:
-    """Kill ServerApps at random moments, resume, and compare with runs left alone."""
+    """Kill ServerApps at random moments, resume, and compare with undisturbed runs."""
     table = Table(title=f"{NODES} nodes, {ROUNDS} rounds, ServerApp killed at random and resumed")
     for column in ("strategy", "kills", "same model", "seconds alone", "seconds killed + resumed"):
         table.add_column(column, justify="left" if column == "strategy" else "right")
@@ -139,19 +132,19 @@ def main(
         state, runs = Path(folder) / "state", Path(folder) / "runs"
         with LocalFederation(NODES, state) as federation:
             for strategy in strategies or STRATEGIES:
-                found = measure(strategy, 1 if quick else kills, federation, runs)
-                results[strategy] = found
+                figures = measure(strategy, 1 if quick else kills, federation, runs)
+                results[strategy] = figures
                 table.add_row(
                     strategy,
-                    f"{found['kills']}",
-                    f"{found['same']}",
-                    f"{found['seconds_alone']:.0f}",
-                    f"{found['seconds_killed']:.0f}",
+                    f"{figures['kills']}",
+                    f"{figures['same']}",
+                    f"{figures['seconds_alone']:.0f}",
+                    f"{figures['seconds_killed']:.0f}",
                 )
     Console().print(table)
     if json_file:
         json_file.write_text(json.dumps(results, indent=2) + "\n")
-    if any(found["same"] < found["kills"] for found in results.values()):
+    if any(figures["same"] < figures["kills"] for figures in results.values()):
         raise typer.Exit(1)
 
 

@@ -1,15 +1,15 @@
-"""Bytes through the server as the nodes grow in number: FedHEAD, HFLDD, FedAvg, and the formulas.
+"""Bytes through the server by number of nodes: FedHEAD, HFLDD, FedAvg, and the papers' formulas.
 
-Run with ``python -m benchmarks.traffic [--quick] [--json FILE]``. A federation of real processes
-trains on digits: FedHEAD in M = 2 sectors over direct and over relayed links, HFLDD over direct
-links, and FedAvg, first with 16 nodes, then with 8 and 4 after the others have left; with
-``--quick`` for one round, and HFLDD and FedAvg with 16 nodes alone. Local work is as little as
-there can be, for bytes do not depend on it.
+``python -m benchmarks.traffic [--quick] [--json FILE]``
 
-Model bytes are a run's arrays (models; soft labels in HFLDD) and sealed parcels through the server,
-both ways, as its ledger books them in ``traffic.json``. What is left out are the control messages
-of every node: settings, routes, receipts, metrics. The formulas are the papers': FedAvg's and
-HFLDD's (eq. 3 and 18) count (2T - 1) transfers of the model, without the first way down.
+Real processes train on digits with minimal local work: FedHEAD in M = 2 sectors over direct and
+over relayed links, HFLDD over direct links, and FedAvg, with 16, then 8, then 4 nodes. ``--quick``
+runs one round, and HFLDD and FedAvg with 16 nodes only.
+
+Model bytes are arrays (models; soft labels in HFLDD) and sealed parcels through the server, both
+ways, from ``traffic.json``, without control messages (settings, routes, receipts, metrics). The
+papers' formulas for FedAvg and HFLDD (eq. 3 and 18) count (2T - 1) model transfers, without the
+first download.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LEAST_WORK = {
 
 @dataclass(frozen=True)
 class System:
-    """What is measured, under which key, and beside which formula."""
+    """A strategy with links, its key in the results and its formula."""
 
     key: str
     strategy: str
@@ -59,19 +59,7 @@ SYSTEMS = (
 
 @dataclass(frozen=True)
 class Bytes:
-    """Bytes of one run.
-
-    Parameters
-    ----------
-    server_model : int
-        Arrays and parcels through the server.
-    server : int
-        All that the server sent and received.
-    link : int
-        What nodes sent each other.
-    formula : float
-        The paper's.
-    """
+    """Bytes of one run: arrays and parcels through the server, all of the server, node to node."""
 
     server_model: int
     server: int
@@ -80,7 +68,7 @@ class Bytes:
 
 
 def measure(federation: LocalFederation, system: System, nodes: int, rounds: int) -> Bytes:
-    """Run one system on the federation's nodes, and read what its ledger booked."""
+    """Run one system and read its traffic."""
     runs_dir = federation.state_dir / "runs"
     outcome = federation.run(
         APP_DIR,
@@ -107,9 +95,9 @@ def measure(federation: LocalFederation, system: System, nodes: int, rounds: int
 
 
 def measure_all(rounds: int, *, quick: bool) -> dict[str, dict[int, Bytes]]:
-    """Bytes of each system by number of nodes, on one federation that grows smaller."""
-    began = time.monotonic()
-    found: dict[str, dict[int, Bytes]] = {system.key: {} for system in SYSTEMS}
+    """Bytes by system and number of nodes, on one federation that shrinks."""
+    start = time.monotonic()
+    systems: dict[str, dict[int, Bytes]] = {system.key: {} for system in SYSTEMS}
     with tempfile.TemporaryDirectory() as directory:
         federation = LocalFederation(max(NODES), Path(directory), direct_links=True)
         federation.start(timeout=240)
@@ -119,50 +107,50 @@ def measure_all(rounds: int, *, quick: bool) -> dict[str, dict[int, Bytes]]:
                 for system in SYSTEMS:
                     if quick and nodes < max(NODES) and system.strategy != "fedhead":
                         continue
-                    found[system.key][nodes] = row = measure(federation, system, nodes, rounds)
-                    seconds = time.monotonic() - began
+                    systems[system.key][nodes] = row = measure(federation, system, nodes, rounds)
+                    seconds = time.monotonic() - start
                     print(f"{seconds:4.0f} s: {nodes} nodes, {system.key}: {row}", flush=True)
-    return {key: dict(sorted(by_nodes.items())) for key, by_nodes in found.items()}
+    return {key: dict(sorted(by_nodes.items())) for key, by_nodes in systems.items()}
 
 
-def as_json(found: dict[str, dict[int, Bytes]], rounds: int) -> dict[str, Any]:
-    """Gather the figures: ``<system>_<what>_bytes`` by number of nodes."""
+def as_json(systems: dict[str, dict[int, Bytes]], rounds: int) -> dict[str, Any]:
+    """Figures: ``<system>_<what>_bytes`` by number of nodes."""
     figures: dict[str, Any] = {"rounds": rounds, "sectors": SECTORS}
     for what in ("server_model", "server", "link", "formula"):
-        for key, by_nodes in found.items():
+        for key, by_nodes in systems.items():
             figures[f"{key}_{what}_bytes"] = {
                 str(nodes): getattr(row, what) for nodes, row in by_nodes.items()
             }
     return figures
 
 
-def show(found: dict[str, dict[int, Bytes]]) -> None:
-    """Print the figures as a table, in thousands of bytes."""
+def show(systems: dict[str, dict[int, Bytes]]) -> None:
+    """Print a table, in thousands of bytes."""
     table = Table(title=f"kB through the server, M = {SECTORS} sectors")
     for column in ("system", "nodes", "models and parcels", "formula", "all", "node to node"):
         table.add_column(column, justify="left" if column == "system" else "right")
-    for key, by_nodes in found.items():
+    for key, by_nodes in systems.items():
         for nodes, row in by_nodes.items():
             sizes = (row.server_model, row.formula, row.server, row.link)
             table.add_row(key, str(nodes), *(f"{size / 1e3:.1f}" for size in sizes))
         table.add_section()
     console = Console()
     console.print(table)
-    direct = [row.server_model for row in found["fedhead_direct"].values()]
+    direct = [row.server_model for row in systems["fedhead_direct"].values()]
     console.print(f"FedHEAD, direct: most over least nodes' bytes {max(direct) / min(direct):.4f}")
 
 
 def main() -> None:
-    """Measure, print and, if asked, write the figures."""
+    """Measure, print and write the figures."""
     parser = argparse.ArgumentParser(prog="benchmarks.traffic", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round, fewer runs")
     parser.add_argument("--json", type=Path, help="file for the figures")
     args = parser.parse_args()
     rounds = 1 if args.quick else 3
-    found = measure_all(rounds, quick=args.quick)
-    show(found)
+    systems = measure_all(rounds, quick=args.quick)
+    show(systems)
     if args.json is not None:
-        args.json.write_text(json.dumps(as_json(found, rounds), indent=2) + "\n")
+        args.json.write_text(json.dumps(as_json(systems, rounds), indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The clients' work: none at all, or an epoch on a part of the digits."""
+"""The clients' work: nothing, or an epoch on part of the digits."""
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -8,7 +8,7 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Return the arrays as they came, or after an epoch of training on digits."""
+    """Return the arrays unchanged, or after an epoch of training on digits."""
     arrays = message.content.array_records["arrays"]
     examples = 1
     if context.run_config["work"] == "digits":

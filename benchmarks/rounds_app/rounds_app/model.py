@@ -1,10 +1,10 @@
-"""The model of the work on digits, which both sides build."""
+"""The model for digits, built by both sides."""
 
 from torch import nn
 
 
 def build_model() -> nn.Module:
-    """Return a small CNN for digits of 1 x 8 x 8."""
+    """A small CNN for digits of 1 x 8 x 8."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
         nn.ReLU(),

@@ -1,4 +1,4 @@
-"""FedAvg, with the seconds that each phase takes in the log."""
+"""FedAvg that logs the seconds of each phase."""
 
 import time
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ _FLOATS_PER_ARRAY = 250_000
 
 
 class _Timed(FedAvg):
-    """FedAvg that times what lies between sending a phase's messages and having the replies."""
+    """Times each phase from sending its messages to having its replies."""
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -36,7 +36,7 @@ class _Timed(FedAvg):
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run FedAvg for some phases, through Flower's grid or through ours."""
+    """Run FedAvg for some phases, with Flower's grid or ours."""
     config = context.run_config
     if config["fast"]:
         from server.grid.metered import MeteredGrid
