@@ -48,6 +48,7 @@ def main(grid: Grid, context: Context) -> None:
             first = checkpoint.nodes.values() if checkpoint else ()
             roster = Roster(directory)
             meet_nodes(screening, roster, settings.min_nodes, settings.phase_timeout, first)
+            getattr(strategy, "check_nodes", lambda count: None)(len(roster.names))
             record = checkpoint.record if checkpoint else None
             recorder = RunRecorder(folder, settings, screening.ledger, journal, record)
             rounds = Rounds(

@@ -49,7 +49,6 @@ class Rounds:
         If a round fails, the report so far is written before the exception propagates.
         """
         self.grid.order = self.roster.order
-        getattr(self.strategy, "check_nodes", lambda count: None)(len(self.roster.names))
         self._write_about()
         done, start, strategy = 0, self.task.start, self.strategy
         evaluate: EndOfRound = self.end_round

@@ -14,6 +14,7 @@ from server.record.checkpoint import CheckpointError, checkpoints, load_checkpoi
 from server.record.recorder import RunRecorder
 from server.record.resume import lock_run_folder
 from server.roster import Roster
+from task.settings import SettingsError
 
 NODES = 3
 QUICK = {"strategy": "fedavg", "num-rounds": 2, "min-nodes": NODES, "train.local-epochs": 1}
@@ -131,3 +132,9 @@ def test_a_run_that_breaks_off_has_a_report_so_far_and_leaves_its_folder_free(
         assert "failed in train: away" in (folder / "report.html").read_text()
         assert not (folder / "model.safetensors").exists()
         assert set(checkpoints(folder)) == {0, 1}
+
+
+def test_a_setting_that_the_nodes_cannot_meet_ends_the_run_before_results_are_begun(play, tmp_path):
+    with pytest.raises(SettingsError, match=f"hfldd.groups = 40, but there are {NODES} nodes"):
+        play(strategy="hfldd", **{"hfldd.groups": 40})
+    assert {file.name for file in (tmp_path / "1").iterdir()} == {".lock", "journal.jsonl"}
