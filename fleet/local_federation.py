@@ -296,7 +296,7 @@ class LocalFederation:
         return {**os.environ, **_QUIET_FLOWER, "PATH": path, "FLWR_HOME": str(flower_home)}
 
     def _control(self) -> Control:
-        from fleet.superlink import Control  # imports Flower, which the node command must not
+        from fleet.superlink import Control  # here: imports Flower
 
         return Control(self.control_address)
 
