@@ -1,5 +1,7 @@
 """A Flower Grid in memory, whose nodes are functions; stands in for a SuperLink in fast tests."""
 
+import importlib.metadata
+import sys
 from itertools import count
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import settings
 
 from benchmarks.in_process import FIRST_NODE, InProcessGrid
 from client.app import app
+from protocol.registry import all_methods
 
 torch.set_num_threads(1)  # tests and the processes they start share few cores
 settings.register_profile("shared cores", deadline=None)  # an example may have to wait
@@ -100,6 +103,45 @@ def client_grid(tmp_path):
         return MemoryGrid({first_node + step * i: node(i) for i in range(num_nodes)})
 
     return grid_of
+
+
+@pytest.fixture
+def on_path(monkeypatch):
+    """Puts a folder with installed packages on this process's path, as long as the test lasts."""
+    folders = []
+
+    def put(site):
+        folders.append(str(site))
+        monkeypatch.syspath_prepend(site)
+        all_methods.cache_clear()
+        return site
+
+    yield put
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(tuple(folders) or "\0"):
+            del sys.modules[name]
+    monkeypatch.undo()
+    all_methods.cache_clear()
+
+
+@pytest.fixture
+def install(tmp_path, on_path):
+    """Install a package of one module, with entry points to its methods by name."""
+
+    def write(module, source, name="someones", version="1.0", **methods):
+        site = tmp_path / f"site-{name}"
+        info = site / f"{name}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (site / f"{module}.py").write_text(source)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        points = [f"{method.replace('_', '-')} = {path}" for method, path in methods.items()]
+        lines = ["[flwr_distill.methods]", *points, ""]
+        (info / "entry_points.txt").write_text("\n".join(lines))
+        on_path(site)
+        assert importlib.metadata.version(name) == version
+        return site
+
+    return write
 
 
 @pytest.fixture

@@ -132,9 +132,9 @@ def test_a_preset_that_cannot_be_written_or_read_is_an_error(name, why, tmp_path
 
 
 def test_settings_of_an_installed_package_are_shown_and_written_as_flower_takes_them(
-    plug_in, tmp_path
+    install, tmp_path
 ):
-    plug_in(PLUGIN, {"acme": "METHOD", "broken": "NOTHING"}, "acme")
+    install("colours", PLUGIN, name="acme", acme="colours:METHOD", broken="colours:NOTHING")
     assert "acme.mu" in keys()
     assert "its settings go into strategy-args" in invoke("acme").output
     invoke("acme", "--preset", tmp_path / "acme.toml")
@@ -144,11 +144,12 @@ def test_settings_of_an_installed_package_are_shown_and_written_as_flower_takes_
     assert "acme" not in tomllib.loads((tmp_path / "all.toml").read_text())
 
 
-def test_settings_that_clash_are_one_line(plug_in):
-    plug_in(PLUGIN.replace("settings=", "table='train', settings="), {"acme": "METHOD"}, "acme")
+def test_settings_that_clash_are_one_line(install):
+    source = PLUGIN.replace("settings=", "table='train', settings=")
+    install("colours", source, name="acme", acme="colours:METHOD")
     result = invoke()
     assert result.exit_code == 1
-    assert "method 'acme' of acme==1.2: the name of its table, train, is taken" in result.stderr
+    assert "method 'acme' of acme==1.0: the name of its table, train, is taken" in result.stderr
 
 
 def test_the_command_of_a_node_does_not_import_torch_for_it():

@@ -135,7 +135,9 @@ def test_a_given_network_s_class_means_are_matched_from_given_images() -> None:
     assert all(torch.equal(p, q) for p, q in zip(network.parameters(), before, strict=True))
     assert all(p.grad is None for p in network.parameters())
     with pytest.raises(DistillError, match=r"initial_images must have shape \(6, 1, 8, 8\)"):
-        distill_dm(images, labels, generator=torch.Generator(), **(asked | {"initial_images": begin[:4]}))
+        distill_dm(
+            images, labels, generator=torch.Generator(), **(asked | {"initial_images": begin[:4]})
+        )
 
 
 def test_each_network_of_the_bank_is_matched_to_a_draw_of_its_own_of_at_most_256_images() -> None:

@@ -1,9 +1,9 @@
 """Mutants: the share of small changes of the code that the fast tests notice.
 
 Run with ``python tests/mutants/mutants.py [--sample 150] [--seed 0] [--json FILE]``. Cosmic Ray
-says where code can be changed and how: another operator, a number plus or minus one, True for False, a
-condition negated, a loop that never runs, and so on. Every place counts once, with one change
-drawn for it; a sample of the places is drawn from the seed.
+says where code can be changed and how: another operator, a number plus or minus one, True for
+False, a condition negated, a loop that never runs, and so on. Every place counts once, with one
+change drawn for it; a sample of the places is drawn from the seed.
 
 The fast tests run once under coverage, which tells what tests run which line. Each mutant is then
 put into a copy of the tree, and some of the tests of its line run on it: the fastest, and those

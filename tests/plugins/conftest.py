@@ -1,6 +1,5 @@
 """Packages that are installed for a test, beside ours, and gone after it."""
 
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 from flwr.app import Context, RecordDict
 
-from protocol.registry import all_methods
 from server.app import main
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "class-anchors"
@@ -33,48 +31,9 @@ def example_site(tmp_path_factory):
 
 
 @pytest.fixture
-def on_path(monkeypatch):
-    """Puts a folder with installed packages on this process's path, as long as the test lasts."""
-    folders = []
-
-    def put(site):
-        folders.append(str(site))
-        monkeypatch.syspath_prepend(site)
-        all_methods.cache_clear()
-        return site
-
-    yield put
-    for name, module in list(sys.modules.items()):
-        if (getattr(module, "__file__", None) or "").startswith(tuple(folders) or "\0"):
-            del sys.modules[name]
-    monkeypatch.undo()
-    all_methods.cache_clear()
-
-
-@pytest.fixture
 def example(example_site, on_path):
     """The example, installed."""
     return on_path(example_site)
-
-
-@pytest.fixture
-def install(tmp_path, on_path):
-    """Install a package of one module, with entry points to its methods by name."""
-
-    def write(module, source, name="someones", version="1.0", **methods):
-        site = tmp_path / f"site-{name}"
-        info = site / f"{name}-{version}.dist-info"
-        info.mkdir(parents=True)
-        (site / f"{module}.py").write_text(source)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        points = [f"{method.replace('_', '-')} = {path}" for method, path in methods.items()]
-        lines = ["[flwr_distill.methods]", *points, ""]
-        (info / "entry_points.txt").write_text("\n".join(lines))
-        on_path(site)
-        assert importlib.metadata.version(name) == version
-        return site
-
-    return write
 
 
 @pytest.fixture

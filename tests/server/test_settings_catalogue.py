@@ -125,7 +125,10 @@ def test_a_preset_of_everything_is_a_run_config_at_its_defaults():
     text = preset(TABLES.values())
     settings = composed_settings(built_in_methods())
     assert settings.model_validate(tomllib.loads(text)).model_dump() == settings().model_dump()
-    assert "# Rounds of the run, T in the papers. (whole number: at least 1)\nnum-rounds = 10\n" in text
+    assert (
+        "# Rounds of the run, T in the papers. (whole number: at least 1)\nnum-rounds = 10\n"
+        in text
+    )
     assert max(map(len, text.splitlines())) <= 100
 
 
