@@ -271,11 +271,11 @@ def test_label_knowledge_is_booked(private, samples, model):
 def node(tmp_path):
     told = {"partition-id": 0, "num-partitions": 20, "state-dir": str(tmp_path), "device": "cpu"}
 
-    def ask(kind, content, **run_config):
+    def ask(kind, content, run_id=1, **run_config):
         config = {"train.dp-noise": 1.0, "train.local-epochs": 1} | run_config
         message = Message(RecordDict(content), 5, kind)
         message.metadata.__dict__["_message_id"] = "1"
-        return app(message, Context(1, 5, told, RecordDict(), config)).content
+        return app(message, Context(run_id, 5, told, RecordDict(), config)).content
 
     return ask
 
@@ -311,6 +311,29 @@ def test_without_noise_nothing_of_privacy_is_said_or_kept(node, tmp_path):
 def test_a_node_whose_budget_is_spent_trains_no_further(node):
     with pytest.raises(BudgetSpentError, match=r"train.dp-epsilon = 1: this node has spent 0"):
         node("train", training(), **{"train.dp-epsilon": 1.0})
+
+
+def resumed(node, run_id, before):
+    """Have the node go on with another run after its round 0."""
+    told = {"run-id": str(before), "node-id": "5", "round": 0}
+    node("query.continue_run", {"config": ConfigRecord(told)}, run_id)
+
+
+def test_runs_that_were_resumed_from_one_share_its_account_and_its_budget(node):
+    def spent(run_id, budget=0.0):
+        asked = {"train.batch-size": 128, "train.dp-epsilon": budget}
+        return node("train", training(), run_id, **asked)["metrics"]["dp-epsilon"]
+
+    once, twice = spent(run_id=9), spent(run_id=9)
+    assert spent(run_id=1) == once
+    resumed(node, 2, before=1)
+    resumed(node, 3, before=1)  # from the same checkpoint again
+    resumed(node, 4, before=3)
+    assert spent(run_id=2, budget=twice) == twice
+    for run_id in (1, 2, 3, 4):
+        with pytest.raises(BudgetSpentError):
+            spent(run_id, budget=twice)
+    assert spent(run_id=5, budget=twice) == once
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a node's random draws depend on."""
+"""A node in a run: which data it trains on, and what its draws depend on."""
 
 import pytest
 import torch
@@ -8,6 +8,8 @@ from client.session import Session
 from client.training import epoch_batches
 from task.datasets import load_dataset
 from task.models import create_model
+from task.settings import SettingsError, TaskSettings
+from task.source import partition_samples
 
 
 @pytest.fixture
@@ -65,3 +67,44 @@ def test_a_node_that_is_asked_in_another_round_trains_in_another_order(client_gr
     first, again, second = trained(1), trained(1), trained(2)
     assert torch.equal(first, again)
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.35, 0.99])
+def test_the_share_that_is_held_out_is_not_trained_on_and_nothing_is_lost(session, share):
+    config = {"train.holdout": share}
+    data = session(1, **config).data
+    every = partition_samples(TaskSettings.from_run_config(config), 1, 3).to_samples(data.spec)
+    assert len(data.holdout) == int(share * len(every))
+    assert len(data.train) + len(data.holdout) == len(every)
+    both = torch.cat([data.train.inputs, data.holdout.inputs]).flatten(1)
+    assert sorted(both.tolist()) == sorted(every.inputs.flatten(1).tolist())
+
+
+def test_the_same_samples_are_held_out_whatever_id_a_node_comes_back_with(session):
+    ours, back = (session(1, node_id=node, run_id=node).data for node in (5, 6))
+    assert torch.equal(ours.holdout.inputs, back.holdout.inputs)
+
+
+def test_a_node_without_partition_draws_by_its_id(tmp_path):
+    told = {"dataset": "digits", "state-dir": str(tmp_path), "device": "cpu"}
+    run_config = {"dataset": "private", "private.shape": "1x8x8"}
+    first, second = (
+        Session.of(Context(1, node, told, RecordDict(), run_config)) for node in (2**63 + 1, 4)
+    )
+    assert (first.identity, second.identity) == (2**63 + 1, 4)
+    assert drawn(first.generator("x")) != drawn(second.generator("x"))
+
+
+@pytest.mark.parametrize(
+    ("run_config", "missing", "complaint"),
+    [
+        ({}, "partition-id", "neither data nor partition-id and num-partitions"),
+        ({}, "num-partitions", "neither data nor partition-id and num-partitions"),
+        ({"dataset": "private"}, "", "every node brings its own"),
+    ],
+)
+def test_a_node_without_data_is_told_how_to_have_some(tmp_path, run_config, missing, complaint):
+    told = {"partition-id": 0, "num-partitions": 7, "state-dir": str(tmp_path), "device": "cpu"}
+    told.pop(missing, None)
+    with pytest.raises(SettingsError, match=complaint):
+        Session.of(Context(1, 5, told, RecordDict(), run_config))

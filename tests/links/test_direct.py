@@ -119,6 +119,14 @@ def test_what_is_not_as_announced_leaves_nothing(receiver, links_of, refusals, c
     assert receiver.mailbox == [route.token]
 
 
+def test_no_more_is_read_than_was_announced(receiver):
+    begun = iter([SEALED[:2000], SEALED[:2000], *[SEALED] * 50])
+    with pytest.raises(LinkError, match="does not have the announced 3000 bytes"):
+        LinkFolder(receiver.store).put("0" * 32, begun, 3000, "")
+    assert len(list(begun)) == 50
+    assert receiver.mailbox == []
+
+
 def test_a_stream_that_breaks_off_leaves_nothing(receiver, links_of):
     route = route_to(links_of(receiver))
 

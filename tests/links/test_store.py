@@ -1,5 +1,8 @@
 """A node's files, and how a run that goes on takes them up."""
 
+import os
+import stat
+
 import pytest
 
 from links.store import NodeStore
@@ -50,3 +53,37 @@ def test_runs_that_go_on_from_one_another_have_one_origin(store, tmp_path):
     third.take_over("1", "7", 0)  # the second died before it left a checkpoint
     fourth.take_over("3", "9", 0)
     assert [each.at(5).origin for each in (store, second, third, fourth)] == [store] * 4
+
+
+def test_files_are_for_this_user_alone(store):
+    store.write("a", b"1")
+    assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((store.folder / "a").stat().st_mode) == 0o600
+
+
+def test_a_write_that_breaks_off_leaves_what_was_there(store, tmp_path, monkeypatch):
+    store.write("a", b"whole")
+    store.at(3).write("b", b"whole")
+
+    def killed(source, target):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        for broken in (store, store.at(4)):
+            for name in ("a", "b"):
+                with pytest.raises(KeyboardInterrupt):
+                    broken.write(name, b"new")
+    assert (store.read("a"), store.read("b")) == (b"whole", b"whole")
+    assert store.names() == ["a", "b@000003"]
+    after = NodeStore.open(tmp_path, 2, 8)
+    assert after.take_over("1", "7", 9) == 2
+
+
+def test_blobs_of_the_last_round_that_counts_are_taken_over_and_no_later_ones(store, tmp_path):
+    for server_round in (3, 4):
+        store.at(server_round).write("a", str(server_round).encode())
+    for last, taken in ((2, None), (3, b"3"), (4, b"4"), (5, b"4")):
+        after = NodeStore.open(tmp_path, 10 + last, 8)
+        after.take_over("1", "7", last)
+        assert after.read("a") == taken

@@ -140,6 +140,15 @@ def test_a_parcel_over_the_limit_is_neither_sent_nor_opened(party, links_of, mon
         receive(receiver, delivery, "models")
 
 
+def test_a_parcel_of_just_the_limit_is_sent_and_opened(party, links_of, monkeypatch):
+    sender, receiver = party(SENDER), party(RECEIVER)
+    monkeypatch.setattr(module, "LARGEST_PARCEL", len(PAYLOAD) + 28)
+    delivery = delivered(links_of(sender, receiver), sender, receiver)
+    assert receive(receiver, delivery, "models") == PAYLOAD
+    with pytest.raises(LinkError, match="more than the 2588 allowed"):
+        delivered(links_of(sender, receiver), sender, receiver, PAYLOAD + b"1")
+
+
 def test_a_parcel_that_never_came_is_missed(ends, links_of):
     sender, receiver, _ = ends
     links = links_of(sender, receiver, mode="direct")
@@ -220,6 +229,20 @@ def test_a_key_that_the_server_swapped_is_refused(party, links_of, authority):
         send(sender, swapped, PAYLOAD)
 
 
+def test_a_key_that_was_vouched_for_in_another_run_is_refused(party, links_of, authority):
+    """The server of a run hands out what nodes said in one before."""
+    certificates = {n: authority.issue(f"node-{n}") for n in (SENDER, RECEIVER)}
+    before = [party(n, **certificates[n]) for n in (SENDER, RECEIVER)]
+    now = [party(n, run_id=RUN + 1, **certificates[n]) for n in (SENDER, RECEIVER)]
+    route = links_of(*before).route(SENDER, RECEIVER, "models")
+    with pytest.raises(LinkError, match=f"node {RECEIVER}'s key is not signed .* wrong sig"):
+        send(now[0], route, PAYLOAD)
+    delivery = delivered(links_of(*before), *before)
+    with pytest.raises(LinkError, match=f"node {SENDER}'s key is not signed .* wrong sig"):
+        receive(now[1], delivery, "models")
+    assert receive(now[1], delivered(links_of(*now), *now), "models") == PAYLOAD
+
+
 @pytest.mark.parametrize("case", ["none", "other authority", "server's", "unused", "expired"])
 def test_a_key_without_a_nodes_certificate_is_refused(
     party, links_of, authority, other_authority, case
@@ -240,10 +263,13 @@ def test_a_key_without_a_nodes_certificate_is_refused(
 def test_secrets_are_this_users_only_and_last(party, listening):
     node = listening(RECEIVER)
     first = introduce(node)
+    secrets = {}
     for name in ("key", "permit-key"):
         path = node.store.folder / "links" / name
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert path.read_bytes() not in (first["public-key"],)
+        secrets[name] = path.read_bytes()
+    assert secrets["key"] not in first.values()
+    assert secrets["permit-key"] == first["permit-key"]
+    assert len(secrets["key"]) == len(secrets["permit-key"]) == 32
     assert introduce(node) == first
-    assert "permit-key" in first
     assert introduce(party(SENDER))["permit-key"] == b""

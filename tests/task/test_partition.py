@@ -237,6 +237,30 @@ def test_unbalanced_clusters_hold_one_to_five_equal_units_of_each_class(nodes, s
         assert len(np.unique(counts // unit)) > 3
 
 
+def test_an_unbalanced_node_draws_its_units_evenly_from_one_to_five_for_each_of_its_classes():
+    labels = _labels(3000, 10)
+    counts = _counts(labels, partition_indices(labels, 100, scheme="cluster-uc"))
+    unit = np.gcd.reduce(counts, axis=None)
+    held = (counts // unit)[counts > 0].reshape(100, 2)
+    drawn, times = np.unique(held, return_counts=True)
+    assert drawn.tolist() == [1, 2, 3, 4, 5]
+    assert (abs(times / held.size - 1 / 5) < 0.08).all()
+    pairs = {tuple(pair) for pair in held}
+    assert len(pairs) > 15  # of 25
+
+
+@settings(max_examples=30, deadline=None)
+@given(nodes=st.integers(20, 60), per_class=st.integers(200, 400), seed=st.integers(0, 99))
+def test_the_unit_of_unbalanced_clusters_is_the_largest_for_which_every_class_suffices(
+    nodes, per_class, seed
+):
+    labels = np.concatenate([_labels(per_class, 9), np.full(per_class + 50, 9)])
+    counts = _counts(labels, partition_indices(labels, nodes, scheme="cluster-uc", seed=seed))
+    unit = np.gcd.reduce(counts, axis=None)
+    wanted = (unit + 1) * (counts // unit).sum(axis=0)
+    assert (wanted > np.bincount(labels)).any()
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     nodes=st.integers(1, 40),
