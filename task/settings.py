@@ -235,11 +235,13 @@ def _dotted_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def _described(details: Any, known: list[str]) -> str:
-    """One validation error as ``key = value: what is allowed``."""
+    """One validation error, such as ``key = value: what is allowed``."""
     key = ".".join(str(part) for part in details["loc"])
     if details["type"] == "extra_forbidden":
         close = difflib.get_close_matches(key, known, n=1)
         hint = f", did you mean {close[0]}?" if close else ", see flwr-distill settings"
         return f"{key} is not a known key{hint}"
+    if details["type"] == "missing":
+        return f"{_hyphenated(key)} is missing"
     message = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
     return f"{_hyphenated(key)} = {details['input']!r}: {message}"

@@ -21,6 +21,9 @@ from server.grid.metered import MeteredGrid
 EXAMPLES_THRESHOLD = 7.0
 """Allows num-examples up to 1,100 times the median, or more if nodes differ more."""
 
+LONGEST_REASON = 300
+"""Characters of a reason in log and journal."""
+
 
 class ScreeningGrid(MeteredGrid):
     """Metered grid that replaces bad replies by error replies.
@@ -124,6 +127,7 @@ class ScreeningGrid(MeteredGrid):
 
     def _set_aside(self, message: Message, reason: str) -> Message:
         node, phase = message.metadata.dst_node_id, message.metadata.message_type
+        reason = reason[:LONGEST_REASON]  # it may quote what the node sent
         log(WARNING, "Reply of node %d to %s set aside: %s", node, phase, reason)
         if self._journal:
             self._journal.book_set_aside(node, phase, reason)

@@ -263,6 +263,14 @@ def test_a_single_reply_is_measured_by_what_its_phase_allows(caplog, phase, reco
     assert (reason or "metrics: ") in reasons(caplog)[0]
 
 
+def test_a_reason_quotes_little_of_what_a_node_sent(caplog):
+    told = ConfigRecord({"dataset": "x" * 10**6})
+    assert asked([telling(metrics=SAMPLES, config=told)], "query.describe") == [None]
+    (reason,) = reasons(caplog)
+    assert reason.startswith("config: dataset = 'xxx")
+    assert len(reason) == 300
+
+
 @pytest.mark.parametrize("data", [b"", b"\x80\x04.", b"\x93NUMPY\x01\x00v\x00{'descr': '|O'}"])
 @pytest.mark.parametrize("phase", ["train", "query.describe", "query.of_another_strategy"])
 def test_arrays_that_cannot_be_read_are_set_aside_in_any_phase(caplog, phase, data):
