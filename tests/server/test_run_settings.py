@@ -1,0 +1,60 @@
+"""Settings of a run: a table for each method, and what strategy-args change of the run's own."""
+
+import pytest
+
+from protocol.registry import built_in_methods, find_method
+from server.settings import RunSettings
+from task.settings import SettingsError
+
+
+def settings(**config):
+    return RunSettings.from_run_config(config)
+
+
+def test_every_method_with_settings_has_its_table_and_reads_its_own():
+    with_settings = {m.name: m for m in built_in_methods().values() if m.settings}
+    assert {"hfldd", "moon", "feddyn", "fedfa"} <= with_settings.keys()
+    for method in with_settings.values():
+        of_method = settings().of_method(method)
+        assert isinstance(of_method, method.settings)
+        assert settings().model_dump(by_alias=True)[method.table_name] == of_method.model_dump(
+            by_alias=True
+        )
+    assert settings().of_method(find_method("fedavg")) is None
+    assert settings().of_method(None) is None
+
+
+def test_methods_that_share_a_table_read_the_same_settings():
+    run = settings(**{"fedhead.sectors": 5})
+    found = [run.of_method(find_method(name)).sectors for name in ("fedhead", "fedhead-plus")]
+    assert found == [5, 5]
+
+
+@pytest.mark.parametrize("key", ["kd-lambda", "kd_lambda"])
+def test_strategy_args_win_over_the_table_and_the_rest_is_for_the_constructor(key):
+    told = f'{{"{key}": 2.5, "weighted_by_key": "x"}}'
+    run = settings(**{"cadis.kd-lambda": 0.5, "strategy-args": told})
+    cadis = find_method("cadis")
+    assert run.of_method(cadis).kd_lambda == 2.5
+    assert run.constructor_arguments(cadis) == {"weighted_by_key": "x"}
+    assert run.constructor_arguments(None) == {key: 2.5, "weighted_by_key": "x"}
+
+
+def test_a_value_of_strategy_args_that_a_method_cannot_have_is_named():
+    run = settings(**{"strategy-args": '{"mu": -1}'})
+    with pytest.raises(SettingsError, match=r"strategy-args: mu = -1(\.0)?: should be"):
+        run.of_method(find_method("moon"))
+
+
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [
+        ("nosuch.mu", "nosuch is"),
+        ("moon.nosuch", "moon.nosuch is"),
+        ("fedhead-plus.sectors", "fedhead-plus is"),
+        ("hfldd", "hfldd = 1"),
+    ],
+)
+def test_a_table_or_key_that_no_method_has_is_refused(key, named):
+    with pytest.raises(SettingsError, match=f"run config: {named}"):
+        settings(**{key: 1})
