@@ -73,6 +73,19 @@ def test_imports_point_downwards(graph):
     assert upwards == []
 
 
+def test_imports_lead_to_modules_that_are_there():
+    """Mypy does not tell: it takes a missing module for one of another package."""
+    known = {module for module, _ in modules()}
+    missing = [
+        f"{module} imports {node.module}"
+        for module, file in modules()
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and room(node.module or "") in ROOMS
+        if node.module not in known
+    ]
+    assert missing == []
+
+
 def test_imports_form_no_circle(graph):
     packages = {m for m in graph if any(n.startswith(f"{m}.") for n in graph)}
     without_reexports = {m: others - packages for m, others in graph.items()}
