@@ -1,0 +1,66 @@
+"""Settings that once slipped through: refused before nodes are asked, or obeyed on nodes."""
+
+import json
+import logging
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from links.records import Introduction
+from links.routes import Links
+from server.app import main
+from strategies.fedhead import FedHEAD
+from task.settings import SettingsError
+
+
+@pytest.fixture
+def run(client_grid, tmp_path):
+    """Run our ServerApp on two nodes in this process; returns the grid and the rows of the run."""
+
+    def start(num_rounds=1, **settings):
+        config = {key.replace("__", ".").replace("_", "-"): v for key, v in settings.items()}
+        config |= {"num-rounds": num_rounds, "min-nodes": 2, "runs-dir": str(tmp_path)}
+        start.grid = client_grid(2, config)
+        main(start.grid, Context(7, 1, {}, RecordDict(), config))
+        return [json.loads(line) for line in (tmp_path / "7" / "metrics.jsonl").open()]
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"strategy": "fednova", "train__momentum": 0.9}, "train.momentum = 0.9: FedNova"),
+        ({"strategy": "fednova", "train__optimizer": "adam"}, "train.optimizer = 'adam'"),
+        ({"hfldd__distiller": "kpi"}, "hfldd.distiller = 'kpi'"),
+        ({"hfldd__start": "somewhere"}, "hfldd.start = 'somewhere'"),
+    ],
+)
+def test_what_a_method_cannot_do_is_refused_before_any_node_is_asked(run, settings, said):
+    with pytest.raises(SettingsError, match=said):
+        run(**settings)
+    assert run.grid.pushed == []
+
+
+def test_fedlgd_trains_with_a_relational_term_too(run):
+    steps = {f"fedlgd__{name}_steps": 2 for name in ("first", "refine", "global")}
+    rows = run(2, strategy="fedlgd", train__kd_lambda=0.5, fedlgd__every=1, **steps)
+    assert [row["server_bytes"] > 0 for row in rows[1:]] == [True, True]
+    assert rows[1]["loss"] != rows[0]["loss"]
+
+
+def test_a_node_says_which_distiller_auto_takes_and_why(run, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level(logging.INFO, "flwr")
+    run(hfldd__groups=2, hfldd__distill_steps=2, hfldd__distilled_size=4)
+    assert any("istiller auto takes dm" in message for message in caplog.messages)
+
+
+def test_a_late_node_without_an_address_is_left_out_and_ends_the_run_only_in_round_one():
+    strategy = FedHEAD(links="direct")
+    links = Links({1: Introduction(public_key=bytes(32)), 2: Introduction(public_key=bytes(32))})
+    links.mode = "direct"
+    with pytest.raises(SettingsError, match="has no address"):
+        strategy._possible_routes(links, [(1, 2)], "sector-model")
+    strategy._first = False
+    assert strategy._possible_routes(links, [(1, 2)], "sector-model") == {}
