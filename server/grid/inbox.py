@@ -18,12 +18,15 @@ from flwr.supercore.inflatable.inflatable_utils import (
     inflate_object_from_contents,
     pull_objects,
 )
+from flwr.supercore.retry import exponential
 from flwr.superlink.grid import GrpcGrid
 
 PULLS = 64
 """Announced replies to try in one fetch, so that its cost does not grow with the nodes."""
 CHECK_SENDERS = 5.0
 """Seconds between checks that the senders of incomplete replies are still connected."""
+LONGEST_RETRY = 2
+"""Seconds until the next attempt, at most, while the SuperLink is away (Flower: up to 20)."""
 
 
 class Inbox:
@@ -150,6 +153,12 @@ class SuperLinkInbox(Inbox):
                 node=self._grid.node, run_id=self._grid.run.run_id, message_object_id=object_id
             )
         )
+
+
+def retry_sooner(grid: Grid) -> None:
+    """Let a grid notice soon that its SuperLink is back: a phase cannot end before."""
+    if isinstance(grid, GrpcGrid):
+        grid._retry_invoker.wait_gen_factory = lambda: exponential(max_delay=LONGEST_RETRY)
 
 
 def open_inbox(grid: Grid, messages: Mapping[str, Message]) -> Inbox:

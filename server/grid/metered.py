@@ -14,7 +14,7 @@ from flwr.supercore.run import Run
 from protocol.method import Phase
 from protocol.registry import phases_of
 from protocol.replies import usable
-from server.grid.inbox import open_inbox
+from server.grid.inbox import open_inbox, retry_sooner
 from server.grid.ledger import Ledger
 from server.grid.spool import Spool
 from server.record.journal import Journal
@@ -67,6 +67,7 @@ class MeteredGrid(Grid):
         self.ledger = Ledger()
         self.order: Mapping[int, int] = {}
         """Rank of each known node id; unknown nodes come after these, by id."""
+        retry_sooner(grid)
         self._grid = grid
         self._deadline = deadline
         self._seed = seed

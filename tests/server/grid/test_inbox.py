@@ -1,12 +1,15 @@
 """Replies that come through a SuperLink: Flower's own, in this process."""
 
 import time
+from contextlib import suppress
 
+import grpc
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.supercore.inflatable import inflatable_utils
+from flwr.superlink.grid import GrpcGrid
 
 from server.grid import inbox as inbox_module
 from server.grid.inbox import PULLS, open_inbox
@@ -238,3 +241,30 @@ def test_a_look_for_replies_costs_the_same_for_any_number_of_nodes(superlink):
     found = [list(inbox.fetch(end)), list(inbox.fetch(end))]
     assert [len(each) for each in found] == [PULLS, PULLS]
     assert not inbox.waiting
+
+
+class Away(grpc.RpcError):
+    def code(self):
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self):
+        return "connection refused"
+
+
+def test_a_superlink_that_is_back_is_noticed_within_two_seconds():
+    grid, waits = GrpcGrid(token="none"), []
+    MeteredGrid(grid, deadline=10)
+
+    def wait(seconds):
+        waits.append(seconds)
+        if len(waits) == 200:
+            raise TimeoutError
+
+    def call():
+        raise Away
+
+    grid._retry_invoker.wait_function = wait
+    with suppress(TimeoutError):
+        grid._retry_invoker.invoke(call)
+    assert len(waits) == 200
+    assert 1 < max(waits) <= 2
