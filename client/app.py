@@ -22,6 +22,7 @@ from protocol.messages import (
     SECTOR,
 )
 from protocol.registry import all_methods, find_method, handlers
+from task.compute.precision import products_in
 from task.evaluation import evaluate_model
 from task.plugin import import_object
 from task.settings import SettingsError
@@ -40,14 +41,18 @@ class MethodApp(ClientApp):
         SettingsError
             If the message is of a method that is not installed here.
         """
+        with products_in("float32"):  # whatever PyTorch's defaults on a GPU
+            return self._handler(message, context)(message, context)
+
+    def _handler(self, message: Message, context: Context) -> Handler:
         message_type = message.metadata.message_type
         if "." not in message_type:  # Flower's own: train, evaluate
-            return super().__call__(message, context)
+            return super().__call__
         paths = handlers()
         if message_type not in paths:
             raise _missing(f"handler of {message_type}", context)
         handler: Handler = import_object(paths[message_type])  # type: ignore[assignment]
-        return handler(message, context)
+        return handler
 
 
 app = MethodApp()

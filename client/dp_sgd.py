@@ -159,7 +159,7 @@ class PrivateTraining:
 
         model.train()
         self._require_single_gradients(model, terms)
-        n = len(samples)
+        n, device = len(samples), next(model.parameters()).device
         rate = 1 / math.ceil(n / batch_size)
         self.account.spend(self.noise, rate, steps)
         private = DPOptimizer(
@@ -167,14 +167,15 @@ class PrivateTraining:
             noise_multiplier=self.noise,
             max_grad_norm=self.clip,
             expected_batch_size=rate * n,
-            generator=_on(samples.inputs.device, self.generator),
+            generator=_on(device, self.generator),
         )
         parameters = [p for p in model.parameters() if p.requires_grad]
         hooks = GradSampleHooks(model)
         for batch in UniformWithReplacementSampler(
             num_samples=n, sample_rate=rate, generator=self.generator, steps=steps
         ):
-            inputs, labels = samples.inputs[batch], samples.labels[batch]
+            indices = torch.tensor(batch, dtype=torch.int64).to(samples.labels.device)
+            inputs, labels = samples.minibatch(indices, device)
             private.zero_grad(set_to_none=True)
             if batch:
                 logits = model(inputs)
@@ -186,7 +187,7 @@ class PrivateTraining:
                 for p in parameters:
                     p.grad_sample = p.new_zeros(0, *p.shape)  # type: ignore[attr-defined]
             private.pre_step()  # the noisy mean is now in p.grad
-            rest = _plus(torch.zeros(()), terms, "weights", inputs, labels, logits)
+            rest = _plus(torch.zeros((), device=device), terms, "weights", inputs, labels, logits)
             if rest.requires_grad:
                 rest.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -235,11 +236,17 @@ def secret_generator() -> torch.Generator:
 
 
 def _on(device: torch.device, generator: torch.Generator) -> torch.Generator:
-    """The generator, or for another device one seeded from it."""
+    """The generator, or for a GPU one with a seed and an offset from it.
+
+    A GPU's generator takes 64 bits of seed, too few for noise that must not be guessed. The offset,
+    where its stream begins, is as secret: a multiple of 4 below 2^62, half of what it can count to.
+    """
     if device.type == "cpu":
         return generator
-    seed = int(torch.randint(2**63 - 1, (), generator=generator))
-    return torch.Generator(device).manual_seed(seed)
+    seed, offset = torch.randint(2**60, (2,), generator=generator).tolist()
+    own = torch.Generator(device).manual_seed(seed)
+    own.set_offset(4 * offset)
+    return own
 
 
 def _plus(

@@ -154,7 +154,7 @@ def pooled_samples(session: Session) -> Samples:
     if not paths:
         return own
     received = _read_parcels(tuple((path, path.stat().st_mtime_ns) for path in paths))
-    received = received.to(session.device)
+    received = received.to(own.inputs.device)
     own_labels = own.labels
     if received.labels.ndim == 2:
         own_labels = one_hot(own_labels, session.data.spec.num_classes).float()

@@ -10,6 +10,7 @@ import torch
 from flwr.app import Context
 
 from links.store import NodeStore
+from task.compute.device import choose_device, place
 from task.datasets import DataSpec, Samples, load_private_data
 from task.settings import SettingsError, TaskSettings
 from task.source import PRIVATE, data_spec, domain, partition_samples
@@ -19,7 +20,7 @@ NodeConfigValue = bool | int | float | str
 
 @dataclass(frozen=True)
 class LocalData:
-    """A node's samples on its device.
+    """A node's samples, on its device if they fit there.
 
     Parameters
     ----------
@@ -82,10 +83,10 @@ class Session:
         """
         node = dict(context.node_config)
         task = TaskSettings.from_run_config(context.run_config)
-        device = _device(str(node.get("device", "auto")))
+        device = choose_device(str(node.get("device", "auto")), "node config: device")
         return cls(
             task=task,
-            data=_local_data(task, tuple(sorted(node.items())), str(device)),
+            data=_local_data(task, tuple(sorted(node.items())), device),
             device=device,
             store=NodeStore.open(
                 str(node.get("state-dir", "")) or None, context.run_id, context.node_id
@@ -111,20 +112,9 @@ def _generator(seed: int, identity: int, purpose: str, server_round: int = 0) ->
     return torch.Generator().manual_seed(int(state) >> 1)
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise SettingsError(
-            f"node config: device = {name!r}, but no CUDA device is there (try cpu)"
-        )
-    return device
-
-
 @lru_cache(maxsize=32)
 def _local_data(
-    task: TaskSettings, node_config: tuple[tuple[str, NodeConfigValue], ...], device: str
+    task: TaskSettings, node_config: tuple[tuple[str, NodeConfigValue], ...], device: torch.device
 ) -> LocalData:
     node = dict(node_config)
     data_root = str(node.get("data-root", ""))
@@ -133,7 +123,7 @@ def _local_data(
     if name := node.get("dataset"):
         shares = int(node.get("num-partitions", 0))
         own = domain(task, str(name), (identity, shares) if shares else None, data_root)
-        train, test = (part.to_samples(spec).to(device) for part in (own.train, own.test))
+        train, test = (place(part.to_samples(spec), device) for part in (own.train, own.test))
         return LocalData(spec, train, holdout=test)
     if path := node.get("data"):
         raw = load_private_data(str(path), spec)
@@ -149,10 +139,10 @@ def _local_data(
         )
     else:
         raw = partition_samples(task, identity, int(node["num-partitions"]), data_root)
-    samples = raw.to_samples(spec).to(device)
+    samples = place(raw.to_samples(spec), device)
     order = torch.randperm(len(samples), generator=_generator(task.seed, identity, "holdout"))
     num_held_out = int(task.train.holdout * len(samples))
-    order = order.to(device)
+    order = order.to(samples.labels.device)
     return LocalData(
         spec=spec,
         train=samples.subset(order[num_held_out:]),

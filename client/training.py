@@ -12,8 +12,9 @@ from torch.nn import functional
 from client.dp_sgd import PrivateTraining
 from client.terms import LossTerm
 from protocol.messages import NUM_STEPS, TRAIN_ACCURACY, TRAIN_LOSS
+from task.compute.precision import forward_in, products_in
 from task.datasets import Samples
-from task.settings import SettingsError, TrainSettings
+from task.settings import Precision, SettingsError, TrainSettings
 
 
 class Trained(NamedTuple):
@@ -73,6 +74,7 @@ def fit(
     batches: Iterable[Tensor],
     optimizer: torch.optim.Optimizer,
     terms: Sequence[LossTerm] = (),
+    precision: Precision = "float32",
 ) -> Trained:
     """Train the model in place, one step per minibatch, on the cross-entropy and the loss terms.
 
@@ -82,20 +84,25 @@ def fit(
         Indices into ``samples``, one tensor per step.
     terms : Sequence[LossTerm] (default: ())
         Added to the cross-entropy, but not part of the loss returned.
+    precision : str (default: "float32")
+        Of the forward pass; see :func:`task.compute.precision.forward_in`.
     """
     model.train()
-    total, right = torch.zeros(2, device=samples.inputs.device)
+    device = next(model.parameters()).device
+    total, right = torch.zeros(2, device=device)
+    forward = forward_in(precision, device)
     steps = 0
     for batch in batches:
-        inputs, labels = samples.inputs[batch], samples.labels[batch]
+        inputs, labels = samples.minibatch(batch, device)
         optimizer.zero_grad(set_to_none=True)
-        logits = model(inputs)
-        loss = functional.cross_entropy(logits, labels)
-        total += loss.detach()
-        right += (logits.argmax(1) == hard_labels(labels)).float().mean()
+        with forward:
+            logits = model(inputs)
+            loss = functional.cross_entropy(logits, labels)
+            total += loss.detach()
+            right += (logits.argmax(1) == hard_labels(labels)).float().mean()
+            for term in terms:
+                loss = loss + term(inputs, labels, logits)
         steps += 1
-        for term in terms:
-            loss = loss + term(inputs, labels, logits)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return Trained(float(total) / max(steps, 1), float(right) / max(steps, 1), steps)
@@ -142,7 +149,8 @@ def train_round(
         epoch_batches(samples.labels, settings.batch_size, generator, balanced=balanced)
         for _ in range(settings.local_epochs)
     )
-    return fit(model, samples, epochs, optimizer, terms)
+    with products_in(settings.precision):
+        return fit(model, samples, epochs, optimizer, terms, settings.precision)
 
 
 def _optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:

@@ -19,6 +19,7 @@ from server.strategy import strategy_of_run
 from server.task import Task
 from strategies.common.directory import Directory
 from strategies.common.registry import find_strategy
+from task.compute.precision import products_in
 
 app = ServerApp()
 
@@ -31,7 +32,8 @@ def main(grid: Grid, context: Context) -> None:
     check_privacy(settings, method)
     task, directory = Task.of(settings), Directory(requirement_of(method))
     strategy = strategy_of_run(settings, strategy_class, method, task, directory)
-    with lock_run_folder(find_run_to_resume(settings, context.run_id)) as folder:
+    folder_of_run = lock_run_folder(find_run_to_resume(settings, context.run_id))
+    with products_in("float32"), folder_of_run as folder:
         checkpoint = checkpoint_to_resume(settings, folder)
         serve_metrics(folder)
         with Journal(folder / "journal.jsonl", checkpoint.round if checkpoint else None) as journal:

@@ -28,6 +28,7 @@ def strategy_of_run(
         seed=settings.seed,
         model=task.model,
         spec=task.spec,
+        device=task.device,
         train=settings.train,
         data_root=settings.data_root,
         links=settings.links,

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from logging import INFO
 
 import torch
 from flwr.app import ArrayRecord, MetricRecord
+from flwr.common import log
 from torch import nn
 
 from server.evaluation import server_evaluation
 from server.settings import RunSettings
+from task.compute.device import choose_device, describe_device
 from task.datasets import DataSpec
 from task.models import create_model
 from task.source import data_spec, test_samples
@@ -20,12 +23,14 @@ Evaluate = Callable[[int, ArrayRecord], MetricRecord]
 class Task:
     """What a federation trains.
 
-    `start` holds the initial weights. `evaluate` is None if the server has no test samples.
+    `start` holds the initial weights, `device` is where the server computes. `evaluate` is None if
+    the server has no test samples.
     """
 
     spec: DataSpec
     model: nn.Module
     start: ArrayRecord
+    device: torch.device
     evaluate: Evaluate | None
 
     @classmethod
@@ -33,11 +38,13 @@ class Task:
         """Build the task from a run's settings."""
         spec = data_spec(settings)
         model = create_model(settings.model, spec, seed=settings.seed)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = choose_device(settings.server_device, "server-device")
+        log(INFO, "The server computes on %s", describe_device(device))
         test = test_samples(settings)
         return cls(
             spec=spec,
             model=model,
             start=ArrayRecord(model.state_dict()),
+            device=device,
             evaluate=server_evaluation(model, test.to_samples(spec), device) if test else None,
         )

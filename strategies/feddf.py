@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from torch import Tensor, nn
@@ -34,11 +35,13 @@ class FedDF(CheckedFedAvg):
         Most epochs of a distillation.
     seed : int (default: 0)
         Seed of the held-out part and of the minibatches.
+    device : torch.device or str (default: "cpu")
+        Where the server distils.
     **kwargs
         As Flower's FedAvg takes them.
     """
 
-    run_arguments = ("model", "seed")
+    run_arguments = ("model", "seed", "device")
 
     def __init__(
         self,
@@ -48,12 +51,13 @@ class FedDF(CheckedFedAvg):
         ensemble_distillation: EnsembleDistillation | None = None,
         server_epochs: int = 20,
         seed: int = 0,
+        device: torch.device | str = "cpu",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         request = ensemble_distillation or EnsembleDistillation()
         request = request.model_copy(update={"distill_epochs": server_epochs})
-        self._distil = ServerDistillation(model, reference, request, seed)
+        self._distil = ServerDistillation(model, reference, request, seed, device)
         self._round = 0
 
     @classmethod

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 
 from protocol.arrays import Arrays
@@ -27,6 +28,8 @@ class FedHEADPlus(FedHEAD):
         Gives the reference set, samples (n, ...); called once, when first needed.
     server_epochs : int (default: 20)
         n_g, most epochs on the server; early stopping and the rest as on leaders.
+    device : torch.device or str (default: "cpu")
+        Where the server distils.
     **kwargs
         As :class:`FedHEAD` takes them.
     """
@@ -37,17 +40,19 @@ class FedHEADPlus(FedHEAD):
         model: nn.Module,
         reference: Callable[[], Tensor],
         server_epochs: int = 20,
+        device: torch.device | str = "cpu",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         request = self.ensemble_distillation.model_copy(update={"distill_epochs": server_epochs})
-        self._distil = ServerDistillation(model, reference, request, self.seed)
+        self._distil = ServerDistillation(model, reference, request, self.seed, device)
 
     @classmethod
     def from_run(cls, settings: FedHEADSettings, run: Run, **arguments: Any) -> Self:
         """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`."""
         own = {
             "model": run.model,
+            "device": run.device,
             "reference": run.auxiliary(settings.reference, settings.reference_size),
             "server_epochs": settings.server_epochs,
         }

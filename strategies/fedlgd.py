@@ -59,6 +59,8 @@ class FedLGD(RobustFedAvg):
         Seconds to wait for nodes that lost the server's virtual data.
     seed : int (default: 0)
         Seed of the noise.
+    device : torch.device or str (default: "cpu")
+        Where the server distils.
     **kwargs
         Those of :class:`strategies.common.checked.RobustFedAvg`.
 
@@ -68,7 +70,7 @@ class FedLGD(RobustFedAvg):
     Distillation". A node that fails, or sends arrays that are not finite, is left out of the round.
     """
 
-    run_arguments = ("model", "spec", "phase_timeout", "seed", "aggregator")
+    run_arguments = ("model", "spec", "device", "phase_timeout", "seed", "aggregator")
 
     def __init__(
         self,
@@ -86,6 +88,7 @@ class FedLGD(RobustFedAvg):
         match: Literal["gradient", "update"] = "gradient",
         phase_timeout: float = 600.0,
         seed: int = 0,
+        device: torch.device | str = "cpu",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -101,7 +104,8 @@ class FedLGD(RobustFedAvg):
         self.global_data: VirtualData | None = None
         """The server's virtual data, as nodes have them; None before the first selected round."""
         self._start_of_global_data = _noise(spec, global_per_class, seed)
-        self._model = copy.deepcopy(model)
+        self._model = copy.deepcopy(model).to(device)
+        self._device = device
         self._payload = b""
         self._holders: set[int] = set()
         self._selected = False
@@ -219,16 +223,14 @@ class FedLGD(RobustFedAvg):
 
     def _refine(self, target: Arrays) -> None:
         """Match the gradient at the round's initial model (eq. 5-6)."""
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        model = self._model.to(device)
-        model.load_state_dict(as_tensors(self.start_of_round))
+        self._model.load_state_dict(as_tensors(self.start_of_round))
         virtual = self.global_data or self._start_of_global_data
         try:
             images = match_gradient(
-                virtual.images.to(device),
-                virtual.labels.to(device),
+                virtual.images.to(self._device),
+                virtual.labels.to(self._device),
                 as_tensors(target),
-                model,
+                self._model,
                 steps=self.global_steps,
             )
             refined = replace(virtual, images=images.cpu(), steps=virtual.steps + self.global_steps)

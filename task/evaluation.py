@@ -17,7 +17,6 @@ def evaluate_model(
     return int((predicted == samples.labels.cpu()).sum()) / len(samples), loss
 
 
-@torch.inference_mode()
 def predict(
     model: nn.Module, samples: Samples, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, float]:
@@ -25,12 +24,13 @@ def predict(
 
     The model maps (n, C, H, W) to logits (n, classes) and stays on ``device`` in evaluation mode.
     """
-    model.to(device).eval()
-    predicted, loss = [], 0.0
-    for start in range(0, len(samples), BATCH_SIZE):
-        inputs = samples.inputs[start : start + BATCH_SIZE].to(device)
-        labels = samples.labels[start : start + BATCH_SIZE].to(device)
-        logits = model(inputs)
-        predicted.append(logits.argmax(dim=1).cpu())
-        loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
-    return torch.cat(predicted), loss / len(samples)
+    model.to(device).eval()  # not in inference mode: its buffers could not be loaded again
+    predicted, loss = [], torch.zeros((), dtype=torch.float64, device=device)
+    with torch.inference_mode():
+        for start in range(0, len(samples), BATCH_SIZE):
+            inputs = samples.inputs[start : start + BATCH_SIZE].to(device)
+            labels = samples.labels[start : start + BATCH_SIZE].to(device)
+            logits = model(inputs)
+            predicted.append(logits.argmax(dim=1))
+            loss += functional.cross_entropy(logits, labels, reduction="sum")
+        return torch.cat(predicted).cpu(), float(loss) / len(samples)

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 RunConfigValue = bool | int | float | str
+Precision = Literal["float32", "tf32", "bf16"]
 
 
 class SettingsError(ValueError):
@@ -125,6 +126,9 @@ class TrainSettings(Block):
         Weight of CADIS's regulariser; the strategy ``cadis`` sets its own.
     feature_layer : str (default: "")
         Name of the model's last dense layer, whose input is the features; found if empty.
+    precision : str (default: "float32")
+        ``float32``, ``tf32`` (faster on GPUs from Ampere on, products keep 10 bits of mantissa), or
+        ``bf16`` (forward pass in bfloat16, weights in float32).
     holdout : float (default: 0.1)
         Share of a node's data held out of training to evaluate on.
     dp_noise : float (default: 0.0)
@@ -146,11 +150,22 @@ class TrainSettings(Block):
     proximal_mu: Annotated[float, Field(ge=0)] = 0.0
     kd_lambda: Annotated[float, Field(ge=0)] = 0.0
     feature_layer: str = ""
+    precision: Precision = "float32"
     holdout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     dp_noise: Annotated[float, Field(ge=0)] = 0.0
     dp_clip: Annotated[float, Field(gt=0)] = 1.0
     dp_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     dp_epsilon: Annotated[float, Field(ge=0)] = 0.0
+
+    @field_validator("dp_noise")
+    @classmethod
+    def _in_full_precision(cls, noise: float, info: ValidationInfo) -> float:
+        if noise and info.data.get("precision") == "bf16":
+            raise ValueError(
+                "DP-SGD does not train in bf16 (set train.precision to float32 or tf32, or this "
+                "to 0)"
+            )
+        return noise
 
     @field_validator("dp_epsilon")
     @classmethod

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from flwr.serverapp.strategy import Strategy
 from torch import nn
 
@@ -25,6 +26,8 @@ class Run:
         The architecture; its weights are not to be touched.
     spec : DataSpec
         Shape and classes of the samples.
+    device : torch.device
+        Where the server computes.
     train : TrainSettings
         Local training.
     data_root : str
@@ -44,6 +47,7 @@ class Run:
     seed: int
     model: nn.Module
     spec: DataSpec
+    device: torch.device
     train: TrainSettings
     data_root: str
     links: LinkMode

@@ -28,6 +28,8 @@ class ServerDistillation:
         How to distil.
     seed : int (default: 0)
         Seed of the held-out part and of the minibatches, combined with the round.
+    device : torch.device or str (default: "cpu")
+        Where to distil.
     """
 
     def __init__(
@@ -36,12 +38,13 @@ class ServerDistillation:
         reference: Callable[[], Tensor],
         request: EnsembleDistillation,
         seed: int = 0,
+        device: torch.device | str = "cpu",
     ) -> None:
         self._model = model
         self._reference = reference
         self._request = request
         self._seed = seed
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._device = device
         self._inputs: Tensor | None = None
 
     def __call__(

@@ -65,6 +65,19 @@ class Samples:
         """The same samples on ``device``."""
         return Samples(self.inputs.to(device), self.labels.to(device))
 
+    def minibatch(
+        self, indices: torch.Tensor, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and labels at ``indices``, on ``device``.
+
+        From main memory to a GPU they go through pinned memory, so that they are copied while it
+        still computes the minibatch before.
+        """
+        pairs = (self.inputs[indices], self.labels[indices])
+        if device.type == "cuda" and not self.inputs.is_cuda:
+            pairs = (pairs[0].pin_memory(), pairs[1].pin_memory())
+        return pairs[0].to(device, non_blocking=True), pairs[1].to(device, non_blocking=True)
+
     def subset(self, indices: Sequence[int] | NDArray[np.int64] | torch.Tensor) -> "Samples":
         """The samples at ``indices``, in that order."""
         chosen = torch.as_tensor(indices, dtype=torch.int64, device=self.labels.device)

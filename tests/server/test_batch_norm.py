@@ -15,6 +15,7 @@ QUICK = {
     "min-nodes": NODES,
     "partition.scheme": "iid",
     "train.local-epochs": 1,
+    "train.batch-size": 64,
 }
 
 

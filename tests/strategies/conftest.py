@@ -4,6 +4,7 @@ import copy
 import hashlib
 
 import pytest
+import torch
 from flwr.app import Context, RecordDict
 
 from client.session import Session
@@ -114,6 +115,7 @@ def a_run():
             "seed": 7,
             "model": create_model("auto", spec, seed=0),
             "spec": spec,
+            "device": torch.device("cpu"),
             "train": TrainSettings(proximal_mu=0.25),
             "data_root": "",
             "links": "relay",

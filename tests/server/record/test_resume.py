@@ -26,6 +26,7 @@ QUICK = {
     "num-rounds": ROUNDS,
     "min-nodes": NODES,
     "train.local-epochs": 1,
+    "train.batch-size": 64,
     "partition.scheme": "dirichlet",
     "partition.alpha": 0.5,
     "fraction-evaluate": 0.5,

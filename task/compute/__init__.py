@@ -1,0 +1,1 @@
+"""Where and how tensors are computed: the device, and its precision."""
