@@ -4,6 +4,7 @@ import hashlib
 import os
 import socket
 import time
+from pathlib import Path
 
 import grpc
 import pytest
@@ -240,3 +241,17 @@ def test_a_port_that_is_taken_is_an_error_with_the_settings_name(receiver, party
     address = receiver.node_config["peer-address"]
     with pytest.raises(LinkError, match=f"peer-address={address}: the mailbox cannot listen"):
         start_server(Mailbox(party(STRANGER).state_dir), address, None)
+
+
+@pytest.mark.parametrize("missing", ["peer-key", "file"])
+def test_credentials_that_cannot_be_read_are_an_error(tmp_path, missing):
+    names = ("peer-authority", "peer-certificate", "peer-key")
+    config = {name: str(tmp_path / name) for name in names}
+    for path in config.values():
+        Path(path).write_bytes(b"")
+    if missing == "file":
+        (tmp_path / "peer-key").unlink()
+    else:
+        del config["peer-key"]
+    with pytest.raises(LinkError, match=r"peer credentials cannot be read: .*peer-key"):
+        Credentials.of(config)

@@ -7,7 +7,8 @@ change drawn for it; a sample of the places is drawn from the seed.
 
 The fast tests run once under coverage, which tells what tests run which line. Each mutant is then
 put into a copy of the tree, and some of the tests of its line run on it: the fastest, and those
-that run most of its file. A line that runs at import has the tests of its whole file. The mutant
+that run most of its file. A line that runs at import, such as a default, has the tests of its
+whole file and those of approved results, which may read it without running it. The mutant
 is noticed if a test fails or takes far too long, and survives if none does or there is none. At
 the end the tests that noticed mutants run on the unchanged copy: one that fails there as well
 proves nothing.
@@ -52,6 +53,7 @@ from rich.console import Console
 APP_DIR = Path(__file__).resolve().parents[2]
 FOLDERS = ("distill", "strategies", "links", "protocol", "client", "server", "task")
 FAST = "not slow and not faults and not docker"
+APPROVED = ("tests/golden/", "tests/server/test_settings_catalogue.py")
 COPIES = 2  # mutants at once
 LAST_START = 18 * 60  # seconds after which no mutant is begun
 LEAST_SHARE = 0.85
@@ -128,13 +130,17 @@ class Coverage:
         by_line = self.lines.get(path, {})
         share = Counter(test for tests in by_line.values() for test in set(tests))
         found = {test for line in lines for test in by_line.get(str(line), [])}
+        approved: set[str] = set()
         if "" in found:
             found = set(share)
+            approved = {test for test in self.seconds if test.startswith(APPROVED)}
         found &= set(self.seconds)
-        fastest = sorted(found, key=lambda test: (self.seconds[test], test))
         nearest = sorted(found, key=lambda test: (-share[test], self.seconds[test], test))
-        chosen = {*self._first(fastest), *self._first(nearest)}
-        return [test for test in fastest if test in chosen]
+        groups = (self._fastest(found), nearest, self._fastest(approved))
+        return self._fastest({test for group in groups for test in self._first(group)})
+
+    def _fastest(self, tests: Iterable[str]) -> list[str]:
+        return sorted(tests, key=lambda test: (self.seconds[test], test))
 
     def _first(self, tests: list[str]) -> list[str]:
         """Take tests while there is time for them, and one in any case."""

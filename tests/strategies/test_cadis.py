@@ -369,3 +369,14 @@ def test_a_whole_run_leaves_its_clusters(client_grid, tmp_path):
     nodes = [node for cluster in topology["clusters"] for node in cluster["members"]]
     assert len(nodes) == len(set(nodes)) >= 5
     assert {cluster["head"] for cluster in topology["clusters"]} == {None}
+
+
+def test_a_layer_that_is_not_dense_is_refused(memory_grid):
+    def node(message):
+        content = made_up(1.0)(message)
+        arrays = {"conv.weight": np.zeros((2, 2, 3, 3), np.float32), **START}
+        content["arrays"] = as_record(arrays)
+        return content
+
+    with pytest.raises(SettingsError, match=r"= 'conv'.* has first\.weight, last\.weight"):
+        play(strategy_of(layer="conv"), grid_of(memory_grid, node, node))

@@ -296,3 +296,21 @@ def test_a_node_that_comes_back_has_its_old_sector_and_new_ones_join_the_smalles
     grown = sectors(4)
     assert all(old <= new for old, new in zip(first, grown, strict=True))
     assert sorted(map(len, grown)) == [2, 3, 3]
+
+
+def test_a_parcel_that_does_not_fit_its_route_costs_its_member_alone(client_grid, caplog):
+    grid = client_grid(4, RUN_CONFIG)
+    strategy = strategy_of(sectors=1, links="relay", fixed_leader=True)
+    (cluster,) = first_clusters(strategy, grid)
+    liar = cluster.members[0]
+    honest = grid.nodes[liar]
+
+    def answer(message):
+        content = honest(message)
+        if "parcel" in content.config_records:
+            content["parcel"] = ConfigRecord({"receiver": "17"})
+        return content
+
+    grid.nodes[liar] = answer
+    assert play(strategy, grid) is not None
+    assert f"Parcel of node {liar} set aside" in caplog.text

@@ -354,3 +354,22 @@ def test_each_array_of_a_reply_is_decoded_once_from_the_grid_to_the_aggregate(mo
     assert len(came) == 5 * len(START)
     assert [sum(array is each for each in decoded) for array in came] == [1] * len(came)
     assert arrays is not None
+
+
+def test_a_long_step_of_a_large_model_is_seen(memory_grid):
+    """Its norm is that of what changed: the models themselves are about as long."""
+    start = as_record({"w": np.full(4, 1e6)})
+
+    def node(step):
+        def answer(message):
+            moved = {"w": message.content["arrays"]["w"].numpy() + step}
+            numbers = MetricRecord({"num-examples": 1, "train-loss": 0.1})
+            return RecordDict({"arrays": as_record(moved), "metrics": numbers})
+
+        return answer
+
+    inner = memory_grid({place: node(1e4 if place == 3 else 1 + place / 10) for place in range(6)})
+    grid = ScreeningGrid(inner, deadline=60, model={"w": np.full(4, 1e6)})
+    content = RecordDict({"arrays": start, "config": ConfigRecord()})
+    replies = grid.send_and_receive([Message(content, place, "train") for place in range(6)])
+    assert [reply.has_error() for reply in replies] == [place == 3 for place in range(6)]

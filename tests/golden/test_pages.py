@@ -1,0 +1,19 @@
+"""The report of recorded runs, down to each line that is drawn."""
+
+from pathlib import Path
+
+import pytest
+
+from server.page import read_run, run_page
+from server.page.comparison_page import comparison_page
+
+RUNS = Path(__file__).parent / "runs"
+
+
+@pytest.mark.parametrize("run", sorted(folder.name for folder in RUNS.iterdir()))
+def test_the_page_of_a_recorded_run_is_the_approved_one(run, same_text):
+    same_text(f"{run}.html", run_page(read_run(RUNS / run)))
+
+
+def test_the_comparison_of_recorded_runs_is_the_approved_one(same_text):
+    same_text("comparison.html", comparison_page([read_run(f) for f in sorted(RUNS.iterdir())]))
