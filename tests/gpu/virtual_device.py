@@ -17,7 +17,8 @@ with the line of this project that asked for them.
 It cannot tell: numbers that differ on a GPU (TF32, atomics, other algorithms), memory, streams and
 graphs, operations that CUDA lacks, and what C++ decides by the device, because C++ sees "meta"
 (cuDNN's LSTM, for instance, counts as the steps of PyTorch's own). Tensors that C++ makes beside
-others are on the GPU that was used last. It relies on private functions of PyTorch.
+others are on the GPU that was used last. A module's parameters are new objects after a move between
+CPU and GPU, so an optimiser must be made after it. It relies on private functions of PyTorch.
 """
 
 import contextlib
@@ -302,6 +303,15 @@ class VirtualTensor(Tensor):
     is_cuda = property(lambda self: True)
     is_cpu = property(lambda self: False)
     is_meta = property(lambda self: False)
+
+    @property
+    def data(self) -> Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, new: "VirtualTensor") -> None:
+        Tensor.data.__set__(self, new)
+        self.held, self.place = new.held, new.place
 
     def get_device(self) -> int:
         return self.place.index

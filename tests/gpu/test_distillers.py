@@ -1,0 +1,147 @@
+"""Distilling on the second of two GPUs gives what it gives on the CPU."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import cli.judge
+from cli.main import app
+from distill import VirtualData, distiller
+from distill.ensemble import distil_ensemble, teacher_probabilities
+from distill.gradient_matching import match_gradient
+from distill.kip import distill_kip_many
+from distill.private_matching import distill_dm_privately
+from distill.registry import _DISTILLERS
+from tests.gpu.conftest import GPU
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+IMAGES = torch.randn(30, 1, 8, 8, generator=generator())
+LABELS = torch.arange(30) % 3
+
+
+def assert_equal(on_gpu, on_cpu):
+    """Virtual data are on the CPU, and equal to the last digit."""
+    for name in ("images", "soft_labels", "initial_images", "labels"):
+        a, b = getattr(on_gpu, name), getattr(on_cpu, name)
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert type(a) is torch.Tensor
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", sorted(_DISTILLERS))
+@pytest.mark.parametrize("place", ["data on the CPU", "data on the GPU"])
+def test_every_distiller_gives_what_it_gives_on_the_cpu(gpus, name, place):
+    def run(device, data_device="cpu"):
+        return distiller(name)(
+            IMAGES.to(data_device),
+            LABELS.to(data_device),
+            num_classes=4,
+            per_class=2,
+            steps=3,
+            generator=generator(5),
+            device=device,
+        )
+
+    assert_equal(run(GPU, GPU if place == "data on the GPU" else "cpu"), run("cpu"))
+
+
+@pytest.mark.parametrize("init", ["pixel-stats", "noise", "real"])
+def test_every_start_can_be_made_of_images_on_a_gpu(gpus, init):
+    def run(device):
+        asked = {"num_classes": 4, "per_class": 2, "steps": 1, "init": init}
+        images, labels = IMAGES.to(device), LABELS.to(device)
+        return distiller("dm")(images, labels, generator=generator(), device=device, **asked)
+
+    assert_equal(run(GPU), run("cpu"))
+
+
+def test_private_matching_gives_what_it_gives_on_the_cpu(gpus):
+    def run(device):
+        return distill_dm_privately(
+            IMAGES,
+            LABELS,
+            num_classes=3,
+            per_class=1,
+            steps=2,
+            generator=generator(1),
+            noise_generator=generator(2),
+            epsilon=5.0,
+            delta=1e-5,
+            device=device,
+        )
+
+    assert_equal(run(GPU), run("cpu"))
+
+
+def test_the_sets_of_several_nodes_together_give_what_they_give_on_the_cpu(gpus):
+    def run(device):
+        sets = [(IMAGES[:15], LABELS[:15]), (IMAGES[15:], LABELS[15:])]
+        asked = {"num_classes": 3, "per_class": 1, "steps": 3, "device": device}
+        return distill_kip_many(sets, generators=[generator(0), generator(1)], **asked)
+
+    for on_gpu, on_cpu in zip(run(GPU), run("cpu"), strict=True):
+        assert_equal(on_gpu, on_cpu)
+
+
+def small_model(seed, device):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)
+        ).to(device)
+
+
+def test_the_servers_gradient_matching_gives_what_it_gives_on_the_cpu(gpus):
+    def run(device):
+        model = small_model(0, device)
+        target = {name: w.detach().cpu() + 0.1 for name, w in model.named_parameters()}
+        return match_gradient(IMAGES.to(device), LABELS.to(device), target, model, steps=3)
+
+    on_gpu = run(GPU)
+    assert on_gpu.device == torch.device(GPU)
+    assert torch.equal(on_gpu.cpu(), run("cpu"))
+
+
+@pytest.mark.parametrize("average", ["probabilities", "logits"])
+def test_the_servers_ensemble_distillation_gives_what_it_gives_on_the_cpu(gpus, average):
+    def run(device):
+        members = [(0.3, small_model(1, device)), (0.7, small_model(2, device))]
+        inputs, student = IMAGES.to(device), small_model(0, device)
+        teacher = teacher_probabilities(members, inputs, average=average)
+        asked = {"epochs": 3, "patience": 2, "batch_size": 8, "generator": generator(3)}
+        report = distil_ensemble(student, inputs, teacher, **asked)
+        return report, {name: value.cpu() for name, value in student.state_dict().items()}
+
+    (on_gpu, weights), (on_cpu, expected) = run(GPU), run("cpu")
+    assert on_gpu == on_cpu
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_flwr_distill_distill_writes_what_it_writes_on_the_cpu(gpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(cli.judge, "STEPS", 5)
+    pixels = np.random.default_rng(0).integers(0, 255, (20, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", images=pixels, labels=np.arange(20) % 2)
+
+    def files(device):
+        output = tmp_path / device.replace(":", "")
+        asked = ["--method", "dm", "--per-class", "2", "--steps", "3", "--device", device]
+        source = ["distill", str(tmp_path / "a.npz"), "--output", str(output)]
+        result = CliRunner().invoke(app, [*source, *asked])
+        assert result.exit_code == 0, result.output
+        summary = json.loads((output / "summary.json").read_text())
+        return (output / "virtual.safetensors").read_bytes(), summary
+
+    (on_gpu, summary), (on_cpu, expected) = files(GPU), files("cpu")
+    assert on_gpu == on_cpu
+    assert summary["scores"] == expected["scores"]
+    assert summary["device"] == GPU
+    assert len(VirtualData.from_bytes(on_gpu)) == 4

@@ -1,0 +1,120 @@
+"""Bugs that only a GPU shows, planted in this project: the checks of this folder find each."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord
+
+import client.local_round
+import client.moon
+import client.scaffold
+import client.session
+import client.terms.proximal
+import client.training
+import distill.distribution_matching
+import task.evaluation
+from client.terms.proximal import Proximal
+from distill import distiller
+from tests.gpu.conftest import GPU
+
+
+@pytest.fixture
+def plant(monkeypatch):
+    return monkeypatch.setattr
+
+
+def distilled():
+    images = torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(20) % 2
+    generator = torch.Generator().manual_seed(0)
+    asked = {"num_classes": 2, "per_class": 1, "steps": 2, "generator": generator}
+    return distiller("dm")(images, labels, device=GPU, **asked)
+
+
+def found(said):
+    return pytest.raises((RuntimeError, TypeError), match=said)
+
+
+def test_without_a_bug_all_of_this_passes(gpus, federation):
+    distilled()
+    for strategy in ("fedprox", "scaffold", "moon"):
+        federation(GPU, strategy=strategy, num_rounds=1)
+
+
+def test_a_mask_left_on_the_cpu(gpus, plant):
+    def cutout(height, width, *rest):
+        mask = torch.ones(height, width)
+        return lambda images: images * mask
+
+    plant(distill.distribution_matching, "draw_augmentation", cutout)
+    with found("same device"):
+        distilled()
+
+
+def test_a_second_model_left_on_the_cpu(gpus, federation, plant):
+    on_cpu = SimpleNamespace(deepcopy=lambda model: copy.deepcopy(model).cpu())
+    plant(client.moon, "copy", on_cpu)
+    with found("same device"):
+        federation(GPU, strategy="moon")
+
+
+def test_state_made_on_the_cpu(gpus, federation, plant):
+    plant(client.scaffold, "zeros", lambda like: {k: torch.zeros(v.shape) for k, v in like.items()})
+    with found("same device"):
+        federation(GPU, strategy="scaffold")
+
+
+def test_samples_on_the_first_gpu_and_the_model_on_the_second(gpus, federation, plant):
+    build = client.local_round.build_model
+    plant(client.local_round, "build_model", lambda *given: build(*given).to("cuda"))
+    with found("cuda:0 and cuda:1"):
+        federation(GPU, strategy="fedavg")
+
+
+def test_a_generator_of_the_gpu_where_one_of_the_cpu_is_needed(gpus, federation, plant):
+    make = torch.Generator
+    plant(client.session, "_generator", lambda *words: make(GPU))
+    with found("Expected a 'cpu' device type for generator but found 'cuda'"):
+        federation(GPU, strategy="fedavg")
+
+
+def test_an_array_of_numpy_from_the_gpu(gpus, federation, plant):
+    def arrays(self):
+        state = self.model.state_dict()
+        return ArrayRecord({name: Array(value.numpy()) for name, value in state.items()})
+
+    plant(client.local_round.LocalRound, "trained_model", arrays)
+    with found("can't convert cuda:1 device type tensor to numpy"):
+        federation(GPU, strategy="fedavg")
+
+
+def test_a_result_added_to_a_sum_on_the_cpu(gpus, federation, plant):
+    def distance(self, inputs, labels, logits):
+        total = torch.zeros(())
+        for parameter, start in zip(self._parameters, self._start, strict=True):
+            total += (parameter - start).square().sum()
+        return total
+
+    plant(Proximal, "__call__", distance)
+    with found("same device"):
+        federation(GPU, strategy="fedprox", train__proximal_mu=0.1)
+
+
+def test_a_gpu_beyond_the_last(gpus, federation):
+    with found("invalid device ordinal"):
+        federation("cuda:2", strategy="fedavg")
+
+
+def test_a_model_moved_in_inference_mode_and_loaded_again(gpus, federation, plant):
+    predict = task.evaluation.predict
+
+    @torch.inference_mode()
+    def moving(model, samples, device="cpu"):
+        model.to(device)
+        return predict(model, samples, device)
+
+    plant(task.evaluation, "predict", moving)
+    with found("Inplace update to inference tensor"):
+        federation(GPU, strategy="fedavg", model="resnet8", train__batch_size=64)

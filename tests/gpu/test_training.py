@@ -1,0 +1,148 @@
+"""A node's and the server's training on the second of two GPUs gives what it gives on the CPU."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+
+from client.dp_sgd import PrivacyAccount, PrivateTraining, secret_generator
+from client.session import Session
+from client.terms import loss_terms
+from client.training import soft_labels, train_round
+from links.store import NodeStore
+from protocol.registry import all_methods
+from task.datasets import Samples, load_dataset
+from task.evaluation import evaluate_model
+from task.models import create_model
+from tests.gpu.conftest import GPU
+
+SPEC = load_dataset("digits").spec
+ASKED = {
+    "kd-lambda": ("train.kd-lambda", 0.5),
+    "proximal-mu": ("train.proximal-mu", 0.1),
+    "dynamic-regularisation": ConfigRecord({"alpha": 0.1}),
+    "model-contrast": ConfigRecord({"mu": 1.0, "temperature": 0.5}),
+    "control-variate": ArrayRecord({}),
+    "virtual-training": ConfigRecord({"per-class": 1, "first-steps": 1, "contrast": 1.0}),
+}
+"""How a message asks for each loss term: by a setting or a record."""
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture
+def node(gpus, tmp_path):
+    """A node with 72 of the digits: its session, and a model on its device."""
+
+    def make(device, **settings):
+        folder = str(tmp_path / device.replace(":", ""))
+        config = {"partition-id": 0, "num-partitions": 20, "state-dir": folder, "device": device}
+        session = Session.of(Context(1, 5, config, RecordDict(), settings))
+        return session, create_model("digits-cnn", SPEC, seed=0).to(device)
+
+    return make
+
+
+def on_cpu(tensors):
+    return {name: value.cpu() for name, value in tensors.items()}
+
+
+def assert_equal(one, other):
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    "key", sorted(key for method in all_methods().values() for key in method.terms)
+)
+def test_every_loss_term_trains_as_on_the_cpu_and_again_with_what_it_kept(node, key):
+    asked = ASKED[key]
+    settings, records = (dict([asked]), {}) if isinstance(asked, tuple) else ({}, {key: asked})
+
+    def two_rounds(device):
+        session, model = node(device, **settings)
+        numbers = []
+        for _ in range(2):
+            terms = loss_terms(session, RecordDict(records), model, session.task.train)
+            assert terms
+            trained = train_round(
+                model, session.data.train, session.task.train, generator(), terms=terms
+            )
+            sent = [dict(term.finish(model, trained.steps)) for term in terms]
+            numbers.append((trained, [list(records) for records in sent]))
+        return numbers, on_cpu(model.state_dict())
+
+    (numbers, weights), (expected_numbers, expected) = two_rounds(GPU), two_rounds("cpu")
+    assert numbers == expected_numbers
+    assert_equal(weights, expected)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"train.optimizer": "adam"}, {"train.momentum": 0.9, "train.weight-decay": 1e-3}],
+)
+def test_every_optimiser_trains_as_on_the_cpu(node, settings):
+    def run(device):
+        session, model = node(device, **settings)
+        data, asked = session.data.train, session.task.train
+        trained = train_round(model, data, asked, generator(), balanced=True)
+        return trained, on_cpu(model.state_dict())
+
+    (trained, weights), (expected_numbers, expected) = run(GPU), run("cpu")
+    assert trained == expected_numbers
+    assert_equal(weights, expected)
+
+
+def test_soft_labels_are_those_of_the_cpu(node):
+    def run(device):
+        session, model = node(device)
+        auxiliary = torch.randn(6, 1, 8, 8, generator=generator(1)).to(device)
+        asked = {"steps": 3, "lr": 0.1, "batch_size": 8, "generator": generator()}
+        return soft_labels(model, session.data.train, auxiliary, **asked)
+
+    assert torch.equal(run(GPU), run("cpu"))
+
+
+@pytest.mark.parametrize("terms", [{}, {"train.proximal-mu": 0.1}])
+def test_private_training_runs_on_a_gpu_with_noise_that_is_drawn_there(node, tmp_path, terms):
+    """The noise is another than on the CPU, so the numbers are."""
+    session, model = node(GPU, **terms)
+    account = PrivacyAccount(NodeStore(Path(tmp_path) / "spent"), 1e-5, budget=0.0)
+    privacy = PrivateTraining(1.0, 1.0, account, secret_generator())
+    before = on_cpu(model.state_dict())
+    added = loss_terms(session, RecordDict(), model, session.task.train)
+    train_round(
+        model, session.data.train, session.task.train, generator(), terms=added, privacy=privacy
+    )
+    for name, value in model.state_dict().items():
+        assert value.device == torch.device(GPU)
+        assert value.cpu().isfinite().all()
+        assert not torch.equal(value.cpu(), before[name])
+
+
+def test_an_empty_poisson_sample_is_taken_on_a_gpu_too(node, tmp_path):
+    session, model = node(GPU)
+    account = PrivacyAccount(NodeStore(Path(tmp_path) / "spent"), 1e-5, budget=0.0)
+    privacy = PrivateTraining(1.0, 1.0, account, generator())
+    few = Samples(session.data.train.inputs[:2], session.data.train.labels[:2])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    privacy.fit(model, few, optimizer, batch_size=1, steps=6)
+
+
+@pytest.mark.parametrize("model_name", ["resnet8", "digits-cnn"])
+def test_a_model_is_evaluated_more_than_once_with_new_weights_each_time(gpus, model_name):
+    """A server evaluates one model in each round, with batch normalisation too."""
+    test = Samples(torch.randn(20, 1, 8, 8, generator=generator()), torch.arange(20) % 10)
+    states = [create_model(model_name, SPEC, seed=seed).state_dict() for seed in (1, 2, 3)]
+
+    def run(device):
+        model, scores = create_model(model_name, SPEC, seed=0), []
+        for state in states:
+            model.load_state_dict(state)
+            scores.append(evaluate_model(model, test, device))
+        return scores
+
+    assert run(GPU) == run("cpu")
