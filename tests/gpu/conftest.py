@@ -4,10 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from flwr.app import Context, RecordDict
 
 from benchmarks.in_process import run_in_process
-from client.session import Session, _local_data
+from client.session import _local_data
 from tests.gpu.virtual_device import VirtualDevice
 
 GPU = "cuda:1"
@@ -28,13 +27,6 @@ def gpus() -> Iterator[VirtualDevice]:
     with VirtualDevice(2) as gpus:
         yield gpus
     _local_data.cache_clear()  # holds a node's data, on the GPU
-
-
-@pytest.fixture
-def session(gpus, tmp_path):
-    """A node on the second GPU, with 72 of the digits."""
-    config = {"partition-id": 0, "num-partitions": 20, "state-dir": str(tmp_path), "device": GPU}
-    return Session.of(Context(1, 5, config, RecordDict(), {"model": "digits-cnn"}))
 
 
 @pytest.fixture
