@@ -1,25 +1,19 @@
 """Two GPUs that are not there, and small work for them."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
-import torch
 
 from benchmarks.in_process import run_in_process
 from client.session import _local_data
+from client.training import train_round
+from task.models import create_model
+from task.settings import TrainSettings
 from tests.gpu.virtual_device import VirtualDevice
+from tests.gpu.work import GPU, SPEC, generator, samples
 
-GPU = "cuda:1"
-"""The second: what goes to the first by default is then found."""
-
-
-@pytest.fixture(scope="package", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums depend on the number of threads in the last digit."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+FEW, MANY = 2, 5
 
 
 @pytest.fixture
@@ -59,3 +53,46 @@ def federation(tmp_path_factory):
         return [(row["accuracy"], row["loss"]) for row in rows]
 
     return run
+
+
+@pytest.fixture
+def step(gpus):
+    """Measure a step of a job, a function of the number of steps.
+
+    It is the difference between more and fewer steps: what is done once does not count.
+    """
+
+    def measure(job):
+        accounts = []
+        for steps in (FEW, MANY):
+            with gpus.measured() as used:
+                job(steps)
+            accounts.append(used)
+        few, many = accounts
+        used = many - few
+        return SimpleNamespace(
+            launches=used.launches / (MANY - FEW),
+            waits=used.waits / (MANY - FEW),
+            copies=used.copies / (MANY - FEW),
+            where={kind: used.lines(kind)[:9] for kind in ("launch", "wait", "copy")},
+        )
+
+    return measure
+
+
+@pytest.fixture
+def training_step(step):
+    """Measure a step of local training, with a loss term that is made of the model."""
+
+    def measure(term=None):
+        data = samples(16 * MANY).to(GPU)
+
+        def job(steps):
+            model = create_model("digits-cnn", SPEC, seed=0).to(GPU)
+            settings = TrainSettings.checked({"local-epochs": 1, "batch-size": 16}, "test")
+            terms = [] if term is None else [term(model)]
+            train_round(model, data.subset(range(16 * steps)), settings, generator(), terms=terms)
+
+        return step(job)
+
+    return measure

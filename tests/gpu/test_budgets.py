@@ -1,9 +1,4 @@
-"""What a step costs on a GPU: kernel launches, and how often the host waits for it.
-
-Each is the difference between more and fewer steps, so that what is done once does not count.
-"""
-
-from types import SimpleNamespace
+"""What a step costs on a GPU: kernel launches, and how often the host waits for it."""
 
 import pytest
 import torch
@@ -13,71 +8,17 @@ from client.cadis import Relational
 from client.dp_sgd import PrivacyAccount, PrivateTraining
 from client.fedlgd import Contrastive
 from client.terms import Proximal
-from client.training import epoch_batches, fit
 from distill.distribution_matching import distill_dm
 from distill.ensemble import distil_ensemble
 from distill.gradient_matching import distill_gm, match_gradient
 from distill.kip import distill_kip
 from links.store import NodeStore
-from task.datasets import Samples, load_dataset
 from task.models import create_model
-from tests.gpu.conftest import GPU
-
-SPEC = load_dataset("digits").spec
-FEW, MANY = 2, 5
+from tests.gpu.work import GPU, SPEC, generator, samples
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-@pytest.fixture
-def step(gpus):
-    """Launches, waits and copies of one step of a job, which is given the number of steps."""
-
-    def measure(job):
-        accounts = []
-        for steps in (FEW, MANY):
-            with gpus.measured() as used:
-                job(steps)
-            accounts.append(used)
-        few, many = accounts
-
-        def each(kind):
-            return (getattr(many, kind) - getattr(few, kind)) / (MANY - FEW)
-
-        where = {kind: many.lines(kind)[:9] for kind in ("launch", "wait", "copy")}
-        launches, waits, copies = each("launches"), each("waits"), each("copies")
-        return SimpleNamespace(launches=launches, waits=waits, copies=copies, where=where)
-
-    return measure
-
-
-def samples(n, side=8):
-    images = torch.randn(n, 1, side, side, generator=generator())
-    return Samples(images, torch.arange(n) % 10)
-
-
-@pytest.fixture
-def training(step):
-    """A step of local training, with a loss term that is made of the model."""
-
-    def measure(term=lambda model: None):
-        data = samples(16 * MANY).to(GPU)
-
-        def job(steps):
-            model = create_model("digits-cnn", SPEC, seed=0).to(GPU)
-            batches = list(epoch_batches(data.labels, 16, generator()))[:steps]
-            terms = [term(model)] if term(model) else []
-            fit(model, data, batches, torch.optim.SGD(model.parameters(), lr=0.1), terms)
-
-        return step(job)
-
-    return measure
-
-
-def test_a_training_step_waits_for_nothing(training):
-    used = training()
+def test_a_training_step_waits_for_nothing(training_step):
+    used = training_step()
     assert used.waits == 0, used.where
     assert used.copies == 0, used.where
     assert used.launches <= 50, used.where
@@ -99,8 +40,8 @@ def test_a_training_step_waits_for_nothing(training):
         ),
     ],
 )
-def test_a_training_step_with_a_loss_term_waits_for_nothing(training, term):
-    used = training(term)
+def test_a_training_step_with_a_loss_term_waits_for_nothing(training_step, term):
+    used = training_step(term)
     assert used.waits == 0, used.where
 
 

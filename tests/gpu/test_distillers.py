@@ -16,12 +16,7 @@ from distill.gradient_matching import match_gradient
 from distill.kip import distill_kip_many
 from distill.private_matching import distill_dm_privately
 from distill.registry import _DISTILLERS
-from tests.gpu.conftest import GPU
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
+from tests.gpu.work import GPU, generator
 
 IMAGES = torch.randn(30, 1, 8, 8, generator=generator())
 LABELS = torch.arange(30) % 3
@@ -39,7 +34,7 @@ def assert_equal(on_gpu, on_cpu):
 
 @pytest.mark.parametrize("name", sorted(_DISTILLERS))
 def test_every_distiller_gives_what_it_gives_on_the_cpu(gpus, name):
-    """Whether the images are on the CPU, as with `flwr-distill distill`, or on the GPU, as nodes'."""
+    """With images on the CPU, as in `flwr-distill distill`, or on the GPU, as a node's."""
 
     def run(device, place_of_data):
         return distiller(name)(

@@ -3,7 +3,7 @@
 import pytest
 
 from protocol.registry import built_in_methods
-from tests.gpu.conftest import GPU
+from tests.gpu.work import GPU
 
 LITTLE = {
     "hfldd__distiller": "dm",

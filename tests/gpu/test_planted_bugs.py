@@ -17,7 +17,7 @@ import distill.distribution_matching
 import task.evaluation
 from client.terms.proximal import Proximal
 from distill import distiller
-from tests.gpu.conftest import GPU
+from tests.gpu.work import GPU, generator, samples
 
 
 @pytest.fixture
@@ -26,19 +26,19 @@ def plant(monkeypatch):
 
 
 def distilled():
-    images = torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    labels = torch.arange(20) % 2
-    generator = torch.Generator().manual_seed(0)
-    asked = {"num_classes": 2, "per_class": 1, "steps": 2, "generator": generator}
-    return distiller("dm")(images, labels, device=GPU, **asked)
+    data = samples(20)
+    asked = {"num_classes": 10, "per_class": 1, "steps": 2, "generator": generator()}
+    return distiller("dm")(data.inputs, data.labels, device=GPU, **asked)
 
 
 def found(said):
     return pytest.raises((RuntimeError, TypeError), match=said)
 
 
-def test_without_a_bug_all_of_this_passes(gpus, federation):
+def test_without_a_bug_all_of_this_passes(gpus, federation, training_step):
     distilled()
+    used = training_step(lambda model: Proximal(model, 0.1))
+    assert used.waits == used.copies == 0
     for strategy in ("fedprox", "scaffold", "moon"):
         federation(GPU, strategy=strategy, num_rounds=1)
 
@@ -118,3 +118,26 @@ def test_a_model_moved_in_inference_mode_and_loaded_again(gpus, federation, plan
     plant(task.evaluation, "predict", moving)
     with found("Inplace update to inference tensor"):
         federation(GPU, strategy="fedavg", model="resnet8", train__batch_size=64)
+
+
+def test_a_number_read_in_each_step(training_step, plant):
+    value = Proximal.__call__
+    plant(Proximal, "__call__", lambda *given: value(*given) * float(value(*given) >= 0))
+    used = training_step(lambda model: Proximal(model, 0.1))
+    assert used.waits == 1
+    assert "test_planted_bugs.py" in used.where["wait"][0][0]
+
+
+def test_a_boolean_index_in_each_step(training_step, plant):
+    plant(client.training, "hard_labels", lambda labels: labels[labels >= 0])
+    assert training_step().waits == 1
+
+
+def test_minibatches_drawn_on_the_cpu_and_left_there(training_step, plant):
+    draw = client.training.epoch_batches
+
+    def on_cpu(labels, *given, **options):
+        return draw(labels.cpu(), *given, **options)
+
+    plant(client.training, "epoch_batches", on_cpu)
+    assert training_step().copies == 2

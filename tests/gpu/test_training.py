@@ -12,12 +12,11 @@ from client.terms import loss_terms
 from client.training import soft_labels, train_round
 from links.store import NodeStore
 from protocol.registry import all_methods
-from task.datasets import Samples, load_dataset
+from task.datasets import Samples
 from task.evaluation import evaluate_model
 from task.models import create_model
-from tests.gpu.conftest import GPU
+from tests.gpu.work import GPU, SPEC, generator
 
-SPEC = load_dataset("digits").spec
 ASKED = {
     "kd-lambda": ("train.kd-lambda", 0.5),
     "proximal-mu": ("train.proximal-mu", 0.1),
@@ -27,10 +26,6 @@ ASKED = {
     "virtual": ConfigRecord({"per-class": 1, "first-steps": 1, "contrast": 1.0}),
 }
 """How a message asks for each loss term: by a setting or a record."""
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture

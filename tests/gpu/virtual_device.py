@@ -79,6 +79,12 @@ class Account:
     def copies(self) -> int:
         return sum(count for _, count in self.lines("copy"))
 
+    def __sub__(self, other: "Account") -> "Account":
+        difference = Account()
+        difference._events = Counter(self._events)
+        difference._events.subtract(other._events)
+        return difference
+
     def lines(self, kind: Kind) -> list[tuple[str, int]]:
         """Events of a kind by line of the project, "file:line", most first."""
         return self._by(2, kind)
