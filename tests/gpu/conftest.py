@@ -13,8 +13,6 @@ from task.settings import TrainSettings
 from tests.gpu.virtual_device import VirtualDevice
 from tests.gpu.work import GPU, SPEC, generator, samples
 
-FEW, MANY = 2, 5
-
 
 @pytest.fixture
 def gpus() -> Iterator[VirtualDevice]:
@@ -59,21 +57,20 @@ def federation(tmp_path_factory):
 def step(gpus):
     """Measure a step of a job, a function of the number of steps.
 
-    It is the difference between more and fewer steps: what is done once does not count.
+    It is the difference between more steps and fewer: what is done once does not count.
     """
 
-    def measure(job):
+    def measure(job, fewer=2, more=4):
         accounts = []
-        for steps in (FEW, MANY):
+        for steps in (fewer, more):
             with gpus.measured() as used:
                 job(steps)
             accounts.append(used)
-        few, many = accounts
-        used = many - few
+        used = accounts[1] - accounts[0]
         return SimpleNamespace(
-            launches=used.launches / (MANY - FEW),
-            waits=used.waits / (MANY - FEW),
-            copies=used.copies / (MANY - FEW),
+            launches=used.launches / (more - fewer),
+            waits=used.waits / (more - fewer),
+            copies=used.copies / (more - fewer),
             where={kind: used.lines(kind)[:9] for kind in ("launch", "wait", "copy")},
         )
 
@@ -85,7 +82,7 @@ def training_step(step):
     """Measure a step of local training, with a loss term that is made of the model."""
 
     def measure(term=None):
-        data = samples(16 * MANY).to(GPU)
+        data = samples(64).to(GPU)
 
         def job(steps):
             model = create_model("digits-cnn", SPEC, seed=0).to(GPU)

@@ -1,5 +1,7 @@
 """What a step costs on a GPU: kernel launches, and how often the host waits for it."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -16,6 +18,8 @@ from links.store import NodeStore
 from task.models import create_model
 from tests.gpu.work import GPU, SPEC, generator, samples
 
+PART_B = pytest.mark.xfail(strict=True, reason="part B")
+
 
 def test_a_training_step_waits_for_nothing(training_step):
     used = training_step()
@@ -27,16 +31,16 @@ def test_a_training_step_waits_for_nothing(training_step):
 @pytest.mark.parametrize(
     "term",
     [
-        lambda model: Proximal(model, 0.1),
+        pytest.param(lambda model: Proximal(model, 0.1), id="fedprox"),
         pytest.param(
             lambda model: Relational(model, 0.1),
             id="cadis",
-            marks=pytest.mark.xfail(strict=True, reason="part B"),
+            marks=PART_B,
         ),
         pytest.param(
             lambda model: Contrastive(model, 0.1),
             id="fedlgd",
-            marks=pytest.mark.xfail(strict=True, reason="part B"),
+            marks=PART_B,
         ),
     ],
 )
@@ -60,38 +64,52 @@ def test_a_private_training_step_only_sends_its_sample(step, tmp_path):
     assert used.waits <= 1, used.where
 
 
-def heard(step, steps, loss):
-    """Progress that wants to know the loss."""
+DM = partial(distill_dm, width=64, bank=2, per_class=4)
+GM = partial(distill_gm, width=32, per_class=1)
+KIP = partial(distill_kip, per_class=10)
 
 
-@pytest.mark.parametrize(("progress", "waits"), [(None, 0), (heard, 1)])
+@pytest.fixture
+def distilling_step(step):
+    """Measure a step of a distiller on images of ten classes."""
+
+    def measure(distil, data, seed=0, **asked):
+        def job(steps):
+            asked.update(steps=steps, generator=generator(seed), num_classes=10, device=GPU)
+            distil(data.inputs, data.labels, **asked)
+
+        return step(job, fewer=2, more=3 if distil is GM else 4)
+
+    return measure
+
+
 @pytest.mark.parametrize(
-    ("distil", "asked", "n", "side", "launches"),
+    ("distil", "n", "side", "launches"),
     [
-        (distill_dm, {"width": 64, "bank": 1, "per_class": 10}, 40, 32, 100),
-        (distill_gm, {"width": 32, "per_class": 1}, 40, 16, 900),
-        (distill_kip, {"per_class": 10}, 300, 8, 400),
+        pytest.param(DM, 40, 32, 100, id="dm", marks=PART_B),
+        pytest.param(GM, 40, 16, 900, id="gm", marks=PART_B),
+        pytest.param(KIP, 300, 8, 400, id="kip", marks=PART_B),
     ],
-    ids=["dm", "gm", "kip"],
 )
-def test_a_step_of_distilling(step, distil, asked, n, side, launches, progress, waits):
-    data = samples(n, side)
-
-    def job(steps):
-        distil(
-            data.inputs,
-            data.labels,
-            num_classes=10,
-            steps=steps,
-            generator=generator(),
-            device=GPU,
-            progress=progress,
-            **asked,
-        )
-
-    used = step(job)
+def test_a_step_of_distilling_waits_for_nothing_and_launches_little(
+    distilling_step, distil, n, side, launches
+):
+    used = distilling_step(distil, samples(n, side))
+    assert used.waits == 0, used.where
     assert used.launches <= launches, used.where
-    assert used.waits <= waits, used.where
+
+
+@PART_B
+def test_a_step_of_distribution_matching_sends_nothing_whatever_the_augmentation(distilling_step):
+    distil = partial(distill_dm, width=8, bank=2, per_class=1)
+    used = [distilling_step(distil, samples(20), seed) for seed in range(5)]
+    assert [one.copies for one in used] == [0] * 5
+
+
+@pytest.mark.parametrize("distil", [DM, pytest.param(KIP, marks=PART_B)])
+def test_progress_makes_a_step_wait_once(distilling_step, distil):
+    used = distilling_step(distil, samples(300), progress=lambda step, steps, loss: None)
+    assert used.waits == 1, used.where
 
 
 def model_with_norm():
@@ -107,6 +125,7 @@ def test_a_step_of_the_servers_gradient_matching_waits_for_nothing(step):
     assert used.waits == 0, used.where
 
 
+@PART_B
 def test_a_step_of_ensemble_distillation_waits_for_nothing(step):
     def job(steps):
         inputs = samples(9 * steps + steps).inputs.to(GPU)
