@@ -42,6 +42,7 @@ def federation(tmp_path_factory):
             "num-rounds": 2,
             "train.local-epochs": 1,
             "phase-timeout": 20.0,
+            "server-device": device,
             **{name.replace("__", ".").replace("_", "-"): v for name, v in settings.items()},
         }
         node = {"num-partitions": 20, "device": device}

@@ -7,14 +7,14 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord
 
+import client.feddyn
 import client.local_round
 import client.moon
 import client.scaffold
 import client.session
-import client.terms.proximal
 import client.training
 import distill.distribution_matching
-import task.evaluation
+import server.evaluation
 from client.terms.proximal import Proximal
 from distill import distiller
 from tests.gpu.work import GPU, generator, samples
@@ -66,11 +66,13 @@ def test_state_made_on_the_cpu(gpus, federation, plant):
         federation(GPU, strategy="scaffold")
 
 
-def test_samples_on_the_first_gpu_and_the_model_on_the_second(gpus, federation, plant):
-    build = client.local_round.build_model
-    plant(client.local_round, "build_model", lambda *given: build(*given).to("cuda"))
+def test_state_made_on_the_first_gpu_instead_of_the_models(gpus, federation, plant):
+    def zeros(like):
+        return {name: torch.zeros(value.shape, device="cuda") for name, value in like.items()}
+
+    plant(client.feddyn, "zeros", zeros)
     with found("cuda:0 and cuda:1"):
-        federation(GPU, strategy="fedavg")
+        federation(GPU, strategy="feddyn")
 
 
 def test_a_generator_of_the_gpu_where_one_of_the_cpu_is_needed(gpus, federation, plant):
@@ -102,20 +104,21 @@ def test_a_result_added_to_a_sum_on_the_cpu(gpus, federation, plant):
         federation(GPU, strategy="fedprox", train__proximal_mu=0.1)
 
 
-def test_a_gpu_beyond_the_last(gpus, federation):
+def test_a_gpu_beyond_the_last(gpus, federation, plant):
+    plant(client.session, "choose_device", lambda *given: torch.device("cuda:2"))
     with found("invalid device ordinal"):
-        federation("cuda:2", strategy="fedavg")
+        federation(GPU, strategy="fedavg")
 
 
 def test_a_model_moved_in_inference_mode_and_loaded_again(gpus, federation, plant):
-    predict = task.evaluation.predict
+    predict = server.evaluation.predict
 
     @torch.inference_mode()
     def moving(model, samples, device="cpu"):
         model.to(device)
         return predict(model, samples, device)
 
-    plant(task.evaluation, "predict", moving)
+    plant(server.evaluation, "predict", moving)
     with found("Inplace update to inference tensor"):
         federation(GPU, strategy="fedavg", model="resnet8", train__batch_size=64)
 

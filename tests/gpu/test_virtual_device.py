@@ -94,6 +94,7 @@ def test_packed_sequences_go_through_an_lstm(gpus):
         (lambda x, cpu: x.bernoulli_(0.5, generator=torch.Generator()), "'cuda' device"),
         (lambda x, cpu: torch.zeros(2, device="cuda:2"), "invalid device ordinal"),
         (lambda x, cpu: cpu.to("cuda:2"), "invalid device ordinal"),
+        (lambda x, cpu: torch.Generator("cuda").set_offset(2), "a multiple of 4"),
         (lambda x, cpu: x.numpy(), "can't convert cuda:0 device type tensor to numpy"),
     ],
 )
@@ -128,7 +129,7 @@ def test_what_cuda_takes_is_taken(gpus, allowed):
         (0, lambda x, y: x.index_select(0, y[0, 0, 0, :2].long() * 0)),
         (0, lambda x, y: torch.where(x > 0, x, y)),
         (0, lambda x, y: x.clone().__setitem__(x > 0, 0.0)),
-        (0, lambda x, y: torch.empty(2).to("cuda", non_blocking=True)),
+        (0, lambda x, y: torch.empty(2).pin_memory().to("cuda", non_blocking=True)),
         (1, lambda x, y: torch.empty(2).to("cuda")),
         (1, lambda x, y: x.cpu()),
         (1, lambda x, y: x.tolist()),

@@ -14,11 +14,12 @@ that PyTorch raises there: tensors of several devices in one operation, a draw f
 another device, `.numpy()`, a device beyond the last. Kernel launches, copies and waits are counted,
 with the line of this project that asked for them.
 
-It cannot tell: numbers that differ on a GPU (TF32, atomics, other algorithms), memory, streams and
-graphs, operations that CUDA lacks, and what C++ decides by the device, because C++ sees "meta"
-(cuDNN's LSTM, for instance, counts as the steps of PyTorch's own). Tensors that C++ makes beside
-others are on the GPU that was used last. A module's parameters are new objects after a move between
-CPU and GPU, so an optimiser must be made after it. It relies on private functions of PyTorch.
+It cannot tell: numbers that differ on a GPU (TF32, autocast, atomics, other algorithms), memory,
+pinned or not, streams and graphs, operations that CUDA lacks, and what C++ decides by the device,
+because C++ sees "meta" (cuDNN's LSTM, for instance, counts as the steps of PyTorch's own). Tensors
+that C++ makes beside others are on the GPU that was used last. A module's parameters are new
+objects after a move between CPU and GPU, so an optimiser must be made after it. It
+relies on private functions of PyTorch.
 """
 
 import contextlib
@@ -188,7 +189,11 @@ class VirtualDevice:
         leaves = list(_leaves((args, kwargs)))
         if not any(isinstance(x, VirtualTensor) for x in leaves) and not _is_gpu(kwargs):
             self._check_generators(func, leaves, CPU)
-            return func(*args, **kwargs)
+            if func.overloadpacket is aten.is_pinned:  # pinned memory needs a driver
+                return False
+            return (aten.clone if func.overloadpacket is aten._pin_memory else func)(
+                *args, **kwargs
+            )
         if func.overloadpacket is aten._local_scalar_dense:
             self._transfer(str(func.overloadpacket), waits=True)
             return func(args[0].held)
@@ -392,6 +397,11 @@ def _generator_class(gpus: VirtualDevice) -> type:
 
     class OnGpu(_Generator):
         device = property(lambda self: self.place)
+
+        def set_offset(self, offset: int) -> None:
+            if offset % 4:
+                raise RuntimeError("offset must be a multiple of 4")
+            self.manual_seed((self.initial_seed() + offset) % 2**64)
 
     class Kind(type):
         def __instancecheck__(cls, instance: Any) -> bool:
