@@ -1,6 +1,7 @@
 """Federations on the second of two GPUs, server and nodes, give what they give on the CPU."""
 
 import pytest
+import torch
 
 from protocol.registry import built_in_methods
 from tests.gpu.work import GPU
@@ -27,8 +28,27 @@ LITTLE = {
 def test_every_strategy_gives_what_it_gives_on_the_cpu(gpus, federation, strategy):
     settings = {"strategy": strategy, "fraction_evaluate": 1.0, **LITTLE}
     assert federation(GPU, **settings) == federation("cpu", **settings)
+    assert gpus.used == {torch.device(GPU)}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "works"),
+    [
+        ("fedavg", "task/evaluation.py"),
+        ("feddf", "distill/ensemble.py"),
+        ("fedhead-plus", "distill/ensemble.py"),
+        ("fedlgd", "distill/gradient_matching.py"),
+    ],
+)
+def test_the_server_works_on_its_own_device_whatever_the_nodes(gpus, federation, strategy, works):
+    with gpus.measured() as used:
+        federation("cpu", server_device=GPU, strategy=strategy, **LITTLE)
+    files = {line.split(":")[0] for line, _ in used.lines("launch")}
+    assert {"task/evaluation.py", works} <= files
+    assert gpus.used == {torch.device(GPU)}
 
 
 def test_a_model_with_batch_normalisation_is_evaluated_in_each_round(gpus, federation):
-    settings = {"strategy": "fedavg", "model": "resnet8", "num_rounds": 3, "train__batch_size": 64}
+    settings = {"strategy": "fedavg", "model": "resnet8", "num_rounds": 3, "train__batch_size": 32}
     assert len(federation(GPU, **settings)) == 4
+    assert gpus.used == {torch.device(GPU)}

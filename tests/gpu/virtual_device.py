@@ -18,8 +18,8 @@ It cannot tell: numbers that differ on a GPU (TF32, autocast, atomics, other alg
 pinned or not, streams and graphs, operations that CUDA lacks, and what C++ decides by the device,
 because C++ sees "meta" (cuDNN's LSTM, for instance, counts as the steps of PyTorch's own). Tensors
 that C++ makes beside others are on the GPU that was used last. A module's parameters are new
-objects after a move between CPU and GPU, so an optimiser must be made after it. It
-relies on private functions of PyTorch.
+objects after a move between CPU and GPU, so an optimiser must be made after it. It relies on
+private functions of PyTorch.
 """
 
 import contextlib
@@ -109,12 +109,18 @@ class VirtualDevice:
     ----------
     count : int (default: 1)
         GPUs.
+
+    Attributes
+    ----------
+    used : set[torch.device]
+        Those that anything was put on.
     """
 
     current: ClassVar["VirtualDevice | None"] = None
 
     def __init__(self, count: int = 1) -> None:
         self.count = count
+        self.used: set[torch.device] = set()
         self._mode = _EveryOperation(self)
         self._patches = contextlib.ExitStack()
         self._accounts: list[Account] = []
@@ -210,6 +216,7 @@ class VirtualDevice:
             if place.index >= self.count:
                 raise RuntimeError(f"CUDA error: invalid device ordinal ({place})")
             self._used_last = place
+            self.used.add(place)
             if not moved and (number := kernels(func, args)):
                 self._count("launch", str(func.overloadpacket), number)
         self._check_generators(func, leaves, place)
