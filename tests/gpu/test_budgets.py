@@ -87,7 +87,8 @@ def distilling_step(step):
     ("distil", "n", "side", "launches"),
     [
         pytest.param(DM, 40, 32, 100, id="dm", marks=PART_B),
-        pytest.param(GM, 40, 16, 900, id="gm", marks=PART_B),
+        # 900 of a match, and 70 of each of ten steps that train the network for the next one
+        pytest.param(GM, 40, 16, 1600, id="gm", marks=PART_B),
         pytest.param(KIP, 300, 8, 400, id="kip", marks=PART_B),
     ],
 )
