@@ -4,7 +4,8 @@ The executor speaks the ClientAppIo API to a SuperNode with ``--isolation proces
 torch, so its heartbeats go on whatever its child (`node.worker`) does.
 
 If the child dies, the executor reports an error and starts another. It also starts another for a
-different app bundle, and after a while without tasks, to free (GPU) memory. If it cannot answer a
+different app bundle, after an error that CUDA does not recover from, and after a while without
+tasks, to free (GPU) memory. If it cannot answer a
 task, it exits. Its supervisor must then restart the SuperNode too: Flower waits for the answer
 forever.
 """
@@ -39,11 +40,8 @@ from flwr.supercore.interceptors import AppIoTokenClientInterceptor
 
 from node.appio import open_channel
 from node.child import Child, ChildDiedError
+from node.device import UnfitError
 from node.pace import Pace
-
-
-class UnfitError(Exception):
-    """The node's settings ask for what this machine cannot do."""
 
 
 class UnanswerableError(Exception):
@@ -53,7 +51,8 @@ class UnanswerableError(Exception):
 class Executor:
     """Claims a SuperNode's tasks, one after the other, and has the child run them.
 
-    It reports ``("worker", pid)`` when a child starts and ``("ready", pid)`` when it is warm.
+    It reports ``("worker", pid)`` when a child starts; when it is warm, ``("device", name)`` and
+    ``("ready", pid)``.
     """
 
     def __init__(
@@ -96,9 +95,9 @@ class Executor:
         self._child.kill()
         self._child = self._start_child()
 
-    def _send_report(self, kind: str, pid: int) -> None:
+    def _send_report(self, kind: str, value: int | str) -> None:
         if self._report is not None:
-            self._report.send((kind, pid))
+            self._report.send((kind, value))
 
     def _check_idle_child(self) -> None:
         try:
@@ -116,6 +115,7 @@ class Executor:
             raise UnfitError(reason)
         if kind == "ready":
             self._child.ready = True
+            self._send_report("device", reason)
             self._send_report("ready", self._child.pid)
 
     def _claim(self) -> tuple[str, str] | None:
@@ -154,7 +154,9 @@ class Executor:
                 kind, code, reason = self._child.note()
                 if kind == "done":
                     return None
-                if kind == "failed":
+                if kind == "lost":
+                    self._replace_child()
+                if kind in ("failed", "lost"):
                     return Error(code, reason)
                 pushing = pushing or kind == "pushing"
                 self._handle_note(kind, code, reason)
@@ -217,11 +219,13 @@ def main() -> None:
     parser.add_argument("--appio-address", required=True, help="the SuperNode's ClientAppIo API")
     parser.add_argument("--root-certificates", type=Path, help="for TLS on the ClientAppIo API")
     parser.add_argument("--preload", action="append", default=[], help="module to import early")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--place", type=int, default=0, help="of GPUs used alike, which to take")
     parser.add_argument("--release-after", type=float, default=120.0, help="seconds")
     parser.add_argument("--report-fd", type=int, help="used by flwr-distill node")
     args = parser.parse_args()
     child_arguments = ["--appio-address", args.appio_address, "--device", args.device]
+    child_arguments += ["--place", str(args.place)]
     child_arguments += [f"--preload={module}" for module in args.preload]
     certificates: bytes | None = None
     if args.root_certificates is not None:

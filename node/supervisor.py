@@ -140,6 +140,7 @@ class Node:
                     raise NodeError(value)
                 if kind == "worker":
                     self._status.pop("ready", None)
+                    self._status.pop("device", None)
                 self._status[kind] = value
                 self._write_status()
 
@@ -173,7 +174,7 @@ class Node:
         return [
             *(sys.executable, "-P", "-m", "node.executor"),
             *("--appio-address", appio_address),
-            *("--device", settings.device),
+            *("--device", settings.device, "--place", str(settings.partition_id or 0)),
             *("--release-after", str(settings.release_after)),
             *("--report-fd", str(report)),
             *(f"--preload={module}" for module in settings.preload),
@@ -194,7 +195,10 @@ class Node:
         }
 
     def _write_status(self) -> None:
-        """Write `node.json`: process ids, `online` (Flower's node id), `ready` (the warm child)."""
+        """Write `node.json`: process ids, `online` (Flower's node id), `ready` (the warm child).
+
+        Also `device`, what that child computes on.
+        """
         file = status_file(self._settings.state_dir)
         temporary = file.with_suffix(".new")
         temporary.write_text(json.dumps(self._status), encoding="utf-8")

@@ -42,36 +42,50 @@ from flwr.supercore.run import Run
 from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
 from node.appio import open_channel
+from node.device import UnfitError, take_device
 from node.flower_timing import patch_pull_backoff
+from node.gpus import give_memory_back, is_cuda_lost, is_out_of_memory, memory_remedy
 
 Note = tuple[str, int, str]
-"""``ready``, ``unfit``, ``failed``, ``pushing`` or ``done``; an error code; a reason."""
+"""``ready`` (with the device), ``unfit``, ``failed``, ``lost`` (failed, and this process can do no
+more), ``pushing`` or ``done``; an error code; a reason."""
+
+BATCH_SIZE = "train.batch-size"
+"""The run-config key that is named when a GPU's memory does not suffice."""
 
 
 class Worker:
-    """Runs one app bundle's ClientApp, a message at a time."""
+    """Runs one app bundle's ClientApp on a device, a message at a time."""
 
-    def __init__(self, channel: grpc.Channel, notes: Connection) -> None:
+    def __init__(self, channel: grpc.Channel, notes: Connection, device: str) -> None:
         self._channel = channel
         self._notes = notes
+        self._device = device
         self._app: ClientApp | None = None
 
     def serve(self) -> None:
-        """Serve tasks until the executor ends."""
+        """Serve tasks until the executor ends, or CUDA works no more."""
         while True:
             try:
                 token, tree = self._notes.recv()
             except EOFError:
                 return
-            self._serve_task(token, ObjectTree.FromString(tree))
+            note = self._serve_task(token, ObjectTree.FromString(tree))
+            self._notes.send(note)
+            if note[0] == "lost":
+                return
 
-    def _serve_task(self, token: str, tree: ObjectTree) -> None:
+    def _serve_task(self, token: str, tree: ObjectTree) -> Note:
+        """Serve a task, but for the last note."""
         stub = ClientAppIoStub(
             grpc.intercept_channel(self._channel, AppIoTokenClientInterceptor(token))
         )
         began = time.monotonic()
+        batch_size: object = None
         try:
             message, context, run, fab = _pull(stub, tree)
+            batch_size = context.run_config.get(BATCH_SIZE)
+            context.node_config["device"] = self._device
             reply = self._load(run, fab)(message=message, context=context)
             if not isinstance(reply, Message):
                 raise TypeError(f"the ClientApp returned {type(reply)}, not a Message")
@@ -80,15 +94,27 @@ class Worker:
                 raise TimeoutError(f"the reply took {took:.0f} s and is late after {ttl:.0f} s")
         except Exception as error:
             log(ERROR, "ClientApp raised an exception", exc_info=error)
-            self._notes.send(_failure(error))
-            return
+            return self._failure(error, batch_size)
         self._notes.send(("pushing", 0, ""))
         # If another message brought some of the objects to the SuperLink already, the SuperNode may
         # send the reply and delete it before they arrive here.
         with suppress(ObjectIdNotPreregisteredError):
             push_message(stub, reply, context)
         push_task_output(stub, context=context, sub_status=SubStatus.COMPLETED, details="")
-        self._notes.send(("done", 0, ""))
+        return "done", 0, ""
+
+    def _failure(self, error: Exception, batch_size: object) -> Note:
+        kind = "lost" if is_cuda_lost(error) else "failed"
+        # The same codes and texts as from Flower's own ClientApp process.
+        if isinstance(error, LoadClientAppError):
+            reason = "An exception was raised when attempting to load `ClientApp`"
+            return kind, ErrorCode.LOAD_CLIENT_APP_EXCEPTION, reason
+        reason = f"{type(error)}:<'{error}'>"
+        if is_out_of_memory(error):
+            reason = f"{memory_remedy(self._device, batch_size)}. {reason}"
+            if kind == "failed":
+                give_memory_back(error)
+        return kind, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason
 
     def _load(self, run: Run, fab: Fab) -> ClientApp:
         if self._app is None:  # for another bundle the executor starts another worker
@@ -113,30 +139,12 @@ def _pull(stub: ClientAppIoStub, tree: ObjectTree) -> tuple[Message, Context, Ru
     return message, context, run_from_proto(task.run), fab_from_proto(task.fab)
 
 
-def _failure(error: Exception) -> Note:
-    # The same codes and texts as from Flower's own ClientApp process.
-    if isinstance(error, LoadClientAppError):
-        reason = "An exception was raised when attempting to load `ClientApp`"
-        return "failed", ErrorCode.LOAD_CLIENT_APP_EXCEPTION, reason
-    return "failed", ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<'{error}'>"
-
-
-def _warm_up(preload: list[str], device: str) -> str:
-    """Import modules and use the device once; return why this node is unfit, or ''."""
-    for module in preload:
+def _preload(modules: list[str]) -> None:
+    for module in modules:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            return f"preload={module}: it cannot be imported here ({error})"
-    if not device.startswith("cuda"):
-        return ""
-    import torch
-
-    number = int(device.partition(":")[2] or 0)
-    if number >= (count := torch.cuda.device_count()):
-        return f"device={device}: this machine has {count} CUDA devices; use device=auto or cpu"
-    torch.zeros(1, device=device)
-    return ""
+            raise UnfitError(f"preload={module}: it cannot be imported here ({error})") from error
 
 
 def main() -> None:
@@ -146,17 +154,21 @@ def main() -> None:
     parser.add_argument("--root-certificates", type=Path)
     parser.add_argument("--preload", action="append", default=[])
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--place", type=int, default=0)
     parser.add_argument("--notes-fd", type=int, required=True)
     args = parser.parse_args()
     notes = Connection(args.notes_fd)
     certificates = args.root_certificates
     channel = open_channel(args.appio_address, certificates and certificates.read_bytes())
     patch_pull_backoff()
-    if reason := _warm_up(args.preload, args.device):
-        notes.send(("unfit", 0, reason))
+    try:
+        _preload(args.preload)
+        device = take_device(args.device, place=args.place)
+    except UnfitError as error:
+        notes.send(("unfit", 0, str(error)))
         return
-    notes.send(("ready", 0, ""))
-    Worker(channel, notes).serve()
+    notes.send(("ready", 0, device.name))
+    Worker(channel, notes, device.name).serve()
 
 
 if __name__ == "__main__":

@@ -55,6 +55,9 @@ def train(message: Message, context: Context) -> Message:
         os._exit(3)
     if do == "nothing" and mine:
         return None
+    if do == "lose":
+        import torch
+        raise ValueError("lost") from torch.AcceleratorError("CUDA error: illegal memory access")
     if do == "sleep":
         time.sleep(8)
     counted = context.state.metric_records.get("count", MetricRecord({"n": 0}))["n"] + 1

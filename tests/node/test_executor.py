@@ -185,6 +185,22 @@ def test_a_child_killed_while_idle_is_replaced(
         assert told(reply)["pid"] != before
 
 
+def test_after_an_error_that_cuda_does_not_recover_from_the_next_message_finds_a_fresh_child(
+    node: SuperNode, tiny_app: Path, tmp_path: Path
+) -> None:
+    node.submit(tiny_app)
+    with running_executor(node, tmp_path):
+        node.send()
+        before = told(node.reply())["pid"]
+        node.send("lose")
+        failed = node.reply()
+        assert failed.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+        assert "lost" in str(failed.error.reason)
+        node.send()
+        assert told(node.reply())["pid"] != before
+        wait_until_gone(before)
+
+
 def test_a_reply_that_nobody_waits_for_any_more_is_not_sent(
     node: SuperNode, tiny_app: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,59 @@
+"""Which GPUs the processes of a user hold on a machine, so that the next one takes another.
+
+A claim is a locked file. The kernel unlocks it when its process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+
+def claims_folder() -> Path:
+    """Folder of the claims of this user; a container has its own."""
+    return Path(tempfile.gettempdir()) / f"flwr-distill-{os.getuid()}" / "gpus"
+
+
+def claim(gpus: Sequence[str], folder: Path) -> tuple[str, IO[bytes]]:
+    """Claim the GPU that fewest processes hold, the first of equals.
+
+    Parameters
+    ----------
+    gpus : Sequence[str]
+        Names that are the same in every process, without dots.
+    folder : Path
+        As from `claims_folder`.
+
+    Returns
+    -------
+    tuple[str, IO[bytes]]
+        The GPU's name, and a file: the claim lasts until it is closed.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (folder / "lock").open("ab") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        users: Counter[str] = Counter()
+        for file in folder.glob("*.claim"):
+            if _is_held(file):
+                users[file.name.partition(".")[0]] += 1
+            else:
+                file.unlink()
+        chosen = min(gpus, key=users.__getitem__)
+        number, _ = tempfile.mkstemp(prefix=f"{chosen}.", suffix=".claim", dir=folder)
+        held = os.fdopen(number, "wb")
+        fcntl.flock(held, fcntl.LOCK_EX)
+    return chosen, held
+
+
+def _is_held(file: Path) -> bool:
+    with file.open("rb") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

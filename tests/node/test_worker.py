@@ -1,0 +1,156 @@
+"""What a worker says of errors on a GPU, and what it does after them; CUDA's errors are made up."""
+
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.proto.message_pb2 import ObjectTree
+
+import node.worker
+from node.worker import Note, Worker
+
+LOST = "CUDA error: device-side assert triggered"
+
+
+class Executor:
+    """The executor's end of the pipe: two tasks, then it ends."""
+
+    def __init__(self) -> None:
+        self._tasks = [("token", ObjectTree().SerializeToString())] * 2
+        self.notes: list[Note] = []
+
+    def recv(self) -> tuple[str, bytes]:
+        if not self._tasks:
+            raise EOFError
+        return self._tasks.pop()
+
+    def send(self, note: Note) -> None:
+        if note[0] != "pushing":
+            self.notes.append(note)
+
+
+@pytest.fixture
+def notes_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Note]]:
+    """What a worker with an app says at the end of each of two tasks."""
+
+    def serve(app: Callable[..., Message], **run_config: Any) -> list[Note]:
+        def pull(*_: Any) -> Any:
+            context = Context(1, 5, {"device": "auto"}, RecordDict(), run_config, 1)
+            return Message(RecordDict(), 5, "train"), context, None, None
+
+        monkeypatch.setattr(node.worker, "_pull", pull)
+        for name in ("push_message", "push_task_output"):
+            monkeypatch.setattr(node.worker, name, lambda *_, **__: None)
+        executor: Any = Executor()
+        worker = Worker(grpc.insecure_channel("127.0.0.1:1"), executor, "cuda:1")
+        monkeypatch.setattr(worker, "_load", lambda *_: app)
+        worker.serve()
+        return list(executor.notes)
+
+    return serve
+
+
+@pytest.fixture
+def emptied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """One entry each time that PyTorch's cache on the GPU is emptied."""
+    times: list[str] = []
+    about = SimpleNamespace(name="NVIDIA A10", total_memory=24 * 2**30)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: times.append("emptied"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: about)
+    return times
+
+
+def wrapped(error: Exception) -> Callable[..., Message]:
+    """An app that makes an error of its own of another, as ours do."""
+
+    def app(message: Message, context: Context) -> Message:
+        try:
+            raise error
+        except Exception:
+            raise ValueError("this phase failed") from None
+
+    return app
+
+
+def test_an_app_sees_the_device_that_its_node_took(notes_of: Callable[..., list[Note]]) -> None:
+    seen = []
+
+    def app(message: Message, context: Context) -> Message:
+        seen.append(context.node_config["device"])
+        message.metadata.__dict__["_message_id"] = "id"
+        return Message(RecordDict(), reply_to=message)
+
+    assert notes_of(app) == [("done", 0, "")] * 2
+    assert seen == ["cuda:1"] * 2
+
+
+def test_a_worker_ends_after_an_error_of_cuda_whatever_was_raised_from_it(
+    notes_of: Callable[..., list[Note]],
+) -> None:
+    ((kind, _, reason),) = notes_of(wrapped(torch.AcceleratorError(LOST)))
+    assert kind == "lost"
+    assert "this phase failed" in reason
+
+
+def test_a_worker_ends_where_cuda_has_failed_behind_an_error_of_its_libraries(
+    notes_of: Callable[..., list[Note]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def synchronize() -> None:
+        raise torch.AcceleratorError(LOST)
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    app = wrapped(RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"))
+    assert [kind for kind, _, _ in notes_of(app)] == ["lost"]
+
+
+def test_a_worker_goes_on_after_any_other_error(notes_of: Callable[..., list[Note]]) -> None:
+    assert [kind for kind, _, _ in notes_of(wrapped(KeyError("x")))] == ["failed", "failed"]
+
+
+def test_a_full_gpu_is_named_with_its_memory_and_the_batch_size_and_what_helps(
+    notes_of: Callable[..., list[Note]], emptied: list[str]
+) -> None:
+    app = wrapped(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
+    (kind, _, reason), _ = notes_of(app, **{"train.batch-size": 512})
+    assert kind == "failed"
+    assert reason.startswith(
+        "cuda:1 (NVIDIA A10, 24.0 GiB) is out of memory: lower train.batch-size=512, take a "
+        "smaller model or fewer virtual images, or start fewer nodes on this GPU. "
+    )
+    assert len(emptied) == 2
+    (_, _, reason), _ = notes_of(app)
+    assert "lower the batch size" in reason
+
+
+def test_what_a_failed_message_held_is_free_when_the_cache_is_emptied(
+    notes_of: Callable[..., list[Note]], emptied: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[weakref.ref[torch.Tensor]] = []
+    alive = []
+
+    def app(message: Message, context: Context) -> Message:
+        activations = torch.zeros(3)
+        held.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def count() -> None:
+        alive.append(sum(tensor() is not None for tensor in held))
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", count)
+    notes_of(app)
+    assert len(held) == 2
+    assert alive == [0, 0]
+
+
+def test_memory_that_cuda_itself_lacks_is_named_too_and_ends_the_worker(
+    notes_of: Callable[..., list[Note]], emptied: list[str]
+) -> None:
+    ((kind, _, reason),) = notes_of(wrapped(torch.AcceleratorError("CUDA error: out of memory")))
+    assert kind == "lost"
+    assert "is out of memory: lower the batch size" in reason
