@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from cli.errors import exit_on
+from cli.options import NodesDevice
 from cli.results import results_table
 from fleet.local_federation import LocalFederation
 
@@ -36,6 +38,7 @@ def demo(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each strategy.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
     strategy: Annotated[str, typer.Option(help="Strategy to compare with FedAvg.")] = "hfldd",
+    device: NodesDevice = "auto",
     runs_dir: Annotated[Path, typer.Option(help="Folder for results.")] = Path("runs"),
 ) -> None:
     """Train on handwritten digits with FedAvg and with another strategy, and compare.
@@ -64,8 +67,11 @@ def demo(
     split = "digits by Dirichlet 0.1" if sectored else f"{classes} digits a node"
     results: dict[str, Any] = {}
     with console.status(f"starting a SuperLink and {nodes} nodes ..."):
-        federation = LocalFederation(nodes, state_dir, direct_links=sectored)
-        federation.start()
+        federation = LocalFederation(
+            nodes, state_dir, node_settings={"device": device}, direct_links=sectored
+        )
+        with exit_on(RuntimeError, command="demo"):
+            federation.start()
     with federation:
         console.print(f"{nodes} nodes are online; their logs are in {state_dir}")
         for name in ("fedavg", strategy):

@@ -58,7 +58,15 @@ def node(
     dataset: Annotated[
         str | None, _option("dataset", "Data set of this node, where nodes hold different ones.")
     ] = None,
-    device: Annotated[str | None, _option("device", "auto, cpu, cuda or cuda:N.", "auto")] = None,
+    device: Annotated[
+        str | None,
+        _option(
+            "device",
+            "cpu; cuda:N, that GPU; cuda, the one that fewest nodes use; auto, like cuda, but the "
+            "CPU if there is none.",
+            "auto",
+        ),
+    ] = None,
     partition_id: Annotated[
         int | None, _option("partition-id", "This node's partition of the data set, from 0.")
     ] = None,

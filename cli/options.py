@@ -24,3 +24,12 @@ DataRoot = Annotated[
     Path | None,
     typer.Option(help="Folder of data sets.", show_default="$FLWR_DISTILL_DATA_ROOT, else data"),
 ]
+NodesDevice = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="auto|cpu|cuda|cuda:N",
+        help="What nodes compute on: GPUs, spread evenly, if there are any (auto) or in any case "
+        "(cuda); all on one GPU (cuda:N); or the CPU.",
+    ),
+]

@@ -25,8 +25,10 @@ def status(state_dir: FederationDir = DEFAULT_FEDERATION_DIR) -> None:
     typer.echo(
         f"SuperLink: Control API at {record.control_address}, FLWR_HOME={record.flower_home}"
     )
-    table = Table("node", "state", "Flower's node id", "pid", "SuperNode", "executor", "worker")
-    columns = ("online", "pid", "supernode", "executor", "worker")
+    table = Table(
+        *("node", "state", "device", "Flower's node id", "pid", "SuperNode", "executor", "worker")
+    )
+    columns = ("device", "online", "pid", "supernode", "executor", "worker")
     for index, directory in enumerate(record.node_dirs):
         parts = _node(Path(directory))
         state = "online" if "online" in parts else "starting" if parts else "down"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from fleet.federation_record import FederationFile, FederationRecord
 from fleet.submission import RunOutcome, submit
 from node.processes import kill_group, start_bound, stop
 from node.settings import NodeConfigValue, flat_toml
+from node.supervisor import status_file
 
 if TYPE_CHECKING:
     from fleet.superlink import Control
@@ -59,6 +61,23 @@ class LocalNode:
     def alive(self) -> bool:
         """Whether the node's main process is running."""
         return self.process.poll() is None
+
+    @property
+    def warm(self) -> bool:
+        """Whether the node's worker is ready for messages."""
+        try:
+            return "ready" in json.loads(status_file(self.state_dir).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return False
+
+    @property
+    def why_unfit(self) -> str:
+        """What the node said when it ended because it cannot work here; else empty."""
+        if self.process.poll() != 1:
+            return ""
+        *_, last = ["", *self.log.read_text(encoding="utf-8", errors="replace").splitlines()]
+        _, said, reason = last.partition("flwr-distill node: ")
+        return reason if said else ""
 
     def kill(self) -> None:
         """Kill the node's main process with SIGKILL; its children end with it."""
@@ -181,6 +200,8 @@ class LocalFederation:
                 )
             )
             self.wait_for_nodes(timeout=max(1.0, deadline - time.monotonic()))
+            if str(self._node_settings.get("device")).startswith("cuda"):
+                self._wait_for_gpus(deadline)
         except BaseException:
             self.stop()
             raise
@@ -201,7 +222,14 @@ class LocalFederation:
         return self._superlink.pid
 
     def restart_dead_nodes(self) -> list[int]:
-        """Restart every node whose main process has ended; return their indices."""
+        """Restart every node whose main process has ended; return their indices.
+
+        Raises
+        ------
+        RuntimeError
+            If a node ended because it cannot work on this machine.
+        """
+        self._check_fit()
         dead = [node for node in self.nodes if not node.alive]
         for node in dead:
             node.start()
@@ -217,6 +245,7 @@ class LocalFederation:
         count = len(self.nodes) if count is None else count
         deadline = time.monotonic() + timeout
         while (online := self.online_nodes()) < count:
+            self._check_fit()
             if time.monotonic() > deadline or not any(node.alive for node in self.nodes):
                 raise RuntimeError(
                     f"{online} of {count} nodes came online within {timeout:.0f} s: "
@@ -268,6 +297,22 @@ class LocalFederation:
     def node_command(self, settings: Path) -> list[str]:
         """Return the command that starts a node with this YAML file of settings."""
         return ["flwr-distill", "node", "--config", str(settings)]
+
+    def _wait_for_gpus(self, deadline: float) -> None:
+        """Wait until every node has used its GPU: one that cannot would leave runs waiting."""
+        while not all(node.warm for node in self.nodes):
+            self._check_fit()
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    "not all nodes came to use a GPU in time: see the logs "
+                    f"{self.state_dir}/node-*/node.log"
+                )
+            time.sleep(0.2)
+
+    def _check_fit(self) -> None:
+        for node in self.nodes:
+            if reason := node.why_unfit:
+                raise RuntimeError(f"node {node.index} cannot work: {reason}")
 
     def _make_node(self, index: int, peer_addresses: list[str | None]) -> LocalNode:
         state_dir = self.state_dir / f"node-{index}"

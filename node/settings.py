@@ -39,6 +39,8 @@ class NodeSettings(BaseModel):
     dataset : str | None (default: None)
         Named data set that this node holds in place of the run's, converted to the run's image
         shape; the node is tested on that set's own test samples.
+    device : str (default: "auto")
+        See `node.device.take_device`; apps see the device that was taken, as in ``cuda:1``.
     preload : tuple[str, ...] (default: ("torch", "torch._dynamo"))
         Modules that the app's process imports before the first message. PyTorch's optimisers
         import the second at their first use, which takes as long as PyTorch itself.

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
+from fleet.local_federation import LocalFederation
 from node.supervisor import status_file
 
 
@@ -26,6 +27,25 @@ def test_status_and_down_say_when_there_is_no_federation(tmp_path: Path) -> None
     down = CliRunner().invoke(app, ["down", "--state-dir", str(tmp_path)])
     assert down.exit_code == 0
     assert down.output == f"no federation runs in {tmp_path}\n"
+
+
+@pytest.mark.parametrize("name", ["up", "demo"])
+def test_the_device_of_all_nodes_is_an_option_and_a_node_without_it_ends_the_command(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def start(self: LocalFederation) -> None:
+        asked.append(self._node_settings["device"])
+        raise RuntimeError("node 0 cannot work: device=cuda: ...")
+
+    monkeypatch.setattr(LocalFederation, "start", start)
+    monkeypatch.chdir(tmp_path)
+    for given in ((), ("--device", "cuda")):
+        result = CliRunner().invoke(app, [name, *given])
+        assert result.exit_code == 1
+        assert f"flwr-distill {name}: node 0 cannot work" in result.stderr
+    assert asked == ["auto", "cuda"]
 
 
 @pytest.mark.slow

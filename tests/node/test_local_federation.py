@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fleet.federation_record import FederationFile, FederationRecord, FederationRunsError
-from fleet.local_federation import LocalFederation
+from fleet.local_federation import LocalFederation, LocalNode
 from fleet.submission import RunError
 
 
@@ -42,6 +43,44 @@ def test_a_state_directory_holds_one_federation_and_its_record_lives_as_long(
     assert second.read() is None
     second.lock()
     second.unlock()
+
+
+def ended_with(folder: Path, code: int, said: str) -> LocalNode:
+    """A node that has ended, and what its log says."""
+    node = LocalNode(0, folder, lambda: subprocess.Popen(["sh", "-c", f"exit {code}"]))
+    node.log.write_text(f"a line before\n{said}\n")
+    node.start()
+    node.process.wait()
+    return node
+
+
+def test_a_node_that_cannot_work_is_not_started_again_but_its_reason_is_said(
+    tmp_path: Path,
+) -> None:
+    federation = LocalFederation(1, tmp_path)
+    reason = "device=cuda: this machine has 0 CUDA devices"
+    federation.nodes = [ended_with(tmp_path, 1, f"flwr-distill node: {reason}")]
+    with pytest.raises(RuntimeError, match=f"node 0 cannot work: {reason}"):
+        federation.restart_dead_nodes()
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(1, "ValueError: a bug of ours"), (0, "flwr-distill node: x")]
+)
+def test_a_node_that_ended_otherwise_is_started_again(tmp_path: Path, code: int, said: str) -> None:
+    federation = LocalFederation(1, tmp_path)
+    federation.nodes = [ended_with(tmp_path, code, said)]
+    assert federation.restart_dead_nodes() == [0]
+    federation.stop()
+
+
+@pytest.mark.slow
+def test_a_federation_on_gpus_does_not_begin_where_there_are_none(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    federation = LocalFederation(2, tmp_path, node_settings={"device": "cuda", "preload": []})
+    with pytest.raises(RuntimeError, match=r"cannot work: device=cuda: this machine has 0 CUDA"):
+        federation.start()
 
 
 @pytest.mark.slow
