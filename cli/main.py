@@ -5,6 +5,7 @@ import typer
 from cli.certs import certs
 from cli.demo import demo
 from cli.distill import distill
+from cli.doctor import doctor
 from cli.down import down
 from cli.node import node
 from cli.partition import partition
@@ -23,7 +24,10 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,
 )
-for command in (demo, distill, partition, settings, node, up, status, down, register, run, report):
+for command in (
+    *(demo, distill, partition, settings, doctor, node),
+    *(up, status, down, register, run, report),
+):
     app.command()(command)
 app.add_typer(certs, name="certs")
 app.add_typer(runs, name="runs")

@@ -1,7 +1,7 @@
 """Options that several subcommands share."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,4 +32,53 @@ NodesDevice = Annotated[
         help="What nodes compute on: GPUs, spread evenly, if there are any (auto) or in any case "
         "(cuda); all on one GPU (cuda:N); or the CPU.",
     ),
+]
+
+
+def node_option(name: str, help_text: str, default: str | bool = False) -> Any:
+    """An option that is also an environment variable."""
+    variable = "FLWR_DISTILL_" + name.upper().replace("-", "_")
+    return typer.Option(f"--{name}", help=help_text, envvar=variable, show_default=default)
+
+
+NodeConfigFile = Annotated[
+    Path | None,
+    node_option("config", "YAML file with any of these options; the command line overrides it."),
+]
+FleetAddress = Annotated[
+    str | None, node_option("superlink", "SuperLink's Fleet API, host:port.", "127.0.0.1:9092")
+]
+Insecure = Annotated[
+    bool | None, typer.Option("--insecure", help="No TLS.", envvar="FLWR_DISTILL_INSECURE")
+]
+RootCertificates = Annotated[
+    Path | None,
+    node_option("root-certificates", "PEM file of the SuperLink's authority.", "the system's"),
+]
+AuthKey = Annotated[
+    Path | None,
+    node_option("auth-key", "Private key of this node, if the SuperLink needs one."),
+]
+PeerAddress = Annotated[
+    str | None,
+    node_option("peer-address", "host:port where other nodes can send to this one directly."),
+]
+PeerCertificate = Annotated[
+    Path | None,
+    node_option("peer-certificate", "PEM file of this node's certificate among its peers."),
+]
+PeerKey = Annotated[
+    Path | None, node_option("peer-key", "PEM file of that certificate's private key.")
+]
+Device = Annotated[
+    str | None,
+    node_option(
+        "device",
+        "cpu; cuda:N, that GPU; cuda, the one that fewest nodes use; auto, like cuda, but the CPU "
+        "if there is none.",
+        "auto",
+    ),
+]
+StateDir = Annotated[
+    Path | None, node_option("state-dir", "Directory of this node's own files.", "state/node")
 ]

@@ -89,6 +89,19 @@ def test_nodes_are_not_on_the_network_of_the_apis_without_authentication():
     assert [node["networks"] for node in nodes] == [["fleet"]] * 4
 
 
+def test_nodes_on_gpus_ask_for_none_in_particular():
+    """So that a machine with one is enough; `node.device` spreads them over what there is."""
+    nodes = {name for name in read("compose.yaml")["services"] if name.startswith("node-")}
+    services = read("docker/gpu.yaml")["services"]
+    assert services.keys() == nodes
+    for name, service in services.items():
+        (asked,) = service["deploy"]["resources"]["reservations"]["devices"]
+        assert asked == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}, name
+        assert service["environment"]["FLWR_DISTILL_DEVICE"] == "cuda", name
+        seen = service["environment"]["CUDA_VISIBLE_DEVICES"]
+        assert seen == "${GPUS:-0,1,2,3,4,5,6,7}", name
+
+
 def test_every_node_has_its_own_partition_key_and_volume():
     services = read("compose.yaml")["services"]
     nodes = {name: service for name, service in services.items() if name.startswith("node-")}

@@ -1,0 +1,101 @@
+"""Measures a SuperLink's clock, which tells no time, by what it makes of signed calls.
+
+Flower refuses a call of a node whose time stamp lies over 5 s in the future or over 305 s in the
+past, before it looks who signed it (`NodeAuthServerInterceptor`, Flower 1.32.1). A key made up for
+the purpose is enough, then; the calls are refused in any case and change nothing.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.common.constant import (
+    PUBLIC_KEY_HEADER,
+    SIGNATURE_HEADER,
+    SYSTEM_TIME_TOLERANCE,
+    TIMESTAMP_HEADER,
+    TIMESTAMP_TOLERANCE,
+)
+from flwr.proto.fleet_pb2_grpc import FleetStub
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.supercore.date import now
+from flwr.supercore.grpc import create_channel
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+
+AHEAD_MOST = SYSTEM_TIME_TOLERANCE
+BEHIND_MOST = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+"""Seconds by which Flower lets a node's clock differ from the SuperLink's."""
+
+FURTHEST = 3600
+"""Seconds by which clocks may differ for `clock_offset` to find out."""
+
+_PRECISION = 0.02
+
+
+class ClockError(Exception):
+    """The clock cannot be measured."""
+
+
+def clock_offset(address: str, *, insecure: bool, root_certificates: Path | None) -> float:
+    """Seconds by which a SuperLink's clock is ahead of this machine's, to 0.02 s and a call's time.
+
+    Parameters
+    ----------
+    address : str
+        The SuperLink's Fleet API, host:port.
+    insecure, root_certificates
+        As in `node.settings.NodeSettings`.
+
+    Raises
+    ------
+    ClockError
+        If the SuperLink does not answer as Flower does, or the clocks are over an hour apart.
+    """
+    key = ec.generate_private_key(ec.SECP384R1())
+    channel = create_channel(
+        server_address=address,
+        insecure=insecure,
+        root_certificates=root_certificates.read_bytes() if root_certificates else None,
+    )
+    with channel:
+        return _offset(lambda shift: _takes_time_stamp(FleetStub(channel), key, shift))
+
+
+def _offset(takes: Callable[[float], bool]) -> float:
+    """The offset, from whether a call is taken whose stamp is shifted by so many seconds.
+
+    It is taken for shifts between offset - 305 and offset + 5. The latter is found by bisection.
+    """
+    step = TIMESTAMP_TOLERANCE
+    shifts = sorted(range(-FURTHEST, FURTHEST + 1, step), key=abs)
+    low = next((float(shift) for shift in shifts if takes(shift)), None)
+    if low is None:
+        raise ClockError(f"the clocks are over {FURTHEST} s apart")
+    high = low + AHEAD_MOST + BEHIND_MOST
+    while high - low > _PRECISION:
+        middle = (low + high) / 2
+        low, high = (middle, high) if takes(middle) else (low, middle)
+    return (low + high) / 2 - AHEAD_MOST
+
+
+def _takes_time_stamp(stub: FleetStub, key: ec.EllipticCurvePrivateKey, shift: float) -> bool:
+    stamp = (now() + datetime.timedelta(seconds=shift)).isoformat()
+    metadata = (
+        (PUBLIC_KEY_HEADER, public_key_to_bytes(key.public_key())),
+        (TIMESTAMP_HEADER, stamp),
+        (SIGNATURE_HEADER, sign_message(key, stamp.encode("ascii"))),
+    )
+    try:
+        stub.SendNodeHeartbeat(SendNodeHeartbeatRequest(), metadata=metadata, timeout=5)
+    except grpc.RpcError as error:
+        if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+            if error.details() == "Invalid timestamp":
+                return False
+            if error.details() == "Invalid node ID":
+                return True
+        raise ClockError(f"the SuperLink answers {error.code().name}: {error.details()}") from error
+    raise ClockError("the SuperLink takes calls of nodes that it does not know")

@@ -1,0 +1,176 @@
+"""`flwr-distill doctor`: what it finds on this machine, and on machines that are made up."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fleet.checkup
+import fleet.gpu_speed
+from cli.main import app
+from fleet.checkup import Finding, checkup
+from fleet.local_federation import free_ports
+from node.settings import load_settings
+from tests.gpu.virtual_device import VirtualDevice
+
+
+@pytest.fixture(autouse=True)
+def ports(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Ports in place of the default ones, which another test may use."""
+    *server, peer = free_ports(4)
+    monkeypatch.setattr(fleet.checkup, "SERVER_PORTS", dict.fromkeys(server, "an API"))
+    monkeypatch.setattr(fleet.checkup, "PEER_PORT", peer)
+    return [*server, peer]
+
+
+@pytest.fixture
+def no_gpu() -> None:
+    if torch.cuda.device_count():
+        pytest.skip("this machine has a GPU")
+
+
+@pytest.fixture
+def driver_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    def write(text: str) -> None:
+        (tmp_path / "version").write_text(text)
+        monkeypatch.setattr(fleet.checkup, "DRIVER_FILE", tmp_path / "version")
+
+    return write
+
+
+def doctor(*arguments: object) -> Any:
+    return CliRunner().invoke(app, ["doctor", *map(str, arguments)])
+
+
+def findings(**settings: Any) -> dict[str, Finding]:
+    return {finding.check: finding for finding in checkup(load_settings(None, settings))}
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_machine_without_a_gpu_is_fit_and_told_what_was_looked_at(
+    tmp_path: Path, ports: list[int]
+) -> None:
+    result = doctor("--state-dir", tmp_path)
+    assert result.exit_code == 0, result.output
+    lines = [line.split() for line in result.stdout.splitlines()]
+    told = {line[1] if line[1] != "port" else line[2]: line[0] for line in lines}
+    names = ["software", "machine", "driver", "GPUs", "state-dir", "temporary", *map(str, ports)]
+    assert told == dict.fromkeys(names, "ok") | {"SuperLink": "unchecked"}
+    assert f"PyTorch {torch.__version__}" in result.stdout
+    assert "none: nodes compute on the CPU" in result.stdout
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("device", ["cuda", "cuda:3"])
+def test_a_gpu_that_is_asked_for_and_missing_fails(device: str) -> None:
+    result = doctor("--device", device)
+    assert result.exit_code == 1
+    assert f"device={device}, but this machine has 0 CUDA devices" in result.stdout
+    assert "no NVIDIA driver is loaded" in result.stdout
+
+
+def test_findings_are_json_on_request_and_the_exit_status_is_the_same(ports: list[int]) -> None:
+    result = doctor("--json", "--device", "gpu")
+    assert result.exit_code == 1
+    found = {each["check"]: each for each in json.loads(result.stdout)}
+    assert found["settings"]["state"] == "failed"
+    assert "device=gpu" in found["settings"]["found"]
+    assert found["software"]["state"] == "ok"
+    assert found["temporary"]["numbers"]["free (bytes)"] > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19", "failed"),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.82.07  Wed Aug 27", "ok"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release", "ok"),
+        ("something else", "unchecked"),
+    ],
+)
+def test_a_driver_that_this_pytorch_cannot_use_is_named_with_one_that_it_can(
+    driver_file: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, text: str, state: str
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    driver_file(f"{text}\nGCC version: gcc version 12.2.0")
+    found = findings()["driver"]
+    assert found.state == state
+    if state == "failed":
+        assert "535.104.05 is too old" in found.found
+        assert found.remedy == "install NVIDIA's driver 580 or later"
+
+
+@pytest.fixture
+def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little work, for a virtual GPU computes on the CPU; with the peaks of an H100."""
+    sizes = {"MATRIX": 32, "IMAGES": 2, "CHANNELS": 3, "SIDE": 8}
+    sizes |= {"VIRTUAL": 20, "REAL": 16, "PIXELS": 48}
+    for name, size in sizes.items():
+        monkeypatch.setattr(fleet.gpu_speed, name, size)
+    (peaks,) = fleet.gpu_speed.PEAKS.values()
+    monkeypatch.setattr(fleet.gpu_speed, "PEAKS", {"virtual GPU": peaks})
+    monkeypatch.setattr(torch.cuda, "set_device", lambda number: None)
+    monkeypatch.setattr(fleet.gpu_speed.time_gpu, "__kwdefaults__", {"seconds": 0.02})
+
+
+@pytest.mark.usefixtures("little_work")
+def test_every_gpu_is_timed_beside_the_floor_of_its_hardware() -> None:
+    with VirtualDevice(2):
+        found = findings(device="cuda")
+    for name in ("cuda:0", "cuda:1"):
+        assert found[name].state == "ok", found[name]
+        assert "virtual GPU, 80.0 GiB, 80.0 GiB free; matmul " in found[name].found
+        numbers = found[name].numbers
+        for work in ("matmul", "conv", "KIP step"):
+            assert numbers[f"{work} (s)"] > numbers[f"{work}, floor (s)"] > 0
+        product = 3 * 32 * 32 * 4 / 3.35e12  # bound by memory at this size
+        assert numbers["matmul, floor (s)"] == pytest.approx(product)
+
+
+@pytest.mark.usefixtures("little_work")
+def test_a_gpu_without_known_peaks_has_times_and_no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet.gpu_speed, "PEAKS", {})
+    with VirtualDevice():
+        found = findings()["cuda:0"]
+    assert found.state == "ok"
+    assert "floor" not in str(found)
+
+
+@pytest.mark.usefixtures("little_work")
+def test_a_gpu_that_computes_nonsense_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = float("nan")
+    monkeypatch.setattr(
+        fleet.gpu_speed.functional, "conv2d", lambda images, *_, **__: images * nothing
+    )
+    with VirtualDevice():
+        found = findings()["cuda:0"]
+    assert found.state == "failed"
+    assert "conv: the result is not finite" in found.found
+
+
+def test_a_gpu_that_cuda_cannot_use_fails_with_the_reason_even_where_auto_takes_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reason = "CUDA cannot use this machine's GPUs: the driver is too old"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(fleet.checkup, "why_unusable", lambda number: reason)
+    found = findings(device="auto")["cuda:0"]
+    assert (found.state, found.found) == ("failed", reason)
+    assert "update the driver" in found.remedy
+
+
+def test_a_folder_without_room_or_leave_to_write_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(fleet.checkup, "LEAST_SPACE", 2**70)
+    found = findings(state_dir=tmp_path / "not" / "yet")
+    assert (
+        "make room for 1 GiB, or name another folder with --state-dir" in found["state-dir"].remedy
+    )
+    assert found["temporary"].state == "failed"
+    monkeypatch.setattr(fleet.checkup.os, "access", lambda *_: False)
+    assert findings(state_dir=tmp_path)["state-dir"].found == f"{tmp_path} cannot be written to"

@@ -1,0 +1,205 @@
+"""`flwr-distill doctor` on ports, certificates and clocks, with Flower's own server."""
+
+import datetime
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+from flwr.server.app import _run_fleet_api_grpc_rere
+from flwr.server.superlink.fleet.grpc_rere import node_auth_server_interceptor
+from flwr.supercore.date import now
+from flwr.supercore.object_store import ObjectStoreFactory
+
+import fleet.certificates
+import fleet.checkup
+from fleet.certificates import CertificateFolder
+from fleet.checkup import Finding, checkup
+from fleet.clock import ClockError, clock_offset
+from fleet.local_federation import free_ports
+from node.settings import load_settings
+
+
+@pytest.fixture(scope="module")
+def superlink() -> Iterator[str]:
+    """Address of the Fleet API of a SuperLink that knows no node."""
+    state = SimpleNamespace(get_node_id_by_public_key=lambda key: None)
+    states: Any = SimpleNamespace(state=lambda: state)
+    server = _run_fleet_api_grpc_rere(
+        "127.0.0.1:0",
+        states,
+        ObjectStoreFactory(),
+        enable_supernode_auth=True,
+        certificates=None,
+        interceptors=[node_auth_server_interceptor.NodeAuthServerInterceptor(states)],
+    )
+    yield str(server.bound_address)  # type: ignore[attr-defined]
+    server.stop(None)
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the SuperLink's clock ahead by so many seconds."""
+
+    def shift(seconds: float) -> None:
+        shifted = datetime.timedelta(seconds=seconds)
+        monkeypatch.setattr(node_auth_server_interceptor, "now", lambda: now() + shifted)
+
+    return shift
+
+
+def findings(**settings: Any) -> dict[str, Finding]:
+    return {finding.check: finding for finding in checkup(load_settings(None, settings))}
+
+
+@pytest.mark.parametrize("seconds", [0.0, 2.5, -4.0, 200.0, 1234.5, -3500.0])
+def test_the_superlinks_clock_is_measured_by_what_it_refuses(
+    superlink: str, ahead: Callable[[float], None], seconds: float
+) -> None:
+    ahead(seconds)
+    offset = clock_offset(superlink, insecure=True, root_certificates=None)
+    assert offset == pytest.approx(seconds, abs=0.2)
+
+
+def test_a_clock_that_flower_lets_pass_is_ok_and_one_that_it_refuses_is_not(
+    superlink: str, ahead: Callable[[float], None]
+) -> None:
+    for seconds, state, said in (
+        (200.0, "ok", "behind the SuperLink's"),
+        (-9.0, "failed", "Flower refuses nodes over 5 s ahead or 305 s behind"),
+        (320.0, "failed", "Flower refuses nodes over 5 s ahead or 305 s behind"),
+        (9000.0, "failed", "the clocks are over 3600 s apart"),
+    ):
+        ahead(seconds)
+        found = findings(superlink=superlink, insecure=True)
+        assert found["SuperLink"].state == "ok"
+        assert found["clock"].state == state, seconds
+        assert said in found["clock"].found
+
+
+def test_a_server_that_answers_otherwise_is_not_taken_for_a_clock() -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with pytest.raises(ClockError, match="UNIMPLEMENTED"):
+            clock_offset(f"127.0.0.1:{port}", insecure=True, root_certificates=None)
+    finally:
+        server.stop(None)
+
+
+def test_a_superlink_that_does_not_answer_fails_and_its_clock_is_not_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet.checkup, "ANSWERS_WITHIN", 0)
+    (port,) = free_ports(1)
+    found = findings(superlink=f"127.0.0.1:{port}", insecure=True)
+    assert "no SuperLink answers at" in found["SuperLink"].found
+    assert (found["SuperLink"].state, found["clock"].state) == ("failed", "unchecked")
+
+
+def test_ports_that_are_taken_fail_where_a_server_is_to_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(fleet.checkup, "SERVER_PORTS", {port: "Fleet API"})
+        found = findings()[f"port {port}"]
+    assert found.state == "failed"
+    assert found.found == "Fleet API: Address already in use"
+    assert "with --superlink HOST:9092" in found.remedy
+
+
+@pytest.fixture(scope="module")
+def issued(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority and node-0, for localhost; and another authority, `other`."""
+    folder = tmp_path_factory.mktemp("certificates")
+    for name in ("certs", "other"):
+        authority = CertificateFolder(folder / name)
+        authority.create(30)
+        authority.issue_node("node-0", ["localhost"], 20)
+    return folder
+
+
+def node_files(folder: Path, **changes: Any) -> dict[str, Any]:
+    own = folder / "certs" / "node-0"
+    files: dict[str, Any] = {
+        "superlink": "127.0.0.1:1",
+        "root_certificates": own / "ca.crt",
+        "auth_key": own / "node.key",
+        "peer_certificate": own / "node.crt",
+        "peer_key": own / "node.key",
+        "peer_address": f"localhost:{free_ports(1)[0]}",
+    }
+    return files | changes
+
+
+def test_a_nodes_own_files_are_found_good(issued: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet.checkup, "ANSWERS_WITHIN", 0)
+    found = findings(**node_files(issued))
+    for check in ("root-certificates", "peer-certificate", "auth-key", "peer-address"):
+        assert found[check].state == "ok", found[check]
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "said"),
+    [
+        ({"root_certificates": "other/ca.crt"}, "peer-certificate", "is not signed by"),
+        ({"peer_key": "other/node-0/node.key"}, "peer-certificate", "is not the key of"),
+        ({"peer_key": "certs/ca.crt"}, "peer-certificate", "cannot be read"),
+        ({"root_certificates": "certs/ca.key"}, "root-certificates", "cannot be read"),
+        ({"auth_key": "certs/ca.key"}, "auth-key", "ca.key"),
+    ],
+)
+def test_files_that_do_not_belong_together_are_found(
+    issued: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, str],
+    check: str,
+    said: str,
+) -> None:
+    monkeypatch.setattr(fleet.checkup, "ANSWERS_WITHIN", 0)
+    paths = {name: issued / path for name, path in changes.items()}
+    found = findings(**node_files(issued, **paths))[check]
+    assert found.state == "failed"
+    assert said in found.found
+
+
+def test_a_certificate_that_does_not_name_the_peer_address_fails(
+    issued: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet.checkup, "ANSWERS_WITHIN", 0)
+    found = findings(**node_files(issued, peer_address="ward-3.example.org:9200"))
+    said = "names localhost, not peer-address's ward-3.example.org"
+    assert said in found["peer-certificate"].found
+
+
+@pytest.mark.parametrize(("days", "said"), [(-40, "expired on"), (40, "which is in the future")])
+def test_certificates_of_another_time_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int, said: str
+) -> None:
+    then = now() + datetime.timedelta(days=days)
+    with monkeypatch.context() as patch:
+        patch.setattr(fleet.certificates, "_now", lambda: then)
+        CertificateFolder(tmp_path).create(30)
+    monkeypatch.setattr(fleet.checkup, "ANSWERS_WITHIN", 0)
+    found = findings(superlink="127.0.0.1:1", root_certificates=tmp_path / "ca.crt")
+    assert found["root-certificates"].state == "failed"
+    assert said in found["root-certificates"].found
+
+
+def test_a_peer_address_in_use_may_be_the_nodes_own_and_one_elsewhere_cannot(
+    issued: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet.checkup, "ANSWERS_WITHIN", 0)
+    with socket.create_server(("localhost", 0)) as taken:
+        address = f"localhost:{taken.getsockname()[1]}"
+        assert findings(**node_files(issued, peer_address=address))["peer-address"].state == (
+            "unchecked"
+        )
+    elsewhere = node_files(issued, peer_address="192.0.2.1:9200")  # an address of nobody's
+    assert findings(**elsewhere)["peer-address"].state == "failed"
