@@ -85,7 +85,7 @@ def node(
     (FLWR_DISTILL_SUPERLINK=host:9092).
 
     On a GPU machine: flwr-distill node --superlink HOST:9092 --root-certificates ca.crt
-    --auth-key node.key --data DIR --device cuda:0
+    --auth-key node.key --data DIR --device cuda
     """
     options = {k: v for k, v in context.params.items() if k not in ("config", "node_config")}
     with exit_on(NodeError, command="node"):
