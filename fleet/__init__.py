@@ -1,1 +1,1 @@
-"""Running a federation: certificates, registration, submission, a federation on this machine, its checkup."""
+"""Running a federation: certificates, registration, submission; a federation or checkup here."""
