@@ -10,12 +10,10 @@ import torch
 from typer.testing import CliRunner
 
 import fleet.checkup
-import fleet.gpu_speed
 from cli.main import app
 from fleet.checkup import Finding, checkup
 from fleet.local_federation import free_ports
 from node.settings import load_settings
-from tests.gpu.virtual_device import VirtualDevice
 
 
 @pytest.fixture(autouse=True)
@@ -102,54 +100,6 @@ def test_a_driver_that_this_pytorch_cannot_use_is_named_with_one_that_it_can(
     if state == "failed":
         assert "535.104.05 is too old" in found.found
         assert found.remedy == "install NVIDIA's driver 580 or later"
-
-
-@pytest.fixture
-def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Little work, for a virtual GPU computes on the CPU; with the peaks of an H100."""
-    sizes = {"MATRIX": 32, "IMAGES": 2, "CHANNELS": 3, "SIDE": 8}
-    sizes |= {"VIRTUAL": 20, "REAL": 16, "PIXELS": 48}
-    for name, size in sizes.items():
-        monkeypatch.setattr(fleet.gpu_speed, name, size)
-    (peaks,) = fleet.gpu_speed.PEAKS.values()
-    monkeypatch.setattr(fleet.gpu_speed, "PEAKS", {"virtual GPU": peaks})
-    monkeypatch.setattr(torch.cuda, "set_device", lambda number: None)
-    monkeypatch.setattr(fleet.gpu_speed.time_gpu, "__kwdefaults__", {"seconds": 0.02})
-
-
-@pytest.mark.usefixtures("little_work")
-def test_every_gpu_is_timed_beside_the_floor_of_its_hardware() -> None:
-    with VirtualDevice(2):
-        found = findings(device="cuda")
-    for name in ("cuda:0", "cuda:1"):
-        assert found[name].state == "ok", found[name]
-        assert "virtual GPU, 80.0 GiB, 80.0 GiB free; matmul " in found[name].found
-        numbers = found[name].numbers
-        for work in ("matmul", "conv", "KIP step"):
-            assert numbers[f"{work} (s)"] > numbers[f"{work}, floor (s)"] > 0
-        product = 3 * 32 * 32 * 4 / 3.35e12  # bound by memory at this size
-        assert numbers["matmul, floor (s)"] == pytest.approx(product)
-
-
-@pytest.mark.usefixtures("little_work")
-def test_a_gpu_without_known_peaks_has_times_and_no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet.gpu_speed, "PEAKS", {})
-    with VirtualDevice():
-        found = findings()["cuda:0"]
-    assert found.state == "ok"
-    assert "floor" not in str(found)
-
-
-@pytest.mark.usefixtures("little_work")
-def test_a_gpu_that_computes_nonsense_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = float("nan")
-    monkeypatch.setattr(
-        fleet.gpu_speed.functional, "conv2d", lambda images, *_, **__: images * nothing
-    )
-    with VirtualDevice():
-        found = findings()["cuda:0"]
-    assert found.state == "failed"
-    assert "conv: the result is not finite" in found.found
 
 
 def test_a_gpu_that_cuda_cannot_use_fails_with_the_reason_even_where_auto_takes_the_cpu(

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
+from fleet.federation_record import FederationFile, FederationRecord
 from fleet.local_federation import LocalFederation
 from node.supervisor import status_file
 
@@ -27,6 +28,24 @@ def test_status_and_down_say_when_there_is_no_federation(tmp_path: Path) -> None
     down = CliRunner().invoke(app, ["down", "--state-dir", str(tmp_path)])
     assert down.exit_code == 0
     assert down.output == f"no federation runs in {tmp_path}\n"
+
+
+def test_status_shows_what_each_node_computes_on(tmp_path: Path) -> None:
+    nodes = [tmp_path / "node-0", tmp_path / "node-1"]
+    for number, folder in enumerate(nodes):
+        folder.mkdir()
+        parts = {"pid": os.getpid(), "online": 5, "device": f"cuda:{number}"}
+        status_file(folder).write_text(json.dumps(parts))
+    file = FederationFile(tmp_path)
+    file.lock()
+    file.write(FederationRecord(os.getpid(), "127.0.0.1:1", "home", [str(node) for node in nodes]))
+    shown = CliRunner().invoke(
+        app, ["status", "--state-dir", str(tmp_path)], env={"COLUMNS": "120"}
+    )
+    file.unlock()
+    assert shown.exit_code == 0
+    assert "cuda:0" in shown.output
+    assert "cuda:1" in shown.output
 
 
 @pytest.mark.parametrize("name", ["up", "demo"])

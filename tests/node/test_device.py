@@ -14,6 +14,8 @@ from flwr.common.logger import FLOWER_LOGGER
 
 from node.device import UnfitError, take_device
 from node.gpu_claims import claim
+from node.settings import load_settings
+from node.supervisor import Node
 
 OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 12040). Please update ..."
 OLD_GPU = "CUDA error: no kernel image is available for execution on the device\nCUDA kernel ..."
@@ -103,6 +105,12 @@ def test_containers_that_see_no_others_claims_take_gpus_by_their_place(
     containers = [tmp_path / str(place) for place in range(4)]
     taken = [take_device("cuda", place=n, folder=own) for n, own in enumerate(containers)]
     assert [device.name for device in taken] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+
+
+def test_the_place_of_a_node_is_its_partition() -> None:
+    for settings, place in (({"partition_id": 3, "num_partitions": 4}, "3"), ({}, "0")):
+        command = Node(load_settings(None, settings))._executor_command("127.0.0.1:1", 5)
+        assert command[command.index("--place") + 1] == place
 
 
 def test_processes_that_number_the_same_gpus_differently_do_not_mix_them_up(

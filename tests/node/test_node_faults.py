@@ -54,6 +54,8 @@ def test_one_process_serves_all_messages_of_a_node_with_its_context_and_settings
         assert reply.told["threads"] == "1"
         assert "'num-partitions': 2" in reply.told["node-config"]
         assert "'sector': 7" in reply.told["node-config"]
+        assert "'device': 'auto'" in reply.told["node-config"]  # it preloads no torch
+    assert tiny.status(0)["device"] == "auto"
 
 
 def test_code_of_a_new_submission_is_what_runs(
