@@ -84,8 +84,8 @@ def step(gpus):
 def training_step(step):
     """Measure a step of local training, with a loss term that is made of the model."""
 
-    def measure(term=None):
-        data = samples(64).to(GPU)
+    def measure(term=None, place_of_data=GPU):
+        data = samples(64).to(place_of_data)
 
         def job(steps):
             model = create_model("digits-cnn", SPEC, seed=0).to(GPU)

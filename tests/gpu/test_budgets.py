@@ -28,6 +28,12 @@ def test_a_training_step_waits_for_nothing(training_step):
     assert used.launches <= 50, used.where
 
 
+def test_minibatches_from_main_memory_do_not_make_a_step_wait(training_step):
+    used = training_step(place_of_data="cpu")
+    assert used.waits == 0, used.where
+    assert used.copies == 2, used.where
+
+
 @pytest.mark.parametrize(
     "term",
     [

@@ -32,6 +32,28 @@ def test_every_strategy_gives_what_it_gives_on_the_cpu(gpus, federation, strateg
 
 
 @pytest.mark.parametrize(
+    "strategy",
+    [
+        "fedavg",
+        "fedlgd",
+        "hfldd",
+        pytest.param(
+            "fedhead",
+            marks=pytest.mark.xfail(
+                strict=True, reason="distill.ensemble needs samples and models on one device"
+            ),
+        ),
+    ],
+)
+def test_samples_that_do_not_fit_on_the_gpu_stay_in_main_memory_and_give_the_same(
+    gpus, federation, monkeypatch, strategy
+):
+    settings = {"strategy": strategy, "num_rounds": 1, **LITTLE}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 1))
+    assert federation(GPU, **settings) == federation("cpu", **settings)
+
+
+@pytest.mark.parametrize(
     ("strategy", "works"),
     [
         ("fedavg", "task/evaluation.py"),

@@ -92,6 +92,15 @@ def test_every_optimiser_trains_as_on_the_cpu(node, settings):
     assert_equal(weights, expected)
 
 
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+def test_every_precision_trains_on_a_gpu(node, precision):
+    """That numbers differ with it is for a real GPU to show."""
+    session, model = node(GPU, **{"train.precision": precision})
+    trained = train_round(model, session.data.train, session.task.train, generator())
+    assert trained.loss < 5
+    assert all(p.isfinite().all() for p in model.cpu().parameters())
+
+
 def test_soft_labels_are_those_of_the_cpu(node):
     def run(device):
         session, model = node(device)
