@@ -175,7 +175,6 @@ class VirtualDevice:
         )
         return {
             "_lazy_init": lambda: None,
-            "current_device": lambda: 0,
             "device_count": lambda: self.count,
             "empty_cache": lambda: None,
             "get_device_capability": lambda device=None: (about.major, about.minor),
@@ -187,6 +186,7 @@ class VirtualDevice:
             "mem_get_info": lambda device=None: (MEMORY, MEMORY),
             "memory_allocated": lambda device=None: 0,
             "reset_peak_memory_stats": lambda device=None: None,
+            "set_device": lambda device: None,
             "synchronize": lambda device=None: self._count("wait", "synchronize"),
         }
 
