@@ -72,9 +72,10 @@ def log_relations(features: Tensor) -> Tensor:
         (n, n - 1): row i has the other samples in order, without i.
     """
     n = len(features)
-    others = ~torch.eye(n, dtype=torch.bool, device=features.device)
     exact = "donot_use_mm_for_euclid_dist"  # equal features are at distance 0
-    distances = torch.cdist(features, features, compute_mode=exact)[others].reshape(n, n - 1)
+    distances = torch.cdist(features, features, compute_mode=exact)
+    # Without the diagonal: past the first entry, it is the last of every n + 1.
+    distances = distances.flatten()[1:].reshape(n - 1, n + 1)[:, :-1].reshape(n, n - 1)
     squared = distances.square()
     variance = squared.mean().clamp(min=SMALLEST_VARIANCE)
     return functional.log_softmax(-squared / (2 * variance), dim=1)

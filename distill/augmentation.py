@@ -6,18 +6,44 @@ shapes.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-Augmentation = Callable[[Tensor], Tensor]
 _Draw = Callable[[], float]
 
 
+@dataclass(frozen=True, eq=False)
+class Augmentation:
+    """A kind of map and what was drawn for it, on the device of the images.
+
+    Parameters
+    ----------
+    kind : callable
+        Maps images (..., n, C, H, W) by parameters.
+    parameters : tuple of Tensor
+        Of one draw; or of several, with leading dimensions (...) as the images have.
+    """
+
+    kind: Callable[..., Tensor]
+    parameters: tuple[Tensor, ...]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Map images."""
+        return self.kind(images, *self.parameters)
+
+    def to(self, device: torch.device | str) -> "Augmentation":
+        """Return the same map for images on `device`; waits for nothing."""
+        moved = tuple(x.to(device, non_blocking=True) for x in self.parameters)
+        return Augmentation(self.kind, moved)
+
+
 def draw_augmentation(height: int, width: int, generator: torch.Generator) -> Augmentation:
-    """Draw one augmentation for images of shape (n, C, height, width).
+    """Draw one augmentation for images of shape (n, C, height, width) on the CPU.
 
     Colour (brightness, saturation, contrast), shift, cutout, scale or rotation, with equal
     probability. The generator must be on the CPU.
@@ -30,17 +56,43 @@ def draw_augmentation(height: int, width: int, generator: torch.Generator) -> Au
     return kinds[int(uniform() * len(kinds))](height, width, uniform)
 
 
+def augment_each(augments: Sequence[Augmentation], images: Tensor) -> Tensor:
+    """Apply the i-th augmentation to the i-th images of (len(augments), n, C, H, W).
+
+    Those of a kind are applied together. The augmentations must be on the CPU; the images may be on
+    a GPU, which nothing waits for.
+    """
+    kinds = list(dict.fromkeys(augment.kind for augment in augments))
+    of_kind = [[i for i, own in enumerate(augments) if own.kind is kind] for kind in kinds]
+    order = torch.tensor([i for places in of_kind for i in places])
+    there, back = (
+        x.to(images.device, non_blocking=True) for x in (order, order.argsort())
+    )
+    parts = images.index_select(0, there).split([len(places) for places in of_kind])
+    mapped = [
+        Augmentation(kind, _stacked([augments[i] for i in places])).to(images.device)(part)
+        for kind, places, part in zip(kinds, of_kind, parts, strict=True)
+    ]
+    return torch.cat(mapped).index_select(0, back)
+
+
+def _stacked(augments: Sequence[Augmentation]) -> tuple[Tensor, ...]:
+    """Parameters of draws of one kind, with a leading dimension."""
+    return tuple(torch.stack(x) for x in zip(*(a.parameters for a in augments), strict=True))
+
+
 def _colour(height: int, width: int, uniform: _Draw) -> Augmentation:
     brightness, saturation, contrast = uniform() - 0.5, 2 * uniform(), uniform() + 0.5
+    return Augmentation(_coloured, (torch.tensor([brightness, saturation, contrast]),))
 
-    def apply(images: Tensor) -> Tensor:
-        images = images + brightness
-        grey = images.mean(1, keepdim=True)
-        images = grey + saturation * (images - grey)
-        level = images.mean((1, 2, 3), keepdim=True)
-        return level + contrast * (images - level)
 
-    return apply
+def _coloured(images: Tensor, strengths: Tensor) -> Tensor:
+    brightness, saturation, contrast = strengths[..., None, None, None, None, :].unbind(-1)
+    images = images + brightness
+    grey = images.mean(-3, keepdim=True)
+    images = grey + saturation * (images - grey)
+    level = images.mean((-3, -2, -1), keepdim=True)
+    return level + contrast * (images - level)
 
 
 def _shift(height: int, width: int, uniform: _Draw) -> Augmentation:
@@ -49,7 +101,8 @@ def _shift(height: int, width: int, uniform: _Draw) -> Augmentation:
         return int(uniform() * (2 * reach + 1)) - reach
 
     down, right = offset(height), offset(width)
-    return lambda images: functional.pad(images, (right, -right, down, -down))
+    # The host needs the offsets, so they are a part of the kind.
+    return Augmentation(partial(functional.pad, pad=(right, -right, down, -down)), ())
 
 
 def _cutout(height: int, width: int, uniform: _Draw) -> Augmentation:
@@ -60,25 +113,27 @@ def _cutout(height: int, width: int, uniform: _Draw) -> Augmentation:
 
     mask = torch.ones(height, width)
     mask[span(height), span(width)] = 0
-    return lambda images: images * mask.to(images.device)
+    return Augmentation(_masked, (mask,))
+
+
+def _masked(images: Tensor, mask: Tensor) -> Tensor:
+    return images * mask[..., None, None, :, :]
 
 
 def _scale(height: int, width: int, uniform: _Draw) -> Augmentation:
     low, high = 1 / 1.2, 1.2
     x, y = low + (high - low) * uniform(), low + (high - low) * uniform()
-    return _affine(torch.tensor([[x, 0.0, 0.0], [0.0, y, 0.0]]))
+    return Augmentation(_affine, (torch.tensor([[x, 0.0, 0.0], [0.0, y, 0.0]]),))
 
 
 def _rotation(height: int, width: int, uniform: _Draw) -> Augmentation:
     angle = math.radians(15) * (2 * uniform() - 1)
     cos, sin = math.cos(angle), math.sin(angle)
-    return _affine(torch.tensor([[cos, -sin, 0.0], [sin, cos, 0.0]]))
+    return Augmentation(_affine, (torch.tensor([[cos, -sin, 0.0], [sin, cos, 0.0]]),))
 
 
-def _affine(matrix: Tensor) -> Augmentation:
-    def apply(images: Tensor) -> Tensor:
-        theta = matrix.to(images).expand(len(images), 2, 3)
-        grid = functional.affine_grid(theta, list(images.shape), align_corners=True)
-        return functional.grid_sample(images, grid, align_corners=True)
-
-    return apply
+def _affine(images: Tensor, matrix: Tensor) -> Tensor:
+    flat = images.flatten(0, -4)
+    theta = matrix.to(images.dtype).unsqueeze(-3).expand(*images.shape[:-3], 2, 3)
+    grid = functional.affine_grid(theta.flatten(0, -3), list(flat.shape), align_corners=True)
+    return functional.grid_sample(flat, grid, align_corners=True).reshape(images.shape)

@@ -36,7 +36,6 @@ def supervised_contrastive_loss(
     log_likelihood = similarity.log_softmax(dim=1)
     positive = (labels[:, None] == labels) & ~itself
     num_positives = positive.sum(dim=1)
-    anchors = num_positives > 0
     of_positives = log_likelihood.masked_fill(~positive, 0.0).sum(dim=1)
-    losses = -of_positives[anchors] / num_positives[anchors]
-    return losses.sum() / max(len(losses), 1)
+    losses = -of_positives / num_positives.clamp(min=1)  # 0 without a positive
+    return losses.sum() / (num_positives > 0).sum().clamp(min=1)

@@ -18,6 +18,7 @@ from distill.inputs import check_inputs
 from distill.registry import Progress, register
 from distill.starts import start
 from distill.virtual_data import VirtualData
+from task.compute.cuda_graph import graphed
 
 STEPS = 400
 LEARNING_RATE = 0.05
@@ -25,6 +26,9 @@ WIDTH = 64
 BANK = 40
 REAL_PER_CLASS = 256
 CHUNK_FLOATS = 2**20
+"""Of the first layer's activations: 4 MB, for a CPU's cache."""
+GPU_CHUNK_FLOATS = 2**27
+"""512 MB; a GPU has no such cache, and each chunk starts all kernels once more."""
 
 Network = Callable[[Tensor], Tensor]
 """Features (n, features) of images (n, C, H, W), differentiable by them."""
@@ -49,7 +53,7 @@ class Probe:
         loss = torch.zeros((), device=virtual.device)
         gradient = torch.empty_like(virtual)
         size = max(1, _chunk(self.network, virtual) // virtual.shape[1])
-        # A few whole classes at a time, so that activations stay in the cache.
+        # A few whole classes at a time, so that activations stay in a CPU's cache.
         parts = (torch.split(x, size) for x in (virtual, self.means, gradient))
         for images, means, by_images in zip(*parts, strict=True):
             leaf = images.detach().requires_grad_()
@@ -152,11 +156,13 @@ def match_means(
 ) -> None:
     """Optimise virtual images in place so that their class means match those of the probes.
 
-    `virtual` has the shape (classes, per_class, C, H, W); each step uses the next probe.
+    `virtual` has the shape (classes, per_class, C, H, W); each step uses the next probe. On a GPU,
+    only `progress` waits for it.
     """
     optimizer = torch.optim.Adam([virtual], lr=learning_rate)
+    loss_and_gradient = graphed(Probe.loss_and_gradient, virtual.device)
     for step in range(steps):
-        loss, virtual.grad = probes[step % len(probes)].loss_and_gradient(virtual)
+        loss, virtual.grad = loss_and_gradient(probes[step % len(probes)], virtual)
         optimizer.step()
         if progress is not None:
             progress(step + 1, steps, float(loss))
@@ -172,13 +178,18 @@ def _draw_probe(
     channels, height, across = classes[0].shape[1:]
     if network is None:
         network = RandomConvNet.draw(channels, min(height, across), width, generator, device)
-    augment = draw_augmentation(height, across, generator)
-    real = [own[torch.randperm(len(own), generator=generator)[:REAL_PER_CLASS]] for own in classes]
-    means = real_means(network, augment, torch.cat(real).to(device), [len(x) for x in real])
+    augment = draw_augmentation(height, across, generator).to(device)
+    orders = [torch.randperm(len(own), generator=generator)[:REAL_PER_CLASS] for own in classes]
+    real = torch.cat(
+        [own[x.to(own.device, non_blocking=True)] for own, x in zip(classes, orders, strict=True)]
+    )
+    real = real.to(device, non_blocking=True)
+    means = real_means(network, augment, real, [len(x) for x in orders])
     return Probe(network, augment, means)
 
 
 def _chunk(network: Network, images: Tensor) -> int:
-    """Number of images whose activations fit a CPU cache."""
+    """Number of images to compute at once."""
     width = len(network.filters[0]) if isinstance(network, RandomConvNet) else WIDTH
-    return max(1, CHUNK_FLOATS // (width * images.shape[-2] * images.shape[-1]))
+    floats = CHUNK_FLOATS if images.device.type == "cpu" else GPU_CHUNK_FLOATS
+    return max(1, floats // (width * images.shape[-2] * images.shape[-1]))

@@ -134,7 +134,8 @@ def distil_ensemble(
         )
     order = torch.randperm(len(inputs), generator=generator)
     num_held_out = max(1, int(HELD_OUT * len(inputs)))
-    held_out = order[:num_held_out].to(inputs.device)
+    order = order.to(inputs.device)
+    held_out = order[:num_held_out]
     training = order[num_held_out:] if len(inputs) > 1 else order
     optimizer = torch.optim.Adam(student.parameters(), lr=lr, weight_decay=weight_decay)
 
@@ -145,8 +146,7 @@ def distil_ensemble(
         student.train()
         for batch in _batches(training, batch_size, generator):
             optimizer.zero_grad(set_to_none=True)
-            indices = batch.to(inputs.device)
-            _divergence(student(inputs[indices]), teacher[indices]).backward()  # type: ignore[no-untyped-call]
+            _divergence(student(inputs[batch]), teacher[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         loss = _held_out_loss(student, inputs[held_out], teacher[held_out])
         if loss < lowest:
@@ -174,7 +174,8 @@ def _logits(model: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def _batches(indices: Tensor, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    order = indices[torch.randperm(len(indices), generator=generator)]
+    permutation = torch.randperm(len(indices), generator=generator)
+    order = indices[permutation.to(indices.device, non_blocking=True)]
     if len(order) % batch_size == 1 and min(len(order), batch_size) > 1:
         order = order[:-1]
     return iter(torch.split(order, batch_size))

@@ -10,16 +10,18 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
-from distill.augmentation import Augmentation, draw_augmentation
+from distill.augmentation import Augmentation, augment_each, draw_augmentation
 from distill.errors import DistillError
 from distill.features import RandomConvNet, halve
 from distill.inputs import check_inputs
 from distill.registry import Progress, register
 from distill.starts import start
 from distill.virtual_data import VirtualData
+from task.compute.cuda_graph import graphed
 
 STEPS = 100
 LEARNING_RATE = 0.2
@@ -31,6 +33,9 @@ NETWORK_LEARNING_RATE = 0.1
 SERVER_STEPS = 100
 SERVER_LEARNING_RATE = 0.1
 CHUNK_FLOATS = 2**20
+"""Of the first layer's activations: 4 MB, for a CPU's cache."""
+GPU_CHUNK_FLOATS = 2**27
+"""512 MB, for a GPU's memory."""
 
 
 def gradient_distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
@@ -165,21 +170,25 @@ def distill_gm(
     if width < 1:
         raise DistillError(f"width must be at least 1, got {width}")
     initial_images, virtual_labels = start(init, images, labels, per_class, generator)
-    classes = torch.unique(labels)
+    classes = torch.unique(labels).tolist()
     height, across = images.shape[2:]
     real = [images[labels == c].to(device) for c in classes]
     virtual = initial_images.reshape(len(classes), per_class, *images.shape[1:])
     virtual = virtual.to(device, copy=True)
     optimizer = torch.optim.Adam([virtual], lr=learning_rate)
+    network_labels = virtual_labels.to(device)
+    train = graphed(_trained, virtual.device)
     weights: list[Tensor] = []
     for step in range(steps):
         if step % MATCHES_PER_NETWORK == 0:
             weights = draw_weights(images.shape[1:], num_classes, width, generator, device)
-        else:
-            _train(weights, virtual.flatten(0, 1), virtual_labels.to(device), generator)
-        batches = [own[_choice(len(own), generator).to(own.device)] for own in real]
+        else:  # train the network on the virtual images between two updates of these
+            for _ in range(NETWORK_STEPS):
+                augment = draw_augmentation(height, across, generator).to(device)
+                weights = train(weights, augment, virtual.flatten(0, 1), network_labels)
+        batches = [own[_choice(len(own), generator, own.device)] for own in real]
         augments = [draw_augmentation(height, across, generator) for _ in real]
-        loss, virtual.grad = matching_step(virtual, batches, classes.tolist(), weights, augments)
+        loss, virtual.grad = matching_step(virtual, batches, classes, weights, augments)
         optimizer.step()
         if progress is not None:
             progress(step + 1, steps, float(loss))
@@ -224,14 +233,28 @@ def matching_step(
     virtual : Tensor
         (classes, per_class, C, H, W).
     real, classes, augments
-        Per class: real images (n, C, H, W), label, and augmentation for real and virtual images.
+        Per class: real images (n, C, H, W), label, and augmentation for real and virtual images,
+        on the CPU.
     weights : Sequence[Tensor]
         Network, see `draw_weights`.
     dtype : torch.dtype (default: torch.float32)
         Precision of the real images' pass; the virtual images' is float32.
     """
+    of_device = _step_by_class if virtual.device.type == "cpu" else _step_together
+    return of_device(virtual, real, classes, weights, augments, dtype)
+
+
+def _step_by_class(
+    virtual: Tensor,
+    real: Sequence[Tensor],
+    classes: Sequence[int],
+    weights: Sequence[Tensor],
+    augments: Sequence[Augmentation],
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """`matching_step` for a CPU: one class after the other stays in its cache."""
     leaves = [w.detach().requires_grad_() for w in weights]
-    loss, gradient = torch.zeros((), device=virtual.device), torch.empty_like(virtual)
+    loss, gradient = torch.zeros(()), torch.empty_like(virtual)
     for own, others, label, augment, by_images in zip(
         virtual, real, classes, augments, gradient, strict=True
     ):
@@ -243,6 +266,48 @@ def matching_step(
         by_images.copy_(torch.autograd.grad(distance, leaf)[0])
         loss += distance.detach()
     return loss, gradient
+
+
+def _step_together(
+    virtual: Tensor,
+    real: Sequence[Tensor],
+    classes: Sequence[int],
+    weights: Sequence[Tensor],
+    augments: Sequence[Augmentation],
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """`matching_step` for a GPU: each kernel is started once for all classes, not for each."""
+    device = virtual.device
+    network = tuple(w.detach() for w in weights)
+    counts = torch.tensor([len(own) for own in real])[:, None]
+    others = pad_sequence(list(real), batch_first=True)
+    shares = (torch.arange(others.shape[1]) < counts) / counts  # of a class's mean; 0 for padding
+    labels = torch.tensor(classes)
+    shares, labels = (x.to(device, non_blocking=True) for x in (shares, labels))
+
+    def error(network: tuple[Tensor, ...], images: Tensor, label: Tensor, shares: Tensor) -> Tensor:
+        logits = _logits(network, images).float()
+        errors = functional.cross_entropy(logits, label.expand(len(images)), reduction="none")
+        return errors @ shares
+
+    def distance(images: Tensor, label: Tensor, target: tuple[Tensor, ...]) -> Tensor:
+        shares = torch.full((len(images),), 1 / len(images), device=device)
+        return gradient_distance(grad(error)(network, images, label, shares), target)
+
+    def at_once(images: Tensor) -> int:
+        first_layer = len(network[0]) * images[0, :, 0].numel()
+        return max(1, GPU_CHUNK_FLOATS // first_layer)
+
+    of_real = vmap(grad(error), (None, 0, 0, 0), chunk_size=at_once(others))
+    target = of_real(
+        tuple(w.to(dtype) for w in network), augment_each(augments, others).to(dtype), labels, shares
+    )
+    leaf = virtual.detach().requires_grad_()
+    images = augment_each(augments, leaf)
+    of_virtual = vmap(grad_and_value(distance), chunk_size=at_once(virtual))
+    by_images, distances = of_virtual(images.detach(), labels, tuple(t.float() for t in target))
+    (gradient,) = torch.autograd.grad(images, leaf, by_images)
+    return distances.sum(), gradient
 
 
 def real_gradient(
@@ -259,9 +324,7 @@ def real_gradient(
     leaves = [w.detach().to(dtype).requires_grad_() for w in weights]
     total = [torch.zeros_like(w) for w in weights]
     first_layer = len(weights[0]) * images.shape[-2] * images.shape[-1]
-    # On a CPU, only as many images at a time as have their activations in the cache.
-    size = max(1, CHUNK_FLOATS // first_layer) if images.device.type == "cpu" else len(images)
-    for chunk in torch.split(images, size):
+    for chunk in torch.split(images, max(1, CHUNK_FLOATS // first_layer)):
         error = _cross_entropy(leaves, augment(chunk).to(dtype), label)
         for gradient_sum, part in zip(total, torch.autograd.grad(error, leaves), strict=True):
             gradient_sum += part
@@ -284,24 +347,23 @@ def _logits(weights: Sequence[Tensor], images: Tensor) -> Tensor:
     return images.flatten(1) @ dense.T
 
 
-def _train(
-    weights: list[Tensor], images: Tensor, labels: Tensor, generator: torch.Generator
-) -> None:
-    """Train the network on the virtual images between two updates of these."""
-    for weight in weights:
-        weight.requires_grad_()
-    optimizer = torch.optim.SGD(weights, lr=NETWORK_LEARNING_RATE)
-    height, across = images.shape[2:]
-    for _ in range(NETWORK_STEPS):
-        augment = draw_augmentation(height, across, generator)
-        loss = functional.cross_entropy(_logits(weights, augment(images)), labels)
-        for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
-            weight.grad = gradient
-        optimizer.step()
+def _trained(
+    weights: list[Tensor], augment: Augmentation, images: Tensor, labels: Tensor
+) -> list[Tensor]:
+    """Do a step of SGD."""
+    leaves = [w.detach().requires_grad_() for w in weights]
+    loss = functional.cross_entropy(_logits(leaves, augment(images)), labels)
+    gradient = torch.autograd.grad(loss, leaves)
+    with torch.no_grad():
+        return [
+            torch.add(w, g, alpha=-NETWORK_LEARNING_RATE)
+            for w, g in zip(leaves, gradient, strict=True)
+        ]
 
 
-def _choice(n: int, generator: torch.Generator) -> Tensor:
-    return torch.randperm(n, generator=generator)[:REAL_PER_CLASS]
+def _choice(n: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    order = torch.randperm(n, generator=generator)[:REAL_PER_CLASS]
+    return order.to(device, non_blocking=True)
 
 
 def _check_target(target: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:

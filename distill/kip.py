@@ -17,12 +17,19 @@ from torch.nn import functional
 from distill.convolutional_kernel import convolutional_ntk
 from distill.errors import DistillError
 from distill.inputs import check_inputs
-from distill.kernels import Kernel, fully_connected_nngp, fully_connected_ntk, gaussian
+from distill.kernels import (
+    Kernel,
+    Pullback,
+    fully_connected_nngp,
+    fully_connected_ntk,
+    gaussian,
+)
 from distill.negatives import negatives
 from distill.random_feature_kernel import random_feature_kernel
 from distill.registry import Progress, register
 from distill.starts import start
 from distill.virtual_data import VirtualData
+from task.compute.cuda_graph import graphed
 
 RIDGE = 1e-6
 STEPS = 300
@@ -222,7 +229,8 @@ def kip_gradient(
         loss = 1/2 || Y_T - K_TS (K_SS + ridge I)^-1 Y_S ||^2 / |T|
 
     The division by |T| makes the loss independent of the minibatch size. If K_SS is not positive
-    definite in float32 (nearly equal points), everything is computed in float64.
+    definite in float32 (nearly equal points), everything is computed in float64; to know that, the
+    host waits for a GPU.
 
     Parameters
     ----------
@@ -243,30 +251,68 @@ def kip_gradient(
     DistillError
         If the regression fails in float64 too: the virtual points are NaN or infinite.
     """
-    K_ss, pullback_ss = kernel(virtual)
-    K_ts, pullback_ts = kernel(virtual, real)
-
-    system = K_ss.double()
-    diagonal = system.diagonal(dim1=-2, dim2=-1)
-    diagonal += RIDGE * diagonal.mean(-1, keepdim=True)
-    factor, failed = torch.linalg.cholesky_ex(system)
-    if failed.any():
+    regression = _Regression.of(virtual, real, kernel)
+    if regression.failed.any():
         if virtual.dtype == torch.float64:
             raise DistillError("the virtual images have diverged; use a lower learning rate")
         arguments = (x.double() for x in (virtual, virtual_targets, real, real_targets))
         step = kip_gradient(*arguments, kernel=kernel)
         return step._replace(by_virtual=step.by_virtual.to(virtual.dtype))
-    weights = torch.cholesky_solve(virtual_targets.double(), factor)
-    residual = (K_ts.double() @ weights - real_targets) / real.shape[-2]
-    loss = 0.5 * residual.square().sum((-2, -1)) * real.shape[-2]
-    dual = torch.cholesky_solve(K_ts.double().mT @ residual, factor)
+    return regression.step(virtual_targets, real_targets)
 
-    weights, residual, narrow_dual = (x.to(virtual.dtype) for x in (weights, residual, dual))
-    by_system = -narrow_dual @ weights.mT
-    diagonal = by_system.diagonal(dim1=-2, dim2=-1)
-    diagonal += RIDGE * diagonal.mean(-1, keepdim=True)
-    by_virtual = pullback_ss(by_system) + pullback_ts(residual @ weights.mT)
-    return KipStep(loss, by_virtual, dual)
+
+def _unchecked_gradient(
+    virtual: Tensor,
+    virtual_targets: Tensor,
+    real: Tensor,
+    real_targets: Tensor,
+    *,
+    kernel: Kernel,
+) -> KipStep:
+    """`kip_gradient` in the points' precision; loss and gradient are NaN where that does not do."""
+    regression = _Regression.of(virtual, real, kernel)
+    step = regression.step(virtual_targets, real_targets)
+    failed = regression.failed
+    return step._replace(
+        loss=step.loss.masked_fill(failed, torch.nan),
+        by_virtual=step.by_virtual.masked_fill(failed[..., None, None], torch.nan),
+    )
+
+
+class _Regression(NamedTuple):
+    """Kernels of eq. 1, and the factor of K_SS + ridge I in float64, where that has not failed."""
+
+    K_ts: Tensor
+    pullback_ss: Pullback
+    pullback_ts: Pullback
+    factor: Tensor
+    failed: Tensor
+
+    @classmethod
+    def of(cls, virtual: Tensor, real: Tensor, kernel: Kernel) -> "_Regression":
+        K_ss, pullback_ss = kernel(virtual)
+        K_ts, pullback_ts = kernel(virtual, real)
+        system = K_ss.double()
+        diagonal = system.diagonal(dim1=-2, dim2=-1)
+        diagonal += RIDGE * diagonal.mean(-1, keepdim=True)
+        factor, info = torch.linalg.cholesky_ex(system)
+        # On a GPU info is 0 for NaN (pytorch #64818); any NaN or infinity reaches the diagonal.
+        finite = factor.diagonal(dim1=-2, dim2=-1).sum(-1).isfinite()
+        return cls(K_ts, pullback_ss, pullback_ts, factor, (info != 0) | ~finite)
+
+    def step(self, virtual_targets: Tensor, real_targets: Tensor) -> KipStep:
+        K_ts, factor = self.K_ts, self.factor
+        weights = torch.cholesky_solve(virtual_targets.double(), factor)
+        residual = (K_ts.double() @ weights - real_targets) / K_ts.shape[-2]
+        loss = 0.5 * residual.square().sum((-2, -1)) * K_ts.shape[-2]
+        dual = torch.cholesky_solve(K_ts.double().mT @ residual, factor)
+
+        weights, residual, narrow_dual = (x.to(K_ts.dtype) for x in (weights, residual, dual))
+        by_system = -narrow_dual @ weights.mT
+        diagonal = by_system.diagonal(dim1=-2, dim2=-1)
+        diagonal += RIDGE * diagonal.mean(-1, keepdim=True)
+        by_virtual = self.pullback_ss(by_system) + self.pullback_ts(residual @ weights.mT)
+        return KipStep(loss, by_virtual, dual)
 
 
 class _Points(NamedTuple):
@@ -279,9 +325,8 @@ class _Points(NamedTuple):
         """Draw `size` points without replacement; all of them in order if there are no more."""
         if len(self.points) <= size:
             return self
-        indices = torch.randperm(len(self.points), generator=generator)[:size].to(
-            self.points.device
-        )
+        indices = torch.randperm(len(self.points), generator=generator)[:size]
+        indices = indices.to(self.points.device, non_blocking=True)
         return _Points(self.points[indices], self.targets[indices])
 
 
@@ -316,7 +361,54 @@ def _optimised(
     label_rate: float,
     progress: Progress | None,
 ) -> tuple[Tensor, Tensor]:
-    """Minimise eq. 1 for problems of one size; return virtual points and targets, (B, n, .)."""
+    """Minimise eq. 1 for problems of one size; return virtual points and targets, (B, n, .).
+
+    To learn that a step needs float64, the host would wait for a GPU each time. There, no step
+    asks: what fails turns NaN and stays so. If that is found at the end, which is rare, all steps
+    are done again, asking. With `progress`, each step's loss tells at once.
+    """
+    device = problems[0].real.points.device
+    exact = partial(kip_gradient, kernel=kernel)
+    unchecked = graphed(partial(_unchecked_gradient, kernel=kernel), device)
+
+    def checked(*arguments: Tensor) -> KipStep:
+        step = unchecked(*arguments)
+        step = step._replace(loss=step.loss.cpu())  # waits
+        return step if step.loss.isfinite().all() else exact(*arguments)
+
+    descend = partial(
+        _descended,
+        problems,
+        num_classes,
+        steps,
+        learning_rate=learning_rate,
+        label_rate=label_rate,
+        progress=progress,
+    )
+    if device.type == "cpu":
+        return descend(exact)
+    if progress is not None:
+        return descend(checked)
+    states = [problem.generator.get_state() for problem in problems]
+    virtual, targets = descend(unchecked)
+    if virtual.isfinite().all():
+        return virtual, targets
+    for problem, state in zip(problems, states, strict=True):
+        problem.generator.set_state(state)
+    return descend(checked)
+
+
+def _descended(
+    problems: list[_Problem],
+    num_classes: int,
+    steps: int,
+    gradient_of: Callable[..., KipStep],
+    *,
+    learning_rate: float,
+    label_rate: float,
+    progress: Progress | None,
+) -> tuple[Tensor, Tensor]:
+    """Do the steps of `_optimised` with a gradient as from `kip_gradient`."""
     device = problems[0].real.points.device
     virtual = torch.stack([p.initial_images.flatten(1) for p in problems]).to(device)
     targets = torch.stack([_targets(p.labels, num_classes) for p in problems]).to(device)
@@ -335,12 +427,11 @@ def _optimised(
         points, point_targets = (
             torch.stack(x) for x in zip(*(p.draw() for p in problems), strict=True)
         )
-        gradient = kip_gradient(
+        gradient = gradient_of(
             torch.cat([virtual, support], 1),
             torch.cat([targets, support_targets], 1),
             points,
             point_targets,
-            kernel=kernel,
         )
         virtual.grad = gradient.by_virtual[:, :count]
         targets.grad = gradient.by_targets[:, :count].float()

@@ -163,7 +163,7 @@ def _draw_probe(
 ) -> Probe:
     channels, height, across = images.shape[1:]
     convnet = RandomConvNet.draw(channels, min(height, across), WIDTH, generator, images.device)
-    augment = draw_augmentation(height, across, generator)
+    augment = draw_augmentation(height, across, generator).to(images.device)
     reference = torch.randn(REFERENCE, *images.shape[1:], generator=generator).to(images.device)
     network = UnitFeatures(convnet, convnet(augment(reference)).mean(0))
     means = noisy_means(network, augment, images, counts, noise, noise_generator)
