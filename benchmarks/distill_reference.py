@@ -5,7 +5,7 @@ slowness.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -88,7 +88,7 @@ def classifier(
 def gm_step(
     real: list[Tensor],
     virtual: list[Tensor],
-    augments: list[Callable[[Tensor], Tensor]],
+    augments: Sequence[Callable[[Tensor], Tensor]],
     network: nn.Module,
 ) -> list[Tensor]:
     """One matching of dataset condensation's algorithm 1: the pixel gradient of each class.

@@ -8,7 +8,6 @@ shapes.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,14 +18,14 @@ _Draw = Callable[[], float]
 
 @dataclass(frozen=True, eq=False)
 class Augmentation:
-    """A kind of map and what was drawn for it, on the device of the images.
+    """A kind of map, and what was drawn for it.
 
     Parameters
     ----------
     kind : callable
-        Maps images (..., n, C, H, W) by parameters.
+        Maps images (..., n, C, H, W) by the parameters. Equal kinds are the same map.
     parameters : tuple of Tensor
-        Of one draw; or of several, with leading dimensions (...) as the images have.
+        On the device of the images. Those of several draws have the images' leading dimensions.
     """
 
     kind: Callable[..., Tensor]
@@ -63,12 +62,10 @@ def augment_each(augments: Sequence[Augmentation], images: Tensor) -> Tensor:
     a GPU, which nothing waits for.
     """
     kinds = list(dict.fromkeys(augment.kind for augment in augments))
-    of_kind = [[i for i, own in enumerate(augments) if own.kind is kind] for kind in kinds]
+    of_kind = [[i for i, own in enumerate(augments) if own.kind == kind] for kind in kinds]
     order = torch.tensor([i for places in of_kind for i in places])
-    there, back = (
-        x.to(images.device, non_blocking=True) for x in (order, order.argsort())
-    )
-    parts = images.index_select(0, there).split([len(places) for places in of_kind])
+    there, back = (x.to(images.device, non_blocking=True) for x in (order, order.argsort()))
+    parts = torch.split(images.index_select(0, there), [len(places) for places in of_kind])
     mapped = [
         Augmentation(kind, _stacked([augments[i] for i in places])).to(images.device)(part)
         for kind, places, part in zip(kinds, of_kind, parts, strict=True)
@@ -100,9 +97,18 @@ def _shift(height: int, width: int, uniform: _Draw) -> Augmentation:
         reach = int(size * 0.125 + 0.5)
         return int(uniform() * (2 * reach + 1)) - reach
 
-    down, right = offset(height), offset(width)
-    # The host needs the offsets, so they are a part of the kind.
-    return Augmentation(partial(functional.pad, pad=(right, -right, down, -down)), ())
+    return Augmentation(_Shifted(offset(height), offset(width)), ())
+
+
+@dataclass(frozen=True)
+class _Shifted:
+    """The offsets are a part of the kind, because the host needs them."""
+
+    down: int
+    right: int
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return functional.pad(images, (self.right, -self.right, self.down, -self.down))
 
 
 def _cutout(height: int, width: int, uniform: _Draw) -> Augmentation:

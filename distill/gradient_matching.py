@@ -299,12 +299,11 @@ def _step_together(
         return max(1, GPU_CHUNK_FLOATS // first_layer)
 
     of_real = vmap(grad(error), (None, 0, 0, 0), chunk_size=at_once(others))
-    target = of_real(
-        tuple(w.to(dtype) for w in network), augment_each(augments, others).to(dtype), labels, shares
-    )
+    rounded = tuple(w.to(dtype) for w in network)
+    target = of_real(rounded, augment_each(augments, others).to(dtype), labels, shares)
     leaf = virtual.detach().requires_grad_()
     images = augment_each(augments, leaf)
-    of_virtual = vmap(grad_and_value(distance), chunk_size=at_once(virtual))
+    of_virtual = vmap(grad_and_value(distance), chunk_size=at_once(images))
     by_images, distances = of_virtual(images.detach(), labels, tuple(t.float() for t in target))
     (gradient,) = torch.autograd.grad(images, leaf, by_images)
     return distances.sum(), gradient

@@ -36,7 +36,7 @@ def graphed(step: Callable[P, R], device: torch.device) -> Callable[P, R]:
     if device.type != "cuda":
         return step
     try:
-        return cast(Callable[P, R], _Graphed(step, torch.cuda.Stream(device)))
+        return cast(Callable[P, R], _Graphed(step, torch.cuda.Stream(device)))  # type: ignore[no-untyped-call]
     except RuntimeError as error:  # no driver, or no CUDA in this PyTorch
         logger.info("no CUDA graphs: %s", error)
         return step

@@ -1,0 +1,119 @@
+"""On a GPU, distillers start few kernels and check late; what they make is what a CPU makes."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from distill import DistillError, VirtualData, distiller
+from distill.augmentation import draw_augmentation
+from distill.gradient_matching import draw_weights, matching_step
+from distill.kip import KERNELS, distill_kip, kip_gradient
+from tests.gpu.virtual_device import VirtualDevice
+from tests.task import cpu_graphs
+
+GPU = "cuda:1"
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture
+def gpus():
+    with VirtualDevice(2) as gpus:
+        yield gpus
+
+
+def run(name, device, n=30, **changes) -> VirtualData:
+    images, labels = torch.randn(n, 1, 8, 8, generator=generator()), torch.arange(n) % 3
+    asked = {"num_classes": 4, "per_class": 2, "steps": 6, "generator": generator(5)} | changes
+    return distiller(name)(images, labels, device=device, **asked)
+
+
+@pytest.mark.parametrize("name", ["dm", "gm", "kip"])
+def test_recorded_steps_make_the_same_images(gpus, name, monkeypatch):
+    """With a bank of 40, DM would not use a network twice, nor record a step."""
+    asked = {"bank": 2} if name == "dm" else {}
+    expected = run(name, GPU, **asked)
+    graphs = cpu_graphs.install(monkeypatch)
+    found = run(name, GPU, **asked)
+    assert sum(graph.replays for graph in graphs) >= 3
+    assert torch.equal(found.images, expected.images)
+
+
+def kip_of_near_copies(device, **changes):
+    """In float32 their kernel matrix is not positive definite."""
+    images = torch.randn(1, 1, 8, 8, generator=generator(3))
+    images = images + 1e-4 * torch.randn(60, 1, 8, 8, generator=generator(4))
+    draws = generator(5)
+    made = distill_kip(
+        images,
+        torch.arange(60) % 2,
+        num_classes=3,
+        per_class=30,
+        init="real",
+        steps=4,
+        generator=draws,
+        device=device,
+        **changes,
+    )
+    return made.images, draws.get_state()
+
+
+@pytest.mark.parametrize("asked", [{}, {"progress": lambda *told: None}])
+def test_steps_that_need_float64_get_it_though_no_step_asks(gpus, asked, monkeypatch):
+    failed = []
+    cholesky = torch.linalg.cholesky_ex
+
+    def noting(system: Tensor):
+        factor, info = cholesky(system)
+        failed.append(bool(info.any()))
+        return factor, info
+
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", noting)
+    expected = kip_of_near_copies("cpu")
+    assert True in failed
+    assert False in failed
+    for found, wanted in zip(kip_of_near_copies(GPU, **asked), expected, strict=True):
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("asked", [{}, {"progress": lambda *told: None}])
+def test_divergence_is_an_error_though_cuda_does_not_tell_of_nan(gpus, asked, monkeypatch):
+    cholesky = torch.linalg.cholesky_ex
+
+    def as_on_cuda(system: Tensor):
+        factor, info = cholesky(system)
+        broken = system.isnan().any(-1).any(-1)
+        return factor.masked_fill(broken[..., None, None], torch.nan), info.masked_fill(broken, 0)
+
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", as_on_cuda)
+    kernel = KERNELS["ntk"]((1, 8, 8), GPU)
+
+    def diverged(virtual: Tensor, real: Tensor | None = None):
+        return kernel(virtual * torch.nan, real)
+
+    monkeypatch.setitem(KERNELS, "ntk", lambda shape, device: diverged)
+    with pytest.raises(DistillError, match="lower learning rate"):
+        run("kip", GPU, **asked)
+    with pytest.raises(DistillError, match="lower learning rate"):
+        kip_gradient(*(torch.full((2, 2), torch.nan),) * 4)
+
+
+@pytest.mark.parametrize("counts", [[4] * 10, [3, 1, 7, 5, 2, 4, 4, 4, 9, 6]])
+def test_a_match_of_all_classes_together_is_that_of_one_after_the_other(gpus, counts):
+    draws = generator(len(set(counts)))
+    real = [torch.randn(n, 3, 16, 16, generator=draws) for n in counts]
+    virtual = torch.randn(10, 2, 3, 16, 16, generator=draws)
+    weights = draw_weights((3, 16, 16), 10, 32, draws)
+    augments = [draw_augmentation(16, 16, draws) for _ in counts]
+    loss, gradient = matching_step(virtual, real, range(10), weights, augments)
+
+    real, weights = ([x.to(GPU) for x in tensors] for tensors in (real, weights))
+    virtual = virtual.to(GPU)
+    with gpus.measured() as used:
+        found = matching_step(virtual, real, range(10), weights, augments)
+    assert used.launches <= 900, used.lines("launch")
+    assert used.waits == 0, used.lines("wait")
+    assert float(found[0].cpu()) == pytest.approx(float(loss), rel=1e-6)
+    assert float((found[1].cpu() - gradient).norm() / gradient.norm()) < 3e-6

@@ -1,0 +1,76 @@
+"""A stand-in for CUDA graphs: what is done while recording is done again at each replay.
+
+As with CUDA, a replay takes the same tensors from the same places, and Python code is not run
+again. A step that would wait for the GPU cannot be recorded.
+"""
+
+import contextlib
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class CpuGraph:
+    """For torch.cuda.CUDAGraph."""
+
+    def __init__(self):
+        self.operations = []
+        self.replays = 0
+
+    def replay(self):
+        self.replays += 1
+        with torch._C._AutoDispatchBelowAutograd():
+            for func, args, kwargs, out in self.operations:
+                again = func(*args, **kwargs)
+                for old, new in zip(tree_leaves(out), tree_leaves(again), strict=True):
+                    if isinstance(old, Tensor) and old is not new:
+                        old.copy_(new)
+
+
+class Recording(TorchDispatchMode):
+    """For torch.cuda.graph."""
+
+    def __init__(self, graph, **_):
+        super().__init__()
+        self.graph = graph
+        self.before = []
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        for tensor, value in reversed(self.before):  # CUDA records without doing anything
+            tensor.copy_(value)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._schema.is_mutable:
+            changed = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+            self.before += [(x, x.clone()) for x in changed]
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        if not func.is_view:
+            self.graph.operations.append((func, args, kwargs or {}, out))
+        return out
+
+
+def install(monkeypatch):
+    """Replace torch.cuda's graphs and streams; returns a list to which graphs are added."""
+    graphs = []
+
+    def new_graph():
+        graphs.append(CpuGraph())
+        return graphs[-1]
+
+    stream = SimpleNamespace(device=None, wait_stream=lambda other: None)
+    for name, stand_in in {
+        "CUDAGraph": new_graph,
+        "Stream": lambda device: stream,
+        "current_stream": lambda device: stream,
+        "graph": Recording,
+        "graph_pool_handle": lambda: None,
+        "stream": lambda stream: contextlib.nullcontext(),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    return graphs

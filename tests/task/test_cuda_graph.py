@@ -1,0 +1,119 @@
+"""A step as a CUDA graph gives what the step gives; where there can be none, the step runs."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from task.compute.cuda_graph import graphed
+from tests.gpu.virtual_device import VirtualDevice
+from tests.task import cpu_graphs
+
+CUDA = torch.device("cuda")
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    weight: Tensor
+    power: int
+
+
+def step(layers: list[Layer], x: Tensor) -> tuple[Tensor, Tensor]:
+    """A loss and its gradient, written to be awkward: in place, by autograd, in a loop."""
+    leaf = x.detach().requires_grad_()
+    total = torch.zeros((), device=x.device)
+    for layer in layers:
+        total += ((leaf @ layer.weight) ** layer.power).sum()
+    (gradient,) = torch.autograd.grad(total, leaf)
+    return total.detach(), gradient
+
+
+def problem(seed, power=2, rows=4, device="cpu"):
+    generator = torch.Generator().manual_seed(seed)
+    weights = (torch.randn(3, 5, generator=generator).to(device) for _ in range(2))
+    return [Layer(w, power) for w in weights], torch.randn(rows, 3, generator=generator).to(device)
+
+
+def assert_same(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.cpu(), b)
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    return cpu_graphs.install(monkeypatch)
+
+
+def test_on_a_cpu_a_step_stays_itself():
+    assert graphed(step, torch.device("cpu")) is step
+
+
+def test_on_a_gpu_that_records_nothing_a_step_runs_as_it_is():
+    with VirtualDevice(2):
+        recorded = graphed(step, torch.device("cuda:1"))
+        for seed in range(3):
+            found = recorded(*problem(seed, device="cuda:1"))
+            assert found[1].device == torch.device("cuda:1")
+            assert_same(found, step(*problem(seed)))
+
+
+def test_a_replay_gives_what_the_step_gives_with_new_arguments(graphs):
+    recorded = graphed(step, CUDA)
+    for seed in range(5):
+        assert_same(recorded(*problem(seed)), step(*problem(seed)))
+    assert [graph.replays for graph in graphs] == [4]
+
+
+def test_arguments_of_other_shapes_or_values_get_a_graph_of_their_own(graphs):
+    recorded = graphed(step, CUDA)
+    for seed in range(3):
+        for asked in ({}, {"power": 3}, {"rows": 6}):
+            assert_same(recorded(*problem(seed, **asked)), step(*problem(seed, **asked)))
+    assert [graph.replays for graph in graphs] == [2, 2, 2]
+
+
+def test_results_can_be_the_next_arguments(graphs):
+    def halved(weights: list[Tensor]) -> list[Tensor]:
+        return [w / 2 for w in weights]
+
+    recorded = graphed(halved, CUDA)
+    weights = [torch.ones(2), torch.full((3,), 8.0)]
+    for _ in range(6):
+        weights = recorded(weights)
+    assert weights[0].tolist() == [2**-6] * 2
+    assert weights[1].tolist() == [2**-3] * 3
+    assert graphs[0].replays == 5
+
+
+def test_what_changes_in_place_outside_of_the_arguments_changes_once_a_call(graphs):
+    """As the parameters of a model in training."""
+    parameter = torch.zeros(2)
+    recorded = graphed(lambda x: parameter.add_(x).sum(), CUDA)
+    for number in range(4):
+        recorded(torch.full((2,), 10.0**number))
+    assert parameter.tolist() == [1111, 1111]
+
+
+def test_a_step_that_cannot_be_recorded_runs_as_it_is_ever_after(graphs):
+    calls = []
+
+    def waiting(x: Tensor) -> Tensor:
+        calls.append(1)
+        return x * float(x.sum())
+
+    recorded = graphed(waiting, CUDA)
+    for number in range(4):
+        x = torch.full((2,), float(number))
+        assert torch.equal(recorded(x), x * 2 * number)
+    assert len(graphs) == 1
+    assert len(calls) == 4 + 1  # and once in vain
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: CUDA graphs are real there")
+def test_on_a_real_gpu_replays_give_what_the_step_gives():
+    recorded = graphed(step, CUDA)
+    for seed in range(5):
+        assert_same(recorded(*problem(seed, device="cuda")), step(*problem(seed)))
+    assert recorded._can_record
+    assert len([r for r in recorded._recordings.values() if r is not None]) == 1
