@@ -29,7 +29,7 @@ def graphed(step: Callable[P, R], device: torch.device) -> Callable[P, R]:
     Parameters
     ----------
     step : callable
-        Takes positional arguments.
+        Takes positional arguments, and tensors among them.
     device : torch.device
         Where its tensors are.
     """
@@ -93,6 +93,7 @@ class _Recording:
         ):
             self._results = step(*own)
 
+    @torch.no_grad()
     def replay(self, tensors: list[Tensor]) -> Any:
         torch._foreach_copy_(self._inputs, tensors)
         self._graph.replay()
