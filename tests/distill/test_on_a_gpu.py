@@ -33,7 +33,7 @@ def run(name, device, n=30, **changes) -> VirtualData:
 @pytest.mark.parametrize("name", ["dm", "gm", "kip"])
 def test_recorded_steps_make_the_same_images(gpus, name, monkeypatch):
     """With a bank of 40, DM would not use a network twice, nor record a step."""
-    asked = {"bank": 2} if name == "dm" else {}
+    asked = {"dm": {"bank": 2}, "gm": {"steps": 3}}.get(name, {})
     expected = run(name, GPU, **asked)
     graphs = cpu_graphs.install(monkeypatch)
     found = run(name, GPU, **asked)

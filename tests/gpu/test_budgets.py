@@ -18,8 +18,6 @@ from links.store import NodeStore
 from task.models import create_model
 from tests.gpu.work import GPU, SPEC, generator, samples
 
-PART_B = pytest.mark.xfail(strict=True, reason="part B")
-
 
 def test_a_training_step_waits_for_nothing(training_step):
     used = training_step()
@@ -41,12 +39,10 @@ def test_minibatches_from_main_memory_do_not_make_a_step_wait(training_step):
         pytest.param(
             lambda model: Relational(model, 0.1),
             id="cadis",
-            marks=PART_B,
         ),
         pytest.param(
             lambda model: Contrastive(model, 0.1),
             id="fedlgd",
-            marks=PART_B,
         ),
     ],
 )
@@ -92,10 +88,10 @@ def distilling_step(step):
 @pytest.mark.parametrize(
     ("distil", "n", "side", "launches"),
     [
-        pytest.param(DM, 40, 32, 100, id="dm", marks=PART_B),
+        pytest.param(DM, 40, 32, 100, id="dm"),
         # 900 of a match, and 70 of each of ten steps that train the network for the next one
-        pytest.param(GM, 40, 16, 1600, id="gm", marks=PART_B),
-        pytest.param(KIP, 300, 8, 400, id="kip", marks=PART_B),
+        pytest.param(GM, 40, 16, 1600, id="gm"),
+        pytest.param(KIP, 300, 8, 400, id="kip"),
     ],
 )
 def test_a_step_of_distilling_waits_for_nothing_and_launches_little(
@@ -106,14 +102,13 @@ def test_a_step_of_distilling_waits_for_nothing_and_launches_little(
     assert used.launches <= launches, used.where
 
 
-@PART_B
 def test_a_step_of_distribution_matching_sends_nothing_whatever_the_augmentation(distilling_step):
     distil = partial(distill_dm, width=8, bank=2, per_class=1)
     used = [distilling_step(distil, samples(20), seed) for seed in range(5)]
     assert [one.copies for one in used] == [0] * 5
 
 
-@pytest.mark.parametrize("distil", [DM, pytest.param(KIP, marks=PART_B)])
+@pytest.mark.parametrize("distil", [DM, KIP])
 def test_progress_makes_a_step_wait_once(distilling_step, distil):
     used = distilling_step(distil, samples(300), progress=lambda step, steps, loss: None)
     assert used.waits == 1, used.where
@@ -132,7 +127,6 @@ def test_a_step_of_the_servers_gradient_matching_waits_for_nothing(step):
     assert used.waits == 0, used.where
 
 
-@PART_B
 def test_a_step_of_ensemble_distillation_waits_for_nothing(step):
     def job(steps):
         inputs = samples(9 * steps + steps).inputs.to(GPU)
