@@ -50,10 +50,9 @@ def teacher_probabilities(
     Parameters
     ----------
     members : iterable of (float, nn.Module)
-        Weight p_k > 0 and model of each member, on the device of ``inputs``; left in evaluation
-        mode.
+        Weight p_k > 0 and model of each member, all on one device; left in evaluation mode.
     inputs : Tensor
-        Samples x, (n, ...).
+        Samples x, (n, ...), on that device or in main memory.
     average : str (default: "probabilities")
         ``probabilities`` or ``logits``: what is averaged.
 
@@ -104,9 +103,9 @@ def distil_ensemble(
     Parameters
     ----------
     student : nn.Module
-        Trained in place, on the device of ``inputs``. Left in evaluation mode.
+        Trained in place, on the device of ``teacher``. Left in evaluation mode.
     inputs : Tensor
-        Samples x, (n, ...); no labels needed.
+        Samples x, (n, ...), on that device or in main memory; no labels needed.
     teacher : Tensor
         Output of `teacher_probabilities` on them, (n, classes).
     epochs : int (default: 20)
@@ -134,21 +133,24 @@ def distil_ensemble(
         )
     order = torch.randperm(len(inputs), generator=generator)
     num_held_out = max(1, int(HELD_OUT * len(inputs)))
-    order = order.to(inputs.device)
+    order, device = order.to(inputs.device), teacher.device
     held_out = order[:num_held_out]
+    held_out_teacher = teacher[held_out.to(device)]
     training = order[num_held_out:] if len(inputs) > 1 else order
     optimizer = torch.optim.Adam(student.parameters(), lr=lr, weight_decay=weight_decay)
 
     best_epoch, best = 0, _snapshot(student)
-    lowest = _held_out_loss(student, inputs[held_out], teacher[held_out])
+    lowest = _held_out_loss(student, inputs[held_out], held_out_teacher)
     epoch = 0
     for epoch in range(1, epochs + 1):
         student.train()
         for batch in _batches(training, batch_size, generator):
             optimizer.zero_grad(set_to_none=True)
-            _divergence(student(inputs[batch]), teacher[batch]).backward()  # type: ignore[no-untyped-call]
+            logits = student(inputs[batch].to(device, non_blocking=True))
+            target = teacher[batch.to(device, non_blocking=True)]
+            _divergence(logits, target).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        loss = _held_out_loss(student, inputs[held_out], teacher[held_out])
+        loss = _held_out_loss(student, inputs[held_out], held_out_teacher)
         if loss < lowest:
             best_epoch, best, lowest = epoch, _snapshot(student), loss
         elif epoch - best_epoch >= patience:
@@ -170,7 +172,8 @@ def _held_out_loss(student: nn.Module, inputs: Tensor, teacher: Tensor) -> float
 @torch.no_grad()
 def _logits(model: nn.Module, inputs: Tensor) -> Tensor:
     model.eval()
-    return torch.cat([model(part) for part in torch.split(inputs, PREDICTION_BATCH)])
+    device = next(model.parameters(), inputs).device
+    return torch.cat([model(part.to(device)) for part in torch.split(inputs, PREDICTION_BATCH)])
 
 
 def _batches(indices: Tensor, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:

@@ -37,12 +37,7 @@ def test_every_strategy_gives_what_it_gives_on_the_cpu(gpus, federation, strateg
         "fedavg",
         "fedlgd",
         "hfldd",
-        pytest.param(
-            "fedhead",
-            marks=pytest.mark.xfail(
-                strict=True, reason="distill.ensemble needs samples and models on one device"
-            ),
-        ),
+        "fedhead",
     ],
 )
 def test_samples_that_do_not_fit_on_the_gpu_stay_in_main_memory_and_give_the_same(
