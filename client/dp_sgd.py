@@ -174,7 +174,8 @@ class PrivateTraining:
         for batch in UniformWithReplacementSampler(
             num_samples=n, sample_rate=rate, generator=self.generator, steps=steps
         ):
-            indices = torch.tensor(batch, dtype=torch.int64).to(samples.labels.device)
+            indices = torch.tensor(batch, dtype=torch.int64)
+            indices = indices.to(samples.labels.device, non_blocking=True)
             inputs, labels = samples.minibatch(indices, device)
             private.zero_grad(set_to_none=True)
             if batch:

@@ -12,6 +12,7 @@ from torch.nn import functional
 from client.dp_sgd import PrivateTraining
 from client.terms import LossTerm
 from protocol.messages import NUM_STEPS, TRAIN_ACCURACY, TRAIN_LOSS
+from task.compute.cuda_graph import graphed
 from task.compute.precision import forward_in, products_in
 from task.datasets import Samples
 from task.settings import Precision, SettingsError, TrainSettings
@@ -91,20 +92,26 @@ def fit(
     device = next(model.parameters()).device
     total, right = torch.zeros(2, device=device)
     forward = forward_in(precision, device)
-    steps = 0
-    for batch in batches:
-        inputs, labels = samples.minibatch(batch, device)
+
+    def step(inputs: Tensor, labels: Tensor) -> None:
         optimizer.zero_grad(set_to_none=True)
         with forward:
             logits = model(inputs)
             loss = functional.cross_entropy(logits, labels)
-            total += loss.detach()
-            right += (logits.argmax(1) == hard_labels(labels)).float().mean()
+            total.add_(loss.detach())
+            right.add_((logits.argmax(1) == hard_labels(labels)).float().mean())
             for term in terms:
                 loss = loss + term(inputs, labels, logits)
-        steps += 1
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+
+    # Terms and Adam keep numbers of their own in Python, which a recorded step would not change.
+    recordable = not terms and isinstance(optimizer, torch.optim.SGD)
+    take_step = graphed(step, device) if recordable else step
+    steps = 0
+    for batch in batches:
+        take_step(*samples.minibatch(batch, device))
+        steps += 1
     return Trained(float(total) / max(steps, 1), float(right) / max(steps, 1), steps)
 
 

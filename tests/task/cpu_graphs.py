@@ -12,6 +12,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+CHANGES_STATISTICS = {torch.ops.aten.native_batch_norm.default}
+"""Changes its arguments, and its schema does not say so."""
+
 
 class CpuGraph:
     """For torch.cuda.CUDAGraph."""
@@ -40,11 +43,12 @@ class Recording(TorchDispatchMode):
 
     def __exit__(self, *error):
         super().__exit__(*error)
-        for tensor, value in reversed(self.before):  # CUDA records without doing anything
-            tensor.copy_(value)
+        with torch.no_grad():
+            for tensor, value in reversed(self.before):  # CUDA records without doing anything
+                tensor.copy_(value)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func._schema.is_mutable:
+        if func._schema.is_mutable or func in CHANGES_STATISTICS:
             changed = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
             self.before += [(x, x.clone()) for x in changed]
         out = func(*args, **(kwargs or {}))
