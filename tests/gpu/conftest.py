@@ -7,11 +7,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from benchmarks.in_process import run_in_process
+from benchmarks.virtual_device import VirtualDevice
 from client.session import _local_data
 from client.training import train_round
 from task.models import create_model
 from task.settings import TrainSettings
-from tests.gpu.virtual_device import VirtualDevice
 from tests.gpu.work import GPU, SPEC, generator, samples
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.gpu.virtual_device import VirtualDevice
+from benchmarks.virtual_device import VirtualDevice
 
 INPUTS = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 2, 0, 1])

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import FrameType, SimpleNamespace, TracebackType
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast
 from unittest import mock
 
 import torch
@@ -39,7 +39,7 @@ from torch.optim import optimizer
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.gpu.cuda_rules import (
+from benchmarks.cuda_rules import (
     COPIES,
     CPU_LENGTHS,
     copies_from_cpu,
@@ -48,7 +48,7 @@ from tests.gpu.cuda_rules import (
     waits,
 )
 
-ROOT = str(Path(__file__).resolve().parents[2])
+ROOT = str(Path(__file__).resolve().parents[1])
 CPU, META = torch.device("cpu"), torch.device("meta")
 MEMORY = 80 * 2**30
 Kind = Literal["launch", "wait", "copy"]
@@ -56,7 +56,7 @@ Kind = Literal["launch", "wait", "copy"]
 
 aten = torch.ops.aten
 _Generator = torch.Generator
-_apply = nn.Module._apply
+_apply: Callable[..., nn.Module] = nn.Module._apply
 
 
 class Account:
@@ -66,18 +66,22 @@ class Account:
         self._events: Counter[tuple[Kind, str, str]] = Counter()
 
     def add(self, kind: Kind, operation: str, count: int = 1) -> None:
+        """Count what an operation of PyTorch asked for, with the line that called it."""
         self._events[kind, operation, _line()] += count
 
     @property
     def launches(self) -> int:
+        """Kernels started."""
         return sum(count for _, count in self.lines("launch"))
 
     @property
     def waits(self) -> int:
+        """How often the host waited."""
         return sum(count for _, count in self.lines("wait"))
 
     @property
     def copies(self) -> int:
+        """Copies between host and GPU."""
         return sum(count for _, count in self.lines("copy"))
 
     def __sub__(self, other: "Account") -> "Account":
@@ -281,7 +285,7 @@ class VirtualDevice:
     def _check_generators(self, func: Any, leaves: list[Any], place: torch.device) -> None:
         for x in leaves:
             if isinstance(x, _Generator):
-                found = "cuda" if x._cdata in self._generators else "cpu"
+                found = "cuda" if cast(Any, x)._cdata in self._generators else "cpu"
                 if found != place.type:
                     raise RuntimeError(
                         f"Expected a '{place.type}' device type for generator but found '{found}' "
@@ -297,7 +301,8 @@ class VirtualTensor(Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor, place: torch.device) -> "VirtualTensor":
-        made = Tensor._make_wrapper_subclass(
+        """Make a tensor that C++ takes for one on "meta", of the same shape."""
+        made: Any = Tensor._make_wrapper_subclass(
             cls,
             held.size(),
             strides=held.stride(),
@@ -307,12 +312,14 @@ class VirtualTensor(Tensor):
             device=META,
         )
         made.held, made.place = held, place
-        return made
+        return cast(VirtualTensor, made)
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if VirtualDevice.current is None:
             raise RuntimeError("a virtual tensor outside of any VirtualDevice")
         return VirtualDevice.current.run(func, args, kwargs or {})
@@ -324,17 +331,20 @@ class VirtualTensor(Tensor):
 
     @property
     def data(self) -> Tensor:
+        """The values, without a history."""
         return self.detach()
 
     @data.setter
-    def data(self, new: "VirtualTensor") -> None:
-        Tensor.data.__set__(self, new)
+    def data(self, new: Any) -> None:
+        Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
         self.held, self.place = new.held, new.place
 
     def get_device(self) -> int:
+        """Index of the GPU."""
         return self.place.index
 
     def numpy(self, *, force: bool = False) -> Any:
+        """Refuse, as CUDA does, unless forced."""
         if force:
             return self.detach().cpu().numpy()
         raise TypeError(
@@ -356,7 +366,10 @@ class VirtualTensor(Tensor):
         memory_format = {} if layout is None else {"memory_format": layout}
         return super().to(device, dtype, unblocked, copy, **memory_format)
 
-    def cuda(self, device: Any = None, non_blocking: bool = False) -> Tensor:
+    def cuda(  # type: ignore[override]
+        self, device: Any = None, non_blocking: bool = False
+    ) -> Tensor:
+        """Return the tensor on a GPU."""
         return self.to("cuda" if device is None else device, non_blocking=non_blocking)
 
     def __getitem__(self, index: Any) -> Any:
@@ -368,12 +381,13 @@ class VirtualTensor(Tensor):
         super().__setitem__(_with_tensors(index), value)
 
     def tolist(self) -> Any:
+        """Values as Python's numbers, which waits."""
         return self.detach().cpu().tolist()
 
     def __array__(self, dtype: Any = None) -> Any:
         return self.numpy()
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"VirtualTensor({self.held!r}, device={self.place})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "VirtualTensor":
@@ -385,14 +399,14 @@ class VirtualTensor(Tensor):
                 new._is_param = True
             if self.grad is not None:
                 new.grad = copy.deepcopy(self.grad, memo)
-        return memo[id(self)]
+        return cast(VirtualTensor, memo[id(self)])
 
 
-class _EveryOperation(TorchDispatchMode):
+class _EveryOperation(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Leads operations without virtual tensors to the device too, such as those that make one."""
 
     def __init__(self, device: VirtualDevice) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -405,7 +419,7 @@ def _generator_class(gpus: VirtualDevice) -> type:
     class OnGpu(_Generator):
         device = property(lambda self: self.place)
 
-        def set_offset(self, offset: int) -> None:
+        def set_offset(self, offset: int) -> None:  # type: ignore[override]
             if offset % 4:
                 raise RuntimeError("offset must be a multiple of 4")
             self.manual_seed((self.initial_seed() + offset) % 2**64)
@@ -419,7 +433,7 @@ def _generator_class(gpus: VirtualDevice) -> type:
             place = _with_index(device)
             if place == CPU:
                 return _Generator()
-            made = OnGpu()
+            made: Any = OnGpu()
             made.place = place
             gpus._generators[made._cdata] = made
             return made

@@ -73,7 +73,7 @@ NO_KERNEL = {
     aten.view,
 }
 """Beside views."""
-KERNELS = {
+KERNELS: dict[Any, int] = {
     aten._index_put_impl_: 3,
     aten._unique2: 6,
     aten.affine_grid_generator: 4,
@@ -102,6 +102,8 @@ LIST_LIMITS = (110, 64, 48, 36, 30)
 """Tensors that one kernel takes of one, two, ... lists."""
 LIST_BLOCK, LIST_BLOCKS = 65536, 320
 """Elements of a block, and blocks of a kernel, of operations on lists."""
+TILE = 64
+"""Columns of a block of a factorisation."""
 
 
 def takes_from_cpu(func: Any, args: Sequence[Any], x: Tensor) -> bool:
@@ -150,10 +152,15 @@ def kernels(func: Any, args: Sequence[Any]) -> int:
     if str(packet).startswith(("aten._foreach", "aten._fused")):
         lists = sum(isinstance(a, list | tuple) for a in args)
         limit = LIST_LIMITS[min(lists, len(LIST_LIMITS)) - 1]
-        blocks = sum(math.ceil(x.numel() / LIST_BLOCK) for x in args[0])
+        blocks: int = sum(math.ceil(x.numel() / LIST_BLOCK) for x in args[0])
         return max(math.ceil(len(args[0]) / limit), math.ceil(blocks / LIST_BLOCKS))
     if packet is aten.linalg_cholesky_ex:  # by blocks of columns
-        return 4 + 3 * math.ceil(args[0].shape[-1] / 64)
+        return 4 + 3 * _tiles(args[0])
     if packet is aten.cholesky_solve:  # two triangular systems
-        return 4 + 2 * math.ceil(args[1].shape[-1] / 64)
+        return 4 + 2 * _tiles(args[1])
     return KERNELS.get(packet, 1)
+
+
+def _tiles(matrix: Tensor) -> int:
+    """Blocks of columns that a factorisation takes one after another."""
+    return math.ceil(matrix.shape[-1] / TILE)
