@@ -7,9 +7,9 @@ import torch
 
 import fleet.checkup
 import fleet.gpu_speed
+from benchmarks.virtual_device import VirtualDevice
 from fleet.checkup import Finding, checkup
 from node.settings import load_settings
-from tests.gpu.virtual_device import VirtualDevice
 
 
 @pytest.fixture(autouse=True)
