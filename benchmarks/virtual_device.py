@@ -179,6 +179,7 @@ class VirtualDevice:
         )
         return {
             "_lazy_init": lambda: None,
+            "current_device": lambda: 0,
             "device_count": lambda: self.count,
             "empty_cache": lambda: None,
             "get_device_capability": lambda device=None: (about.major, about.minor),
