@@ -29,11 +29,11 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from torch import Tensor
 
 from benchmarks.distill_cost import count, seconds
-from benchmarks.in_process import Node, run_in_process
+from benchmarks.in_process import Node, Settings, run_in_process
 from benchmarks.virtual_device import VirtualDevice
 from client.dp_sgd import PrivacyAccount, PrivateTraining
 from client.training import fit
@@ -163,14 +163,14 @@ def ensemble_distilling(setting: Setting) -> Steps:
 def federation(setting: Setting, strategy: str) -> Steps:
     """Server and nodes in one process, on digits; a step is a whole run."""
     nodes, rounds, steps = (2, 1, 2) if setting.quick else (10, 3, 50)
-    run_config = {
+    run_config: Settings = {
         "strategy": strategy,
         "num-rounds": rounds,
         "hfldd.distilled-size": 10,
         "hfldd.distill-steps": steps,
         "server-device": str(setting.device),
     }
-    node = {"num-partitions": 10, "device": str(setting.device)}
+    node: Settings = {"num-partitions": 10, "device": str(setting.device)}
 
     def run(times: int) -> None:
         failures: list[Exception] = []
@@ -282,7 +282,8 @@ def main() -> None:
     report["peak"] = {"flop_per_second": PEAK_FLOPS, "bytes_per_second": PEAK_BANDWIDTH}
     report["rows"] = {}
     console = Console()
-    table = Table("step", "ms: median (min-max)", "launches", "waits", "H100's floor [ms]", "ratio")
+    name_column = Column("step", no_wrap=True)
+    table = Table(name_column, "ms (min-max)", "launches", "waits", "floor [ms]", "ratio")
     with _counter() as counter:
         for name in arguments.only:
             with console.status(name):
