@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.virtual_device import VirtualDevice
 from distill import DistillError, VirtualData, distiller
 from distill.augmentation import draw_augmentation
 from distill.gradient_matching import draw_weights, matching_step
 from distill.kip import KERNELS, distill_kip, kip_gradient
-from tests.gpu.virtual_device import VirtualDevice
 from tests.task import cpu_graphs
 
 GPU = "cuda:1"

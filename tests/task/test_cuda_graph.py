@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.virtual_device import VirtualDevice
 from task.compute.cuda_graph import graphed
-from tests.gpu.virtual_device import VirtualDevice
 from tests.task import cpu_graphs
 
 CUDA = torch.device("cuda")
