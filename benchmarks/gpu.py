@@ -287,14 +287,14 @@ def main() -> None:
     report["rows"] = {}
     console = Console()
     name_column = Column("step", no_wrap=True)
-    table = Table(name_column, "ms (min-max)", "launches", "waits", "floor [ms]", "ratio")
+    table = Table(name_column, "ms (min to max)", "launches", "waits", "floor [ms]", "ratio")
     with _counter() as counter:
         for name in arguments.only:
             with console.status(name):
                 row = report["rows"][name] = measure(name, setting, counter)
             table.add_row(
                 name,
-                f"{row['milliseconds']:.2f} ({row['fastest']:.2f}-{row['slowest']:.2f})",
+                f"{row['milliseconds']:.2f} ({row['fastest']:.2f} to {row['slowest']:.2f})",
                 *(str(row[key]) for key in ("launches", "waits")),
                 f"{row['floor_milliseconds']:.4f}",
                 f"{row['ratio']:.0f}",
