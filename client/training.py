@@ -141,7 +141,7 @@ def train_round(
     SettingsError
         If `balanced` is combined with `privacy`.
     """
-    optimizer = _optimizer(model, settings)
+    optimizer = optimizer_of(model.parameters(), settings)
     if privacy is not None:
         if balanced:
             raise SettingsError(
@@ -160,16 +160,12 @@ def train_round(
         return fit(model, samples, epochs, optimizer, terms, settings.precision)
 
 
-def _optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
+def optimizer_of(weights: Iterable[Tensor], settings: TrainSettings) -> torch.optim.Optimizer:
+    """The optimizer that the settings ask for."""
     if settings.optimizer == "adam":
-        return torch.optim.Adam(
-            model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay
-        )
+        return torch.optim.Adam(weights, lr=settings.lr, weight_decay=settings.weight_decay)
     return torch.optim.SGD(
-        model.parameters(),
-        lr=settings.lr,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
+        weights, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
     )
 
 
