@@ -9,6 +9,7 @@ from flwr.common import log
 
 from client.local_round import LocalRound, build_model, received_arrays
 from client.session import Session
+from client.together import trained_together, trains_together
 from links import introduce
 from protocol.meeting import Continuation, Requirement
 from protocol.messages import (
@@ -20,6 +21,7 @@ from protocol.messages import (
     NUM_EXAMPLES,
     PARTITION_ID,
     SECTOR,
+    TOGETHER,
 )
 from protocol.registry import all_methods, find_method, handlers
 from task.compute.precision import products_in
@@ -68,6 +70,8 @@ def describe(message: Message, context: Context) -> Message:
         metrics[PARTITION_ID] = session.identity
     if SECTOR in context.node_config:
         metrics[SECTOR] = int(context.node_config[SECTOR])
+    if trains_together(context, session):
+        metrics[TOGETHER] = 1
     content = RecordDict({METRICS: metrics, INTRODUCTION: introduce(session)})
     if DATASET in context.node_config:
         content[CONFIG] = ConfigRecord({DATASET: str(context.node_config[DATASET])})
@@ -104,10 +108,12 @@ def train(message: Message, context: Context) -> Message:
     records = unread_records(message.content)
     if records:
         raise _missing(f"loss term of record {min(records)!r}", context)
-    session = Session.of(context)
-    local = LocalRound.of(session, message.content)
-    reply = local.train(session.data.train)
-    reply[ARRAYS] = local.trained_model()
+    reply = trained_together(context, message.content)
+    if reply is None:
+        session = Session.of(context)
+        local = LocalRound.of(session, message.content)
+        reply = local.train(session.data.train)
+        reply[ARRAYS] = local.trained_model()
     return Message(reply, reply_to=message)
 
 
@@ -131,7 +137,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 def unread_records(content: RecordDict) -> set[str]:
     """Names of the records of a plain train message that no installed loss term reads."""
-    read = {CONFIG, *(key for method in all_methods().values() for key in method.terms)}
+    read = {CONFIG, TOGETHER, *(key for method in all_methods().values() for key in method.terms)}
     model = [ARRAYS] if ARRAYS in content else list(content.array_records)[:1]
     return set(content) - read - set(model)
 

@@ -1,7 +1,5 @@
 """A node's virtual data; in a simulation, those of several virtual nodes at once."""
 
-import fcntl
-import sys
 import zlib
 from logging import INFO
 
@@ -11,13 +9,13 @@ from flwr.common import log
 
 from client.dp_sgd import PrivacyAccount, secret_generator
 from client.session import Session
+from client.simulation import in_simulation, locked, session_of
 from distill.auto import choose
 from distill.many import distill_many
 from distill.private_matching import BANK, distill_dm_privately, noise_for
 from distill.virtual_data import VirtualData
 from links.store import NodeStore
 from protocol.hfldd import Distillation
-from protocol.messages import PARTITION_ID
 
 BATCH = 10
 """Virtual nodes of a simulation for which a process distils in one call."""
@@ -37,7 +35,7 @@ def distilled(context: Context, request: Distillation) -> bytes:
         over the node's classes, with the privacy card.
     """
     session = Session.of(context)
-    if request.dp_epsilon or not _in_simulation() or PARTITION_ID not in context.node_config:
+    if request.dp_epsilon or not in_simulation(context):
         name = f"distilled-{_digest(request)}"
         payload = session.store.read(name)
         if payload is None:
@@ -50,12 +48,10 @@ def distilled(context: Context, request: Distillation) -> bytes:
         return payload
     shared = NodeStore(session.store.folder.parent / f"distilled-{_digest(request)}")
     own, batches = session.identity, -(-int(context.node_config["num-partitions"]) // BATCH)
-    shared.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (shared.folder / f".lock-{own % batches}").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(shared.folder / f".lock-{own % batches}"):
         if str(own) not in shared.names():
             partitions = range(own % batches, int(context.node_config["num-partitions"]), batches)
-            sessions = [_session_of(context, partition) for partition in partitions]
+            sessions = [session_of(context, partition) for partition in partitions]
             for other, virtual in zip(sessions, _distil(sessions, request), strict=True):
                 shared.write(str(other.identity), virtual.to_bytes())
     return (shared.folder / str(own)).read_bytes()
@@ -116,20 +112,6 @@ def _per_class(session: Session, request: Distillation) -> int:
     """Virtual samples of each class on a node."""
     num_present = len(torch.unique(session.data.train.labels))
     return max(1, request.distilled_size // num_present)
-
-
-def _session_of(context: Context, partition: int) -> Session:
-    """Session of the virtual node with another partition."""
-    node_config = {**context.node_config, PARTITION_ID: partition}
-    return Session.of(
-        Context(context.run_id, context.node_id, node_config, context.state, context.run_config)
-    )
-
-
-def _in_simulation() -> bool:
-    """Whether this process is a worker of Flower's simulation runtime."""
-    ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())
 
 
 def _digest(request: Distillation) -> str:

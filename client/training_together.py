@@ -121,7 +121,8 @@ def _train(
     }
     sums = torch.zeros(2, len(batches), device=device)
     training = [sum(len(own) > step for own in batches) for step in range(len(batches[0]))]
-    rows, shares = _padded([own[s] for s, active in enumerate(training) for own in batches[:active]])
+    by_step = [own[s] for s, active in enumerate(training) for own in batches[:active]]
+    rows, shares = _padded(by_step)
     rows, shares = rows.to(samples.labels.device), shares.to(device)
     of_step = zip(rows.split(training), shares.split(training), strict=True)
     losses, forward = _losses(model), forward_in(settings.precision, device)
@@ -133,9 +134,8 @@ def _train(
             optimizer = _optimizer(list(weights.values()), settings, optimizer)
             for _ in steps:
                 row, share = next(of_step)
-                inputs, labels = (
-                    part.unflatten(0, row.shape) for part in samples.minibatch(row.flatten(), device)
-                )
+                flat = samples.minibatch(row.flatten(), device)
+                inputs, labels = (part.unflatten(0, row.shape) for part in flat)
                 optimizer.zero_grad(set_to_none=True)
                 with forward:
                     loss, right = losses(weights, inputs, labels, share)

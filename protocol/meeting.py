@@ -25,11 +25,15 @@ class Requirement(Block):
 
 
 class DescribeMetrics(Block):
-    """A node's number of training samples, and its partition and sector if it has any."""
+    """A node's number of training samples, and its partition and sector if it has any.
+
+    ``together`` is 1 for a virtual node of a simulation that trains together with others.
+    """
 
     num_examples: Annotated[int, Field(ge=0, lt=2**63)]
     partition_id: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     sector: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    together: Annotated[int, Field(ge=0, le=1)] = 0
 
 
 class DescribeConfig(Block):

@@ -10,6 +10,7 @@ METRICS = "metrics"
 NUM_EXAMPLES = "num-examples"
 NUM_STEPS = "num-steps"
 PARTITION_ID = "partition-id"
+PARTITIONS = "partitions"
 SERVER_ROUND = "server-round"
 TRAIN_ACCURACY = "train-accuracy"
 TRAIN_LOSS = "train-loss"
@@ -29,6 +30,10 @@ DELIVERY = "delivery"
 REJECTED = "rejected"
 """Metric: parcels or models that a head or leader rejected. A leader's config has the reasons,
 ``rejected.<rank>``."""
+
+TOGETHER = "together"
+"""Metric of the describe reply: 1 from a virtual node that can train together with others. Record
+of a train message to such nodes: the ``partitions`` of all that get the same message."""
 
 DATASET = "dataset"
 """Key of the node config and of the describe reply's config: the node's own data set."""

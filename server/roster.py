@@ -32,11 +32,14 @@ class Roster:
         twice.
     num_examples : dict[int, int]
         Training samples of each node that reported them.
+    together : dict[int, int]
+        Partition of each virtual node that trains together with others.
     """
 
     directory: Directory = field(default_factory=Directory)
     names: dict[int, str] = field(default_factory=dict)
     num_examples: dict[int, int] = field(default_factory=dict)
+    together: dict[int, int] = field(default_factory=dict)
 
     @property
     def order(self) -> dict[int, int]:
@@ -51,6 +54,11 @@ class Roster:
         nodes = [node for node in grid.get_node_ids() if node not in self.names]
         descriptions = self.directory.look_up(grid, nodes, timeout)
         self.num_examples |= {node: about.num_examples for node, about in descriptions.items()}
+        self.together |= {
+            node: about.partition
+            for node, about in descriptions.items()
+            if about.together and about.partition is not None
+        }
         names = {node: _name(node, descriptions.get(node)) for node in nodes}
         ranks = {name: rank for rank, name in enumerate(first)}
 

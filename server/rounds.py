@@ -48,7 +48,7 @@ class Rounds:
 
         If a round fails, the report so far is written before the exception propagates.
         """
-        self.grid.order = self.roster.order
+        self.grid.order, self.grid.together = self.roster.order, self.roster.together
         self._write_about()
         done, start, strategy = 0, self.task.start, self.strategy
         evaluate: EndOfRound = self.end_round

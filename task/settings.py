@@ -178,6 +178,19 @@ class TrainSettings(Block):
         return epsilon
 
 
+class SimulationSettings(Block):
+    """Virtual nodes, in Flower's simulation runtime (``simulation.*``).
+
+    Parameters
+    ----------
+    together : str (default: "auto")
+        Whether virtual nodes that get the same model train in one step for all of them, up to 50 at
+        a time: ``on``, ``off``, or ``auto`` for on where they compute on a GPU.
+    """
+
+    together: Literal["auto", "on", "off"] = "auto"
+
+
 class TaskSettings(Block):
     """The task of a federation: data, model, local training.
 
@@ -210,6 +223,7 @@ class TaskSettings(Block):
     partition: PartitionSettings = PartitionSettings()
     private: PrivateSettings = PrivateSettings()
     train: TrainSettings = TrainSettings()
+    simulation: SimulationSettings = SimulationSettings()
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, RunConfigValue]) -> Self:

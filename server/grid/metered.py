@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from logging import WARNING
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
@@ -17,6 +17,7 @@ from protocol.replies import usable
 from server.grid.inbox import open_inbox, retry_sooner
 from server.grid.ledger import Ledger
 from server.grid.spool import Spool
+from server.grid.together import name_companions
 from server.record.journal import Journal
 from server.roster import TooFewNodesError
 
@@ -67,6 +68,8 @@ class MeteredGrid(Grid):
         self.ledger = Ledger()
         self.order: Mapping[int, int] = {}
         """Rank of each known node id; unknown nodes come after these, by id."""
+        self.together: Mapping[int, int] = {}
+        """Partition of each virtual node that trains together with others."""
         retry_sooner(grid)
         self._grid = grid
         self._deadline = deadline
@@ -164,10 +167,12 @@ class MeteredGrid(Grid):
         wait = min(self._deadline, math.inf if timeout is None else timeout)
         for message in messages:
             message.metadata.ttl = min(message.metadata.ttl, wait)
+        phase = messages[0].metadata.message_type
+        if phase == MessageType.TRAIN:
+            name_companions(messages, self.together)
         start = time.monotonic()
         pending = dict(zip(self.push_messages(messages), messages, strict=True))
         pending.pop("", None)  # messages that the SuperLink refused have no id
-        phase = messages[0].metadata.message_type
         replies, spool = [], Spool()
         by_node = {message.metadata.dst_node_id: message for message in messages}
         for reply in self._arriving(pending, start + wait):

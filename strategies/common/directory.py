@@ -31,6 +31,8 @@ class Description:
         Its own data set, used in place of the run's; empty if none.
     introduction : Introduction, optional
         What others need to send to it.
+    together : bool (default: False)
+        Whether it is a virtual node that trains together with others.
     """
 
     num_examples: int
@@ -38,6 +40,7 @@ class Description:
     sector: int | None
     dataset: str
     introduction: Introduction | None
+    together: bool = False
 
 
 class Directory:
@@ -94,4 +97,5 @@ def _read(reply: Message) -> Description:
         sector=metrics.sector,
         dataset=dataset,
         introduction=introduction,
+        together=bool(metrics.together),
     )

@@ -31,7 +31,7 @@ def context_of(tmp_path):
 def test_a_batch_of_virtual_nodes_gets_what_each_would_make_alone(name, context_of, monkeypatch):
     request = Distillation(distiller=name, distilled_size=4, distill_steps=3)
     alone = {i: distilled(context_of(i), request) for i in range(3)}
-    monkeypatch.setattr(distillation, "_in_simulation", lambda: True)
+    monkeypatch.setattr(distillation, "in_simulation", lambda context: True)
     for i, expected in alone.items():
         found, expected = map(
             VirtualData.from_bytes, (distilled(context_of(i, "together"), request), expected)
@@ -44,7 +44,7 @@ def test_a_batch_of_virtual_nodes_gets_what_each_would_make_alone(name, context_
 
 
 def test_a_batch_is_distilled_once(context_of, monkeypatch):
-    monkeypatch.setattr(distillation, "_in_simulation", lambda: True)
+    monkeypatch.setattr(distillation, "in_simulation", lambda context: True)
     calls = []
     original = distillation.distill_many
     monkeypatch.setattr(

@@ -1,0 +1,41 @@
+"""Virtual nodes of a simulation, where a process can stand for each of them."""
+
+import fcntl
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flwr.app import Context
+
+from client.session import Session
+from protocol.messages import PARTITION_ID
+
+SIMULATED = "simulated"
+"""Key of the node config: true says that the nodes differ in their partition alone."""
+
+
+def in_simulation(context: Context) -> bool:
+    """Whether the node is a virtual one: in Flower's simulation runtime, or by its node config."""
+    if PARTITION_ID not in context.node_config:
+        return False
+    ray = sys.modules.get("ray")
+    in_ray = ray is not None and bool(ray.is_initialized())
+    return in_ray or bool(context.node_config.get(SIMULATED))
+
+
+def session_of(context: Context, partition: int) -> Session:
+    """Session of the virtual node with another partition."""
+    node_config = {**context.node_config, PARTITION_ID: partition}
+    return Session.of(
+        Context(context.run_id, context.node_id, node_config, context.state, context.run_config)
+    )
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Hold a lock that the processes of a simulation share; its folder is made if missing."""
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,136 @@
+"""Virtual nodes of a simulation that train together.
+
+The server names in a train message the virtual nodes that get the same one. The first of them
+trains all, the others find their results beside the nodes' stores.
+"""
+
+import shutil
+from collections import OrderedDict
+from collections.abc import Iterator
+from functools import lru_cache
+from hashlib import blake2b
+from logging import INFO
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+from flwr.common import log
+from safetensors.torch import load, save
+
+from client.local_round import LocalRound, server_round
+from client.session import Session
+from client.simulation import in_simulation, locked, session_of
+from client.terms import loss_terms
+from client.training import Trained
+from client.training_together import Weights, train_together, why_one_by_one
+from links.store import NodeStore
+from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, PARTITIONS, TOGETHER
+
+AT_ONCE = 50
+"""Nodes trained at once, so that their models, gradients and activations fit into memory."""
+
+_RESULTS = "together-"
+
+
+def trains_together(context: Context, session: Session) -> bool:
+    """Whether this node trains with others, if the server names some (``simulation.together``)."""
+    choice = session.task.simulation.together
+    wanted = choice == "on" or (choice == "auto" and session.device.type == "cuda")
+    return wanted and in_simulation(context)
+
+
+def trained_together(context: Context, content: RecordDict) -> RecordDict | None:
+    """Reply to a train message, made for several virtual nodes at once.
+
+    Results are kept in the run's folder until they are used or another round begins, under the
+    round and a hash of the message, model included, so that no others are ever taken for them.
+
+    Returns
+    -------
+    RecordDict or None
+        Model and metrics; None if the node has to train by itself.
+    """
+    session = Session.of(context)
+    named = content.config_records.get(TOGETHER, ConfigRecord()).get(PARTITIONS, [])
+    partitions = [int(partition) for partition in named]  # type: ignore[union-attr]
+    if session.identity not in partitions or not trains_together(context, session):
+        return None
+    num_groups = -(-len(partitions) // AT_ONCE)
+    group = partitions.index(session.identity) % num_groups
+    run, done = session.store.folder.parent, f"done-{group}"
+    config = content.config_records.get(CONFIG, ConfigRecord())
+    round_name = f"{_RESULTS}{server_round(config):06d}-"
+    results = NodeStore(run / f"{round_name}{_digest(content)}")
+    with locked(run / f".{_RESULTS}{group}"):
+        if done not in results.names():
+            _drop_other_rounds(run, round_name)
+            for partition, payload in _train(context, content, partitions[group::num_groups]):
+                results.write(str(partition), payload)
+            results.write(done, b"")
+    payload = results.read(str(session.identity))
+    if payload is None:
+        return None
+    (results.folder / str(session.identity)).unlink(missing_ok=True)
+    return _reply(payload, len(session.data.train), content.array_records[ARRAYS])
+
+
+def _train(
+    context: Context, content: RecordDict, partitions: list[int]
+) -> Iterator[tuple[int, bytes]]:
+    """Train virtual nodes; yields none if they cannot train together."""
+    local = LocalRound.of(Session.of(context), content)
+    sessions = [session_of(context, partition) for partition in partitions]
+    sessions = [session for session in sessions if len(session.data.train)]
+    if not sessions:
+        return
+    if loss_terms(local.session, content, local.model, local.settings):
+        reason = "the strategy adds terms to the loss"
+    else:
+        reason = why_one_by_one(local.model, sessions[0].data.train, local.settings)
+    if reason:
+        _log_once(context.run_id, reason)
+        return
+    results = train_together(
+        local.model,
+        [session.data.train for session in sessions],
+        local.settings,
+        [session.generator("train", local.round) for session in sessions],
+    )
+    for session, (weights, trained) in zip(sessions, results, strict=True):
+        yield session.identity, _payload(weights, trained)
+
+
+def _payload(weights: Weights, trained: Trained) -> bytes:
+    numbers = torch.tensor([trained.loss, trained.accuracy, trained.steps], dtype=torch.float64)
+    return save({METRICS: numbers, **{f"{ARRAYS}.{name}": w for name, w in weights.items()}})
+
+
+def _reply(payload: bytes, num_examples: int, names: ArrayRecord) -> RecordDict:
+    tensors = load(payload)
+    loss, accuracy, steps = tensors[METRICS].tolist()
+    metrics = {NUM_EXAMPLES: num_examples, **Trained(loss, accuracy, int(steps)).numbers()}
+    arrays = OrderedDict((name, tensors[f"{ARRAYS}.{name}"]) for name in names)
+    return RecordDict({METRICS: MetricRecord(metrics), ARRAYS: ArrayRecord(arrays)})
+
+
+def _digest(content: RecordDict) -> str:
+    """Hash of a train message."""
+    digest = blake2b(digest_size=16)
+    for name, arrays in sorted(content.array_records.items()):
+        for key, array in sorted(arrays.items()):
+            digest.update(repr((name, key, array.dtype, array.shape)).encode())
+            digest.update(array.data)
+    for name, config in sorted(content.config_records.items()):
+        digest.update(repr((name, sorted(config.items()))).encode())
+    return digest.hexdigest()
+
+
+def _drop_other_rounds(run: Path, round_name: str) -> None:
+    for folder in run.glob(f"{_RESULTS}*"):
+        if not folder.name.startswith(round_name):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@lru_cache(maxsize=64)
+def _log_once(run_id: int, reason: str) -> None:
+    log(INFO, "Virtual nodes train one by one: %s", reason)
