@@ -1,0 +1,261 @@
+"""Client steps a second of a simulation: virtual nodes one by one, and together.
+
+``python -m benchmarks.simulation [--quick] [--device cuda:0] [--ray] [--json FILE]``
+
+Each client has 50 samples and trains one epoch with batches of 10, so 5 steps a round. LeNet has
+all of 10, 50 and 100 clients train; the last row is the set-up of pfl-research's benchmark on
+CIFAR-10: 1,000 clients, 50 a round, a network of two convolutions and a hidden layer (its two
+dropout layers are left out: nodes with dropout cannot train together). Pixels are random.
+
+A rate is client steps over the seconds of a round's train phase: messages, training, replies. The
+first round, in which everything is loaded, is ignored. Server and nodes share one process, and the
+ways take turns; ``--ray`` adds Flower's simulation runtime with one worker, also both ways.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context, Message
+from flwr.serverapp import Grid, ServerApp
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from benchmarks.in_process import Settings, run_in_process
+from client.app import MethodApp
+from client.app import app as client_app
+from server.app import main as server_main
+from task.datasets import Dataset, DataSpec, RawSamples
+
+SAMPLES, BATCH = 50, 10
+BASELINE = "one by one"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Clients of a federation, and how many of them train in a round."""
+
+    name: str
+    dataset: str
+    model: str
+    clients: int
+    a_round: int
+
+
+@dataclass
+class Row:
+    """Client steps a second of a case, of each round, by way."""
+
+    case: Case
+    rates: dict[str, list[float]] = field(default_factory=dict)
+
+    def ratio(self, way: str) -> float:
+        """A way's median over that of training one by one in this process."""
+        return statistics.median(self.rates[way]) / statistics.median(self.rates[BASELINE])
+
+
+Way = Callable[[Settings, int, str, Path], None]
+"""Runs a federation: run config, number of clients, device, folder of runs."""
+
+
+def grey_pixels(root: Path, download: bool) -> Dataset:
+    """Random images of MNIST's shape, for 100 clients: a plug-in for ``dataset``."""
+    return _random_pixels((1, 28, 28), 100 * SAMPLES)
+
+
+def colour_pixels(root: Path, download: bool) -> Dataset:
+    """Random images of CIFAR-10's shape, for 1,000 clients: a plug-in for ``dataset``."""
+    return _random_pixels((3, 32, 32), 1000 * SAMPLES)
+
+
+def _random_pixels(shape: tuple[int, int, int], count: int) -> Dataset:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (count, *shape), dtype=np.uint8)
+    samples = RawSamples(images, rng.integers(0, 10, count))
+    channels = (0.5,) * shape[0]
+    return Dataset(DataSpec("random", shape, 10, channels, channels), samples, samples.subset([0]))
+
+
+def pfl_cnn(spec: DataSpec) -> nn.Module:
+    """3x3 convolutions (32, 64), 2x2 max pooling, a hidden layer of 128: 1.6 million weights."""
+    side = (spec.shape[1] - 4) // 2
+    return nn.Sequential(
+        nn.Conv2d(spec.shape[0], 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * side * side, 128),
+        nn.ReLU(),
+        nn.Linear(128, spec.num_classes),
+    )
+
+
+CASES = [
+    *(
+        Case("LeNet", "benchmarks.simulation:grey_pixels", "hfldd-mnist", n, n)
+        for n in (10, 50, 100)
+    ),
+    Case("pfl", "benchmarks.simulation:colour_pixels", "benchmarks.simulation:pfl_cnn", 1000, 50),
+]
+
+
+def in_this_process(config: Settings, clients: int, device: str, folder: Path) -> None:
+    """Run server and nodes in this process."""
+    node = {"num-partitions": clients, "device": device, "simulated": True}
+    run_in_process(config, [node] * clients, folder)
+
+
+def in_ray(config: Settings, clients: int, device: str, folder: Path) -> None:
+    """Run in Flower's simulation runtime, with one worker."""
+    from flwr.simulation import run_simulation
+
+    settings = {**config, "runs-dir": str(folder), "min-nodes": clients}
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        context.run_config = settings
+        server_main(grid, context)
+
+    resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": int(device != "cpu")}
+    run_simulation(
+        server,
+        _Configured(settings, {"device": device, "state-dir": str(folder / "nodes")}),
+        clients,
+        backend_config={
+            "client_resources": resources,
+            "init_args": {"num_cpus": 1, "num_gpus": resources["num_gpus"]},
+        },
+    )
+
+
+class _Configured(MethodApp):
+    """Our ClientApp with a run config, which Flower's `run_simulation` cannot give."""
+
+    def __init__(self, run_config: Settings, node_config: Settings) -> None:
+        super().__init__()
+        self.run_config, self.node_config = dict(run_config), dict(node_config)
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        own = Context(
+            context.run_id,
+            context.node_id,
+            {**context.node_config, **self.node_config},
+            context.state,
+            self.run_config,
+        )
+        return client_app(message, own)
+
+
+def rates(case: Case, way: Way, together: str, device: str, rounds: int) -> list[float]:
+    """Client steps a second in each round but the first."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        split = folder / "split.json"
+        samples = np.arange(case.clients * SAMPLES).reshape(-1, SAMPLES).tolist()
+        split.write_text(json.dumps(dict(enumerate(samples))))
+        config: dict[str, bool | int | float | str] = {
+            "strategy": "fedavg",
+            "num-rounds": rounds + 1,
+            "fraction-train": case.a_round / case.clients,
+            "dataset": case.dataset,
+            "model": case.model,
+            "partition.scheme": "index-file",
+            "partition.index-file": str(split),
+            "train.batch-size": BATCH,
+            "train.local-epochs": 1,
+            "train.holdout": 0.0,
+            "server-device": device,
+            "simulation.together": together,
+        }
+        way(config, case.clients, device, folder)
+        (journal,) = folder.glob("*/journal.jsonl")
+        phases = [json.loads(line) for line in journal.read_text().splitlines()]
+    trained = [phase for phase in phases if phase.get("phase") == "train"]
+    if len(trained) != rounds + 1 or any(len(p["nodes"]) != case.a_round for p in trained):
+        raise RuntimeError(f"{case}: not all clients trained in all rounds")
+    return [
+        sum(node["num-steps"] for node in phase["nodes"].values()) / phase["seconds"]
+        for phase in trained[1:]
+    ]
+
+
+def measure(
+    case: Case, ways: Mapping[str, tuple[Way, str]], device: str, *, rounds: int, repeats: int
+) -> Row:
+    """Have the ways take turns."""
+    row = Row(case, {name: [] for name in ways})
+    for _ in range(repeats):
+        for name, (way, together) in ways.items():
+            row.rates[name] += rates(case, way, together, device, rounds)
+            print(
+                f"{case.name}, {case.a_round} clients a round, {name}: {_spread(row.rates[name])}"
+            )
+    return row
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print a table."""
+    ways = list(rows[0].rates)
+    table = Table("network", "clients a round", *(f"{way}: median (min-max)" for way in ways))
+    for row in rows:
+        cells = [f"{_spread(row.rates[way])}, x{row.ratio(way):.2f}" for way in ways]
+        table.add_row(row.case.name, f"{row.case.a_round} of {row.case.clients}", *cells)
+    Console().print(table)
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.0f} ({min(values):.0f}-{max(values):.0f})"
+
+
+def as_json(rows: Sequence[Row], device: str) -> dict[str, Any]:
+    """Figures as JSON."""
+    return {
+        "device": torch.cuda.get_device_name(device) if device != "cpu" else device,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "rows": [
+            {**asdict(row), "ratios": {way: row.ratio(way) for way in row.rates}} for row in rows
+        ],
+    }
+
+
+def main() -> None:
+    """Measure, print and write the figures."""
+    parser = argparse.ArgumentParser(prog="benchmarks.simulation", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="LeNet and 10 clients, few rounds")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda:N")
+    parser.add_argument("--ray", action="store_true", help="Flower's simulation runtime too")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    args = parser.parse_args()
+    ways: dict[str, tuple[Way, str]] = {
+        BASELINE: (in_this_process, "off"),
+        "together": (in_this_process, "on"),
+    }
+    if args.ray:
+        ways |= {"Ray, one by one": (in_ray, "off"), "Ray, together": (in_ray, "on")}
+    rounds, repeats = (2, 1) if args.quick else (3, 2)
+    rows = [
+        measure(case, ways, args.device, rounds=rounds, repeats=repeats)
+        for case in (CASES[:1] if args.quick else CASES)
+    ]
+    show(rows)
+    if args.json is not None:
+        args.json.write_text(json.dumps(as_json(rows, args.device), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
