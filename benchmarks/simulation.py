@@ -114,7 +114,7 @@ CASES = [
 
 def in_this_process(config: Settings, clients: int, device: str, folder: Path) -> None:
     """Run server and nodes in this process."""
-    node = {"num-partitions": clients, "device": device, "simulated": True}
+    node: Settings = {"num-partitions": clients, "device": device, "simulated": True}
     run_in_process(config, [node] * clients, folder)
 
 

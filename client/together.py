@@ -67,11 +67,11 @@ def trained_together(context: Context, content: RecordDict) -> RecordDict | None
             for partition, payload in _train(context, content, partitions[group::num_groups]):
                 results.write(str(partition), payload)
             results.write(done, b"")
-    payload = results.read(str(session.identity))
-    if payload is None:
+    own = results.read(str(session.identity))
+    if own is None:
         return None
     (results.folder / str(session.identity)).unlink(missing_ok=True)
-    return _reply(payload, len(session.data.train), content.array_records[ARRAYS])
+    return _reply(own, len(session.data.train), content.array_records[ARRAYS])
 
 
 def _train(
@@ -90,12 +90,17 @@ def _train(
     if reason:
         _log_once(context.run_id, reason)
         return
-    results = train_together(
-        local.model,
-        [session.data.train for session in sessions],
-        local.settings,
-        [session.generator("train", local.round) for session in sessions],
-    )
+    try:
+        results = train_together(
+            local.model,
+            [session.data.train for session in sessions],
+            local.settings,
+            [session.generator("train", local.round) for session in sessions],
+        )
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        _log_once(context.run_id, f"the GPU has no room for {len(sessions)} models at once")
+        return
     for session, (weights, trained) in zip(sessions, results, strict=True):
         yield session.identity, _payload(weights, trained)
 
@@ -108,9 +113,10 @@ def _payload(weights: Weights, trained: Trained) -> bytes:
 def _reply(payload: bytes, num_examples: int, names: ArrayRecord) -> RecordDict:
     tensors = load(payload)
     loss, accuracy, steps = tensors[METRICS].tolist()
-    metrics = {NUM_EXAMPLES: num_examples, **Trained(loss, accuracy, int(steps)).numbers()}
+    trained = Trained(loss, accuracy, int(steps))
+    metrics = MetricRecord({NUM_EXAMPLES: num_examples, **trained.numbers()})
     arrays = OrderedDict((name, tensors[f"{ARRAYS}.{name}"]) for name in names)
-    return RecordDict({METRICS: MetricRecord(metrics), ARRAYS: ArrayRecord(arrays)})
+    return RecordDict({METRICS: metrics, ARRAYS: ArrayRecord(arrays)})
 
 
 def _digest(content: RecordDict) -> str:

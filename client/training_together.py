@@ -124,7 +124,7 @@ def _train(
     by_step = [own[s] for s, active in enumerate(training) for own in batches[:active]]
     rows, shares = _padded(by_step)
     rows, shares = rows.to(samples.labels.device), shares.to(device)
-    of_step = zip(rows.split(training), shares.split(training), strict=True)
+    of_step = zip(torch.split(rows, training), torch.split(shares, training), strict=True)
     losses, forward = _losses(model), forward_in(settings.precision, device)
     optimizer = None
     with products_in(settings.precision):
@@ -135,12 +135,12 @@ def _train(
             for _ in steps:
                 row, share = next(of_step)
                 flat = samples.minibatch(row.flatten(), device)
-                inputs, labels = (part.unflatten(0, row.shape) for part in flat)
+                inputs, labels = (part.reshape(*row.shape, *part.shape[1:]) for part in flat)
                 optimizer.zero_grad(set_to_none=True)
                 with forward:
                     loss, right = losses(weights, inputs, labels, share)
                 sums[:, :active] += torch.stack([loss.detach(), right])
-                loss.sum().backward()
+                loss.sum().backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
     return stacked, sums.T
 

@@ -253,6 +253,16 @@ def test_what_cannot_train_together_trains_one_by_one_and_the_log_says_so_once(
     assert "adds terms to the loss" in said[0][1][0]
 
 
+def test_without_memory_for_all_at_once_they_train_one_by_one(
+    context_of, virtual, start, monkeypatch
+):
+    def full(*given):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(together, "train_together", full)
+    check_same(asked(virtual(0), start), asked(context_of(0), start))
+
+
 def test_a_node_of_a_deployment_trains_by_itself_whatever_a_server_sends(context_of, start, calls):
     asked(context_of(0), start)
     message = Message(RecordDict(), 1, DESCRIBE)
