@@ -13,10 +13,10 @@ import client.moon
 import client.scaffold
 import client.session
 import client.training
-import distill.distribution_matching
 import server.evaluation
 from client.terms.proximal import Proximal
 from distill import distiller
+from distill.augmentation import Augmentation
 from tests.gpu.work import GPU, generator, samples
 
 
@@ -44,11 +44,7 @@ def test_without_a_bug_all_of_this_passes(gpus, federation, training_step):
 
 
 def test_a_mask_left_on_the_cpu(gpus, plant):
-    def cutout(height, width, *rest):
-        mask = torch.ones(height, width)
-        return lambda images: images * mask
-
-    plant(distill.distribution_matching, "draw_augmentation", cutout)
+    plant(Augmentation, "to", lambda self, device: self)
     with found("same device"):
         distilled()
 
