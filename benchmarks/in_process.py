@@ -3,7 +3,8 @@
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,18 @@ class InProcessGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
 
+@contextmanager
+def only_errors() -> Iterator[None]:
+    """Within the block, Flower's logger is silent but for errors."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 def run_in_process(
     run_config: Settings,
     nodes: Sequence[Settings],
@@ -104,8 +117,7 @@ def run_in_process(
     wrap : callable, optional
         Replaces a node, given its index and itself.
     """
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    with tempfile.TemporaryDirectory() as temporary:
+    with only_errors(), tempfile.TemporaryDirectory() as temporary:
         folder = runs_dir or Path(temporary)
         config = {**run_config, "runs-dir": str(folder), "min-nodes": len(nodes)}
 

@@ -32,8 +32,10 @@ MAY_CHANGE_ON_RESUME = {
     "quorum",
     "resume",
     "runs-dir",
+    "server-device",
+    "simulation.together",
 }
-"""Settings that a resumed run may change: they do not affect what is learnt."""
+"""Settings that a resumed run may change: they do not affect what is learnt, but for rounding."""
 
 
 def find_run_to_resume(settings: RunSettings, run_id: int) -> Path:

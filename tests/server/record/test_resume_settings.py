@@ -19,6 +19,8 @@ MAY_CHANGE = {
     "num-rounds": 20,
     "phase-timeout": 60.0,
     "quorum": 0.5,
+    "server-device": "cpu",
+    "simulation.together": "off",
 }
 WORDS = {
     "dataset": "cifar10",
@@ -28,6 +30,7 @@ WORDS = {
     "partition.index-file": "split.json",
     "private.shape": "1x8x8",
     "train.optimizer": "adam",
+    "train.precision": "tf32",
     "train.feature-layer": "fc",
     "strategy": "fedavg",
     "strategy-args": '{"beta": 0.2}',
