@@ -62,7 +62,7 @@ def simulation(tmp_path_factory):
                 env=env,
                 capture_output=True,
                 text=True,
-                timeout=140,
+                timeout=270,
             )
             if finished := list(folder.glob("*/summary.json")):
                 return finished[0].parent
