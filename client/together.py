@@ -50,8 +50,10 @@ def trained_together(context: Context, content: RecordDict) -> RecordDict | None
     RecordDict or None
         Model and metrics; None if the node has to train by itself.
     """
+    if TOGETHER not in content.config_records:
+        return None
     session = Session.of(context)
-    named = content.config_records.get(TOGETHER, ConfigRecord()).get(PARTITIONS, [])
+    named = content.config_records[TOGETHER].get(PARTITIONS, [])
     partitions = [int(partition) for partition in named]  # type: ignore[union-attr]
     if session.identity not in partitions or not trains_together(context, session):
         return None

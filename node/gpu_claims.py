@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
+
+TURN_WITHIN = 10.0
+"""Seconds to wait while other processes claim a GPU, which takes each a moment."""
 
 
 def claims_folder() -> Path:
@@ -33,10 +38,15 @@ def claim(gpus: Sequence[str], folder: Path) -> tuple[str, IO[bytes]]:
     -------
     tuple[str, IO[bytes]]
         The GPU's name, and a file: the claim lasts until it is closed.
+
+    Raises
+    ------
+    OSError
+        If the folder cannot be used, or another process holds its lock for over 10 s.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (folder / "lock").open("ab") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
+        _wait_for_turn(turn)
         users: Counter[str] = Counter()
         for file in folder.glob("*.claim"):
             if _is_held(file):
@@ -48,6 +58,18 @@ def claim(gpus: Sequence[str], folder: Path) -> tuple[str, IO[bytes]]:
         held = os.fdopen(number, "wb")
         fcntl.flock(held, fcntl.LOCK_EX)
     return chosen, held
+
+
+def _wait_for_turn(turn: IO[bytes]) -> None:
+    deadline = time.monotonic() + TURN_WITHIN
+    while True:
+        try:
+            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{turn.name}: another process keeps it locked") from None
+        time.sleep(random.uniform(0.02, 0.1))
 
 
 def _is_held(file: Path) -> bool:

@@ -1,5 +1,6 @@
 """Which device a node takes, and what it says of a GPU that CUDA cannot use. The GPUs are fakes."""
 
+import fcntl
 import logging
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import torch
 from flwr.common.logger import FLOWER_LOGGER
 
+from node import gpu_claims
 from node.device import UnfitError, take_device
 from node.gpu_claims import claim
 from node.settings import load_settings
@@ -210,3 +212,13 @@ def test_processes_that_start_at_once_share_gpus_evenly_and_the_dead_hold_none(
         for node in nodes:
             node.kill()
             node.communicate()
+
+
+def test_a_process_that_holds_the_lock_of_claims_for_good_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_claims, "TURN_WITHIN", 0.1)
+    with (tmp_path / "lock").open("ab") as stuck:
+        fcntl.flock(stuck, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match="another process keeps it locked"):
+            claim(["a"], tmp_path)
