@@ -75,12 +75,36 @@ class BiLSTM(nn.Module):
         """Map token ids, float (n, 1, 1, length), to logits (n, classes)."""
         tokens = torch.flatten(inputs, 1).long()
         words = (tokens > 0).sum(dim=1).clamp(min=1)
+        run = self._sum_of_packed if tokens.device.type == "cpu" else self._sum_without_waiting
+        logits: Tensor = self.dense(run(self.embedding(tokens), words) / words[:, None])
+        return logits
+
+    def _sum_of_packed(self, embedded: Tensor, words: Tensor) -> Tensor:
         packed = nn.utils.rnn.pack_padded_sequence(
-            self.embedding(tokens), words.cpu(), batch_first=True, enforce_sorted=False
+            embedded, words, batch_first=True, enforce_sorted=False
         )
         states, _ = nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
-        logits: Tensor = self.dense(states.sum(dim=1) / words[:, None])
-        return logits
+        return states.sum(dim=1)
+
+    def _sum_without_waiting(self, embedded: Tensor, words: Tensor) -> Tensor:
+        """Do the same for a GPU, which packing waits for: it needs the lengths on the CPU.
+
+        Padding at the end leaves the forward states alone, and padding in front the backward ones:
+        each half of the batch is padded for one of them.
+        """
+        count, length, _ = embedded.shape
+        places = torch.arange(length, device=words.device)
+        moved = (places + words[:, None]) % length
+        padded_in_front = embedded.gather(1, moved[:, :, None].expand_as(embedded))
+        states, _ = self.lstm(torch.cat([embedded, padded_in_front]))
+        forward, backward = states.chunk(2, dim=2)
+        at_the_end = (places < words[:, None]).to(states.dtype)
+        in_front = (places >= length - words[:, None]).to(states.dtype)
+        sums = [
+            torch.einsum("nt,nth->nh", at_the_end, forward[:count]),
+            torch.einsum("nt,nth->nh", in_front, backward[count:]),
+        ]
+        return torch.cat(sums, dim=1)
 
 
 @register("bilstm", fits=lambda spec: spec.kind == "text")

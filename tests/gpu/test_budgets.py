@@ -10,12 +10,16 @@ from client.cadis import Relational
 from client.dp_sgd import PrivacyAccount, PrivateTraining
 from client.fedlgd import Contrastive
 from client.terms import Proximal
+from client.training import train_round
 from distill.distribution_matching import distill_dm
 from distill.ensemble import distil_ensemble
 from distill.gradient_matching import distill_gm, match_gradient
 from distill.kip import distill_kip
 from links.store import NodeStore
+from task.datasets import Samples
+from task.datasets.text import text_spec
 from task.models import create_model
+from task.settings import TrainSettings
 from tests.gpu.work import GPU, SPEC, generator, samples
 
 
@@ -24,6 +28,21 @@ def test_a_training_step_waits_for_nothing(training_step):
     assert used.waits == 0, used.where
     assert used.copies == 0, used.where
     assert used.launches <= 50, used.where
+
+
+def test_a_training_step_on_texts_waits_for_nothing(step):
+    spec = text_spec("some-texts", 4)
+    words = torch.randint(1, 100, (64, 1, 1, 20), generator=generator()).float()
+    texts = Samples(words, torch.arange(64) % 4).to(GPU)
+
+    def job(steps):
+        model = create_model("bilstm", spec, seed=0).to(GPU)
+        settings = TrainSettings.checked({"local-epochs": 1, "batch-size": 16}, "test")
+        train_round(model, texts.subset(range(16 * steps)), settings, generator())
+
+    used = step(job, fewer=1, more=2)
+    assert used.waits == 0, used.where
+    assert used.copies == 0, used.where
 
 
 def test_minibatches_from_main_memory_do_not_make_a_step_wait(training_step):

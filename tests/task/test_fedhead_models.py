@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from benchmarks.virtual_device import VirtualDevice
 from task.datasets import DataSpec
 from task.datasets.text import text_spec
 from task.models import ModelError, create_model, model_names
@@ -68,6 +69,16 @@ def test_a_text_is_classified_by_its_words_alone():
     torch.testing.assert_close(together[:1], model.dense(states.mean(dim=1)))
     torch.testing.assert_close(together[1:2], model(tokens(long)))
     assert together.isfinite().all()
+
+
+def test_a_text_is_classified_on_a_gpu_as_on_the_cpu():
+    """On a GPU, texts are not packed."""
+    model = create_model("bilstm", TEXT, seed=0)
+    inputs = tokens([5, 9, 16_383], range(1, TEXT.shape[-1] + 1), [], [7])
+    expected = model(inputs)
+    with VirtualDevice(1):
+        actual = model.to("cuda")(inputs.to("cuda")).cpu()
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_every_word_and_gate_takes_part_in_training():
