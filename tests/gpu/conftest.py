@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
-from matplotlib.figure import Figure
 
 from benchmarks.in_process import run_in_process
 from benchmarks.virtual_device import VirtualDevice
@@ -23,9 +22,8 @@ def gpus() -> Iterator[VirtualDevice]:
 
 
 @pytest.fixture
-def federation(tmp_path_factory, monkeypatch):
+def federation(tmp_path_factory, without_pictures):
     """Run a federation of two small nodes in this process; returns accuracy and loss by round."""
-    monkeypatch.setattr(Figure, "savefig", lambda *given, **options: None)  # half of the time
 
     def run(device, server_device=None, **settings):
         failures = []

@@ -8,6 +8,8 @@ from flwr.app import Context, RecordDict
 from protocol.registry import built_in_methods
 from server.app import main
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 NODES = 4
 QUICK = {
     "model": "resnet8",

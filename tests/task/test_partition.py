@@ -146,7 +146,7 @@ def test_neither_the_global_generator_nor_the_terminal_is_touched(scheme, capfd)
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("scheme", SEEDED_SCHEMES)
+@pytest.mark.parametrize("scheme", ["dirichlet", "pareto"])  # the slowest, and one of our own
 def test_a_hundred_nodes_of_sixty_thousand_samples_take_seconds(scheme):
     partition_indices(_labels(50, 5), 6, scheme=scheme)  # imports
     start = time.process_time()

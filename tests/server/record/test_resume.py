@@ -19,6 +19,9 @@ from server.record import resume
 from server.record.checkpoint import CheckpointError, checkpoints, load_checkpoint
 from server.record.resume import OffsetRounds, lock_run_folder
 from server.roster import meet_nodes
+from strategies.common.registry import find_strategy
+
+pytestmark = pytest.mark.usefixtures("without_pictures")
 
 NODES = 4
 ROUNDS = 4
@@ -96,7 +99,10 @@ def scores(folder):
     return [(row["round"], row["accuracy"], row["loss"], row["node_accuracy"]) for row in rows]
 
 
-@pytest.mark.parametrize("strategy", [*built_in_methods(), "flwr.serverapp.strategy:FedAdam"])
+STATEFUL = [name for name in built_in_methods() if hasattr(find_strategy(name)[0], "state_dict")]
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", *STATEFUL, "flwr.serverapp.strategy:FedAdam"])
 def test_a_resumed_run_ends_with_the_very_model_of_one_that_was_never_interrupted(
     run, killed, strategy
 ):
