@@ -6,17 +6,17 @@ False, a condition negated, a loop that never runs, and so on. Every place count
 change drawn for it; a sample of the places is drawn from the seed.
 
 The fast tests run once under coverage, which tells what tests run which line. Each mutant is then
-put into a copy of the tree, and some of the tests of its line run on it: the fastest, and those
-that run most of its file. A line that runs at import, such as a default, has the tests of its
-whole file and those of approved results, which may read it without running it. The mutant
-is noticed if a test fails or takes far too long, and survives if none does or there is none. At
-the end the tests that noticed mutants run on the unchanged copy: one that fails there as well
-proves nothing.
+put into a copy of the tree, and some of the tests of its line run on it: the fastest, those that
+run most of its file, and of a loop or a condition those that come into it. A line that runs at
+import, such as a default, has the tests of its whole file and those of approved results, which may
+read it without running it. The mutant is noticed if a test fails or takes far too long, and
+survives if none does or there is none. At the end the tests that noticed mutants run on the
+unchanged copy: one that fails there as well proves nothing.
 
 Texts of errors and logs, annotations, ``if TYPE_CHECKING`` and arguments such as ``strict`` and
-``frozen`` are left alone. After 18 minutes no
-more mutants are begun, so that all ends within 20. What tests run which line is kept in
-``.mutants`` for as long as no file changes. The exit code is 1 if less than 85 % is noticed.
+``frozen`` are left alone. After 18 minutes no more mutants are begun, so that all ends within 20.
+What tests run which line is kept in ``.mutants`` for as long as no file changes. The exit code is 1
+if less than 85 % is noticed.
 """
 
 from __future__ import annotations
@@ -125,8 +125,11 @@ class Coverage:
     seconds: dict[str, float] = field(default_factory=dict)
     lines: dict[str, dict[str, list[str]]] = field(default_factory=dict)
 
-    def tests_of(self, path: str, lines: Iterable[int]) -> list[str]:
-        """List the tests to run for a change in these lines of a file, the fastest first."""
+    def tests_of(self, path: str, lines: Iterable[int], body: Iterable[int] = ()) -> list[str]:
+        """List the tests to run for a change in these lines of a file, the fastest first.
+
+        Of a loop's or a condition's line, `body` is where the code may go on.
+        """
         by_line = self.lines.get(path, {})
         share = Counter(test for tests in by_line.values() for test in set(tests))
         found = {test for line in lines for test in by_line.get(str(line), [])}
@@ -136,8 +139,10 @@ class Coverage:
             approved = {test for test in self.seconds if test.startswith(APPROVED)}
         found &= set(self.seconds)
         nearest = sorted(found, key=lambda test: (-share[test], self.seconds[test], test))
-        groups = (self._fastest(found), nearest, self._fastest(approved))
-        return self._fastest({test for group in groups for test in self._first(group)})
+        inside = [found.intersection(by_line.get(str(line), ())) for line in body]
+        groups = [self._fastest(found), nearest, *map(self._fastest, inside)]
+        first = {test for group in groups for test in self._first(group[:MOST_TESTS])}
+        return self._fastest(first.union(self._first(self._fastest(approved))))
 
     def _fastest(self, tests: Iterable[str]) -> list[str]:
         return sorted(tests, key=lambda test: (self.seconds[test], test))
@@ -145,7 +150,7 @@ class Coverage:
     def _first(self, tests: list[str]) -> list[str]:
         """Take tests while there is time for them, and one in any case."""
         taken, left = tests[:1], MOST_SECONDS
-        for test in tests[:MOST_TESTS]:
+        for test in tests:
             left -= self.seconds[test]
             if left > 0 and test not in taken:
                 taken.append(test)
@@ -368,9 +373,12 @@ def changed_line(source: str, text: str) -> tuple[str, str]:
     return next(iter(before), ""), next(iter(after), "")
 
 
-def lines_to_look_up(source: str, line: int) -> tuple[list[int], list[int]]:
-    """Tell the line, and the lines of the statement around it but for the statements inside."""
-    around = [line]
+def lines_to_look_up(source: str, line: int) -> tuple[list[int], list[int], list[int]]:
+    """Tell the line, the lines of the statement around it, and where the statements inside begin.
+
+    Lines of statements inside do not count as the statement's own.
+    """
+    around, body = [line], []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno):
             inside = {
@@ -382,15 +390,18 @@ def lines_to_look_up(source: str, line: int) -> tuple[list[int], list[int]]:
             if line not in inside:
                 lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
                 around = [number for number in lines if number not in inside]
-    return [line], around
+                parts = (getattr(node, part, []) for part in ("body", "orelse"))
+                body = [part[0].lineno for part in parts if part]
+    return [line], around, body
 
 
 def try_mutant(mutant: Mutant, copy: Path, coverage: Coverage) -> Mutant:
     """Put the mutant into a copy, run the tests of its line, and take it out again."""
     file = copy / mutant.path
     source = file.read_text()
-    line, statement = lines_to_look_up(source, mutant.line)
-    tests = coverage.tests_of(mutant.path, line) or coverage.tests_of(mutant.path, statement)
+    line, statement, body = lines_to_look_up(source, mutant.line)
+    tests = coverage.tests_of(mutant.path, line, body)
+    tests = tests or coverage.tests_of(mutant.path, statement, body)
     if not tests:
         return replace(mutant, outcome="no test")
     try:

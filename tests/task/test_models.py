@@ -146,6 +146,11 @@ def test_a_model_that_does_not_fit_is_refused_with_those_that_do():
     assert "hfldd-mnist" not in offered
 
 
+@pytest.mark.parametrize("short", [1, 4, 7, 8, 15])
+def test_either_side_of_an_image_may_be_too_short_for_a_model(short):
+    assert model_names(_spec(3, short, 32)) == model_names(_spec(3, 32, short))
+
+
 def test_an_unknown_name_is_refused_with_all_names():
     with pytest.raises(ModelError, match="'lenet' is unknown here; choose auto, digits-cnn"):
         create_model("lenet", MNIST)

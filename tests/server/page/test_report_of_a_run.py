@@ -1,11 +1,14 @@
 """The report of a whole run of our ServerApp with our ClientApp; only the wire is in memory."""
 
+from types import SimpleNamespace
+
 import pytest
 from flwr.app import Context, RecordDict
 
 from distill.privacy import Closeness, PrivacyCard, Yardstick
 from server.app import main
 from server.page import read_run, run_page
+from server.page.privacy import privacy
 from task.settings import TaskSettings
 from task.source import partition_samples
 
@@ -67,3 +70,26 @@ def test_a_card_travels_as_numbers():
         "by-chance",
     }
     assert card.numbers()["by-chance"] == 0.9
+
+
+def journal_of(spent):
+    """A journal in which each node reports what it has spent, in two rounds."""
+    return [
+        {"nodes": {str(node): {"dp-epsilon": share * epsilon} for node, epsilon in spent.items()}}
+        for share in (0.5, 1.0)
+    ]
+
+
+@pytest.mark.parametrize(("count", "is_folded"), [(12, False), (13, True)])
+def test_the_table_of_epsilons_is_folded_where_there_are_many_nodes(count, is_folded):
+    spent = {node: 1.0 + node for node in range(count)}
+    run = SimpleNamespace(
+        journal=journal_of(spent),
+        settings={"train": {"dp-delta": 1e-5, "dp-noise": 1.0}},
+        name="node {}".format,
+    )
+    section = privacy(run)
+    (table,) = section.tables
+    assert table.rows == [[f"node {node}", f"{1.0 + node:.3g}"] for node in range(count)]
+    assert bool(table.folded) == is_folded
+    assert f"largest epsilon of {count} nodes is {count:.3g}, at delta = 1e-05" in section.text[0]
