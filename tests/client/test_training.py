@@ -32,12 +32,11 @@ def model():
 
 
 @given(st.integers(1, 50), st.integers(1, 20), st.integers(0, 100))
-def test_an_epoch_shows_every_sample_at_most_once_and_leaves_out_at_most_one(n, size, seed):
+def test_an_epoch_shows_every_sample_once_but_for_one_that_would_be_alone_in_its_batch(n, size, seed):
     shown = torch.cat(list(epoch_batches(torch.zeros(n), size, generator(seed)))).tolist()
     assert len(set(shown)) == len(shown)
-    assert n - len(shown) <= 1
-    if n % size != 1 or 1 in (n, size):
-        assert sorted(shown) == list(range(n))
+    lonely = n % size == 1 and 1 not in (n, size)  # BatchNorm cannot train on a batch of one
+    assert n - len(shown) == lonely
 
 
 def test_a_balanced_epoch_shows_each_class_equally_often():

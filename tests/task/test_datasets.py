@@ -184,10 +184,14 @@ def test_damaged_torchvision_files_are_named(tmp_path):
         load_dataset("usps", tmp_path)
 
 
-def test_damaged_idx_files_are_named(tmp_path):
+FLOATS = b"\0\0\x0d\x01\0\0\0\x02\0\0"  # another type of values than the uint8 of idx1-ubyte
+
+
+@pytest.mark.parametrize("labels", [b"\0\0", b"\0\0\x08", FLOATS])
+def test_damaged_idx_files_are_named(tmp_path, labels):
     for part in ("train", "t10k"):
         _save_idx(tmp_path / f"MNIST/raw/{part}-images-idx3-ubyte.gz", np.zeros((2, 28, 28)))
-        (tmp_path / f"MNIST/raw/{part}-labels-idx1-ubyte").write_bytes(b"\0\0")
+        (tmp_path / f"MNIST/raw/{part}-labels-idx1-ubyte").write_bytes(labels)
     with pytest.raises(DatasetError, match="MNIST files cannot be read"):
         load_dataset("mnist", tmp_path)
 

@@ -89,7 +89,7 @@ def test_spans_name_exactly_these_numbers(numbers):
 
 @pytest.mark.parametrize(
     ("num_bytes", "said"),
-    [(0, "0 B"), (999, "999 B"), (29_760, "29.8 kB"), (10_905_784, "10.9 MB"), (2e9, "2 GB")],
+    [(0, "0 B"), (999, "999 B"), (29_760, "29.8 kB"), (10_905_784, "10.9 MB"), (1e9, "1 GB")],
 )
 def test_sizes_have_a_unit_that_suits(num_bytes, said):
     assert data_size(num_bytes) == said
