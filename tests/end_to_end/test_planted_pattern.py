@@ -166,9 +166,13 @@ def run(federation, patterns, folder, app, links):
     assert outcome.completed, outcome.lines[-20:]
     results = folder / "runs" / str(outcome.run_id)
     (cluster,) = json.loads((results / "topology.json").read_text())["clusters"]
-    members = {int(name) for name in cluster["members"]}
+    members = {int(name.removeprefix("node-")) for name in cluster["members"]}
     assert len(members) == NODES - 1
-    head = federation.nodes[int(cluster["head"])].state_dir / "runs" / str(outcome.run_id)
+    head = (
+        federation.nodes[int(cluster["head"].removeprefix("node-"))].state_dir
+        / "runs"
+        / str(outcome.run_id)
+    )
     assert nodes_seen(patterns, head.glob("*/parcel-*")) == members  # they did travel
     return {
         "database": in_database,
