@@ -36,7 +36,8 @@ def lacking(context: Context, requirement: Requirement | None) -> list[str]:
         ]
     )
     if not reasons and requirement:
-        reasons = _failing(_needs(context, requirement))
+        needs: list[Check] = []
+        reasons = _failing([lambda: needs.extend(_needs(context, requirement))]) or _failing(needs)
     return reasons[:MOST_REASONS]
 
 

@@ -148,7 +148,11 @@ def test_a_node_names_its_class_folders_until_the_run_says_what_they_mean(ask, c
 
 @pytest.mark.parametrize(
     ("run_config", "settings"),
-    [({"train.dp-noise": 1.0}, {}), ({"hfldd.dp-epsilon": 1.0}, {}), ({}, {"dp-epsilon": 1.0})],
+    [
+        ({"train.dp-noise": 1.0}, {}),
+        ({"hfldd.dp-epsilon": 1.0}, {}),
+        ({}, {"dp-epsilon": 1.0, "start": "noise"}),
+    ],
 )
 def test_with_differential_privacy_a_node_does_not_say_which_classes_it_holds(
     ask, context, run_config, settings

@@ -26,9 +26,13 @@ def test_ids_of_known_nodes_are_replaced_and_others_stay(text, expected):
 def test_log_and_errors_have_names_while_a_run_lasts(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     names = {}
-    with pytest.raises(ValueError, match="^ward %d has no address$"), names_in_log(names):
+
+    def run():
         names[NODE] = "ward %d"  # met after the run began; a name is no format
         log(logging.WARNING, "Node %d failed", NODE)
         raise ValueError(f"node {NODE} has no address")
+
+    with pytest.raises(ValueError, match=r"^ward %d has no address$"), names_in_log(names):
+        run()
     log(logging.WARNING, "Node %d failed", NODE)
     assert caplog.messages == ["ward %d failed", f"Node {NODE} failed"]

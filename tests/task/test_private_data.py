@@ -41,7 +41,7 @@ def test_named_folders_are_the_classes_that_the_run_lists_and_some_may_be_missin
 def test_folders_that_the_run_does_not_list_are_refused_by_name(tmp_path):
     for name in ("bird", "cat", "wolf"):
         _save_image(tmp_path / name / "a.png")
-    with pytest.raises(DatasetError, match="bird, wolf: not in private.classes = 'ant,cat,dog'"):
+    with pytest.raises(DatasetError, match=r"bird, wolf: not in private\.classes = 'ant,cat,dog'"):
         load_private_data(tmp_path, GREY, ("ant", "cat", "dog"))
 
 

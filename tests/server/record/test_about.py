@@ -23,7 +23,7 @@ def settings(**run_config):
 
 def roster(sizes):
     ids = [2**64 - 10 + i for i in range(len(sizes))]
-    nodes = {node: Description(size, partition=i) for i, (node, size) in enumerate(zip(ids, sizes))}
+    nodes = {node: Description(sizes[i], partition=i) for i, node in enumerate(ids)}
     directory = Directory()
     directory.names |= {node: f"node-{i}" for i, node in enumerate(ids)}
     return Roster(directory, nodes=nodes)
