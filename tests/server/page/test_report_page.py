@@ -158,14 +158,14 @@ def test_many_curves_stand_out_by_mean_lowest_and_highest(finished_run):
     ]
     (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = run_page(read_run(folder))
-    assert "lowest, of node 2, is at 0.5, the highest, of node 0, at 4, and the mean at 0.5" in page
+    assert "lowest, of node-2, is at 0.5, the highest, of node-0, at 4, and the mean at 0.5" in page
     places = re.findall(r"mean, round (\d+): ([\d.]+)", page)
     assert places[-3:] == [("1", "2"), ("2", "4"), ("3", "0.5")]
 
 
 def test_equal_faults_stand_once_with_the_nodes_name_and_their_rounds(finished_run):
     page = run_page(read_run(finished_run()))
-    row = re.search(r"<tr>\s*<td[^>]*>Node 2 failed in train: .*?</tr>", page, re.DOTALL)[0]
+    row = re.search(r"<tr>\s*<td[^>]*>node-2 failed in train: .*?</tr>", page, re.DOTALL)[0]
     assert re.findall(r"<td[^>]*>(.*?)</td>", row)[1:] == ["1–2", "2"]
 
 
