@@ -192,7 +192,9 @@ def _checked(content: RecordDict) -> Description:
         partition=metrics.partition_id,
         sector=metrics.sector,
         dataset=config.dataset or "",
-        introduction=introduction and Introduction.checked(introduction, INTRODUCTION),
+        introduction=(
+            None if introduction is None else Introduction.checked(introduction, INTRODUCTION)
+        ),
         together=bool(metrics.together),
         name=config.name or "",
         class_names=tuple(config.class_names),
