@@ -29,6 +29,10 @@ from node.supervisor import Node
 def node(
     context: typer.Context,
     config: NodeConfigFile = None,
+    name: Annotated[
+        str | None,
+        node_option("name", "What the run calls this node, as in ward-3.", "node-PARTITION"),
+    ] = None,
     superlink: FleetAddress = None,
     insecure: Insecure = None,
     root_certificates: RootCertificates = None,

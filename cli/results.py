@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 
 def results_table(title: str, results: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Make a table of runs from their ``summary.json``, by run name."""
+    """Make a table of runs from their ``summary.json``, by run name, with their warnings."""
     table = Table(title=title)
     for column in ("strategy", "accuracy", "rounds to 80 %", "server MB", "link MB", "seconds"):
         table.add_column(column, justify="left" if column == "strategy" else "right")
@@ -21,4 +22,7 @@ def results_table(title: str, results: Mapping[str, Mapping[str, Any]]) -> Table
             f"{result['link_bytes'] / 1e6:.3f}",
             f"{result['seconds']:.0f}",
         )
+    warnings = dict.fromkeys(text for r in results.values() for text in r.get("warnings", ()))
+    if warnings:
+        table.caption = Text("\n".join(warnings), style="yellow", justify="left")
     return table

@@ -1,12 +1,15 @@
 """The ClientApp: Flower's train and evaluate, the first meeting, and handlers of all methods."""
 
+import json
 from collections.abc import Callable
-from logging import INFO
+from logging import INFO, WARNING
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
+from client.lacks import lacking
 from client.local_round import LocalRound, build_model, received_arrays
 from client.session import Session
 from client.together import trained_together, trains_together
@@ -18,16 +21,19 @@ from protocol.messages import (
     DATASET,
     INTRODUCTION,
     METRICS,
+    NAME,
     NUM_EXAMPLES,
     PARTITION_ID,
     SECTOR,
     TOGETHER,
 )
-from protocol.registry import all_methods, find_method, handlers
+from protocol.registry import all_methods, handlers
 from task.compute.precision import products_in
+from task.datasets import DatasetError
+from task.datasets.private import class_names
 from task.evaluation import evaluate_model
 from task.plugin import import_object
-from task.settings import SettingsError
+from task.settings import SettingsError, TaskSettings
 
 Handler = Callable[[Message, Context], Message]
 
@@ -61,20 +67,38 @@ app = MethodApp()
 
 
 def describe(message: Message, context: Context) -> Message:
-    """Describe this node, so that the server can name and order nodes, and others send to it."""
-    if CONFIG in message.content.config_records:
-        _require(Requirement.checked(message.content.config_records[CONFIG], "message"))
-    session = Session.of(context)
-    metrics = MetricRecord({NUM_EXAMPLES: len(session.data.train)})
-    if PARTITION_ID in context.node_config:
-        metrics[PARTITION_ID] = session.identity
-    if SECTOR in context.node_config:
-        metrics[SECTOR] = int(context.node_config[SECTOR])
-    if trains_together(context, session):
-        metrics[TOGETHER] = 1
-    content = RecordDict({METRICS: metrics, INTRODUCTION: introduce(session)})
-    if DATASET in context.node_config:
-        content[CONFIG] = ConfigRecord({DATASET: str(context.node_config[DATASET])})
+    """Describe this node: what it is called, what it holds and how to send to it, or what it lacks.
+
+    Which classes it holds (not how many samples) is left out where the run has differential
+    privacy.
+    """
+    record = message.content.config_records.get(CONFIG)
+    requirement = None if record is None else Requirement.checked(record, "message")
+    reasons = lacking(context, requirement)
+    for reason in reasons:
+        log(WARNING, "This node cannot take part in run %d: %s", context.run_id, reason)
+    node = context.node_config
+    metrics = MetricRecord({NUM_EXAMPLES: 0})
+    if PARTITION_ID in node:
+        metrics[PARTITION_ID] = int(node[PARTITION_ID])
+    if SECTOR in node:
+        metrics[SECTOR] = int(node[SECTOR])
+    content = RecordDict({METRICS: metrics})
+    config: dict[str, Any] = {key: str(node[key]) for key in (NAME, DATASET) if key in node}
+    if names := _class_names(context):
+        config["class-names"] = names
+    if reasons:
+        config["lacks"] = reasons
+    else:
+        session = Session.of(context)
+        metrics[NUM_EXAMPLES] = len(session.data.train)
+        if trains_together(context, session):
+            metrics[TOGETHER] = 1
+        content[INTRODUCTION] = introduce(session)
+        if not _has_privacy(context, requirement):
+            config["classes"] = session.data.train.labels.unique().tolist()
+    if config:
+        content[CONFIG] = ConfigRecord(config)
     return Message(content, reply_to=message)
 
 
@@ -150,9 +174,22 @@ def _missing(what: str, context: Context) -> SettingsError:
     )
 
 
-def _require(needed: Requirement) -> None:
-    if find_method(needed.method) is None:
-        raise SettingsError(
-            f"strategy = {needed.method!r} needs a package that is missing on this node (pip "
-            f"install '{needed.package}' where the node runs, and start the node again)"
-        )
+def _class_names(context: Context) -> list[str]:
+    """Names of this node's class folders, if nothing says yet which labels they are."""
+    path = context.node_config.get("data")
+    if path is None or TaskSettings.from_run_config(context.run_config).private.classes:
+        return []
+    try:
+        return list(class_names(str(path)))
+    except DatasetError:
+        return []  # it is among what the node lacks
+
+
+def _has_privacy(context: Context, requirement: Requirement | None) -> bool:
+    """Whether a setting of the run, or of its method, asks for differential privacy."""
+    settings = {**context.run_config, **(json.loads(requirement.settings) if requirement else {})}
+    return any(
+        value
+        for key, value in settings.items()
+        if key.rpartition(".")[2] in ("dp-noise", "dp-epsilon")
+    )

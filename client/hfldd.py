@@ -1,6 +1,7 @@
 """HFLDD on nodes: soft labels, members' virtual data, and the pool that a head trains on."""
 
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from logging import INFO, WARNING
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from client.dp_sgd import PrivacyAccount, PrivateTraining, require_no_privacy
 from client.local_round import LocalRound
 from client.session import Session
 from client.training import soft_labels
+from distill import distiller
 from distill.errors import VirtualDataError
 from distill.virtual_data import VirtualData
 from links import LinkError, send
@@ -25,13 +27,22 @@ from protocol.hfldd import (
     NUM_PARCELS,
     SOFT_LABELS,
     Distillation,
+    HFLDDSettings,
     LabelKnowledge,
 )
 from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, PARCEL, REJECTED, ROUTE
 from task.datasets import Samples, auxiliary_images
+from task.datasets.auxiliary import NOISE
 from task.models import create_model
 
 PREFIX = "parcel-"
+
+
+def needs(session: Session, settings: HFLDDSettings) -> Iterator[Callable[[], object]]:
+    """Calls that fail where the node lacks the distiller or the auxiliary set."""
+    yield partial(distiller, settings.distiller)
+    if settings.auxiliary != NOISE:
+        yield partial(_auxiliary, session, settings)
 
 
 def label_knowledge(message: Message, context: Context) -> Message:
@@ -39,13 +50,7 @@ def label_knowledge(message: Message, context: Context) -> Message:
     session = Session.of(context)
     request = LabelKnowledge.checked(message.content.config_records[CONFIG], "message")
     spec = session.data.spec
-    auxiliary = auxiliary_images(
-        request.auxiliary,
-        spec,
-        request.auxiliary_size,
-        session.task.seed,
-        str(context.node_config.get("data-root", "")) or session.task.data_root or None,
-    )
+    auxiliary = _auxiliary(session, request)
     model = create_model(session.task.model, spec, seed=session.task.seed).to(session.device)
     labels = soft_labels(
         model,
@@ -115,6 +120,14 @@ def train_pool(message: Message, context: Context) -> Message:
     reply[ARRAYS] = local.trained_model()
     reply.metric_records[METRICS][NUM_PARCELS] = num_parcels(session)
     return Message(reply, reply_to=message)
+
+
+def _auxiliary(session: Session, request: LabelKnowledge) -> torch.Tensor:
+    """The global auxiliary set D_g, (|D_g|, C, H, W)."""
+    root = str(session.node_config.get("data-root", "")) or session.task.data_root or None
+    return auxiliary_images(
+        request.auxiliary, session.data.spec, request.auxiliary_size, session.task.seed, root
+    )
 
 
 def keep_parcel(session: Session, rank: int, parcel: ConfigRecord) -> bool:

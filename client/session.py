@@ -126,7 +126,7 @@ def _local_data(
         train, test = (place(part.to_samples(spec), device) for part in (own.train, own.test))
         return LocalData(spec, train, holdout=test)
     if path := node.get("data"):
-        raw = load_private_data(str(path), spec)
+        raw = load_private_data(str(path), spec, task.private.class_names)
     elif task.dataset == PRIVATE:
         raise SettingsError(
             'node config: data is not set, and dataset = "private" means that every node brings '

@@ -10,7 +10,7 @@ import hmac
 import json
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from task.settings import Block
 
@@ -20,9 +20,19 @@ VIRTUAL_DATA = "virtual-data"
 LinkMode = Literal["relay", "direct", "auto"]
 """How parcels travel: through the server, directly, or directly where that works."""
 
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("must be printable, on one line")
+    return text
+
+
 NodeId = Annotated[str, Field(pattern=r"^[0-9]{1,20}$")]
 Token = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 PublicKey = Annotated[bytes, Field(min_length=32, max_length=32)]
+Printable = Annotated[str, AfterValidator(_printable)]
+NodeName = Annotated[Printable, Field(pattern=r"^\S(.*\S)?$", max_length=40)]
+"""What people call a node (``flwr-distill node --name``)."""
 
 
 class Waybill(Block):

@@ -13,11 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from links.loopback import is_loopback
+from links.records import NodeName
 
 NodeConfigValue = bool | int | float | str
 
 _OWN_KEYS = {
-    *("partition-id", "num-partitions", "sector", "device", "data", "dataset", "state-dir"),
+    *("name", "partition-id", "num-partitions", "sector", "device", "data", "dataset"),
+    "state-dir",
     *("peer-address", "peer-certificate", "peer-key", "peer-authority"),
 }
 
@@ -31,6 +33,9 @@ class NodeSettings(BaseModel):
 
     Attributes
     ----------
+    name : str | None (default: None)
+        What people call this node: 1 to 40 printable characters, in the run's log and report.
+        Without one it is called by its partition, as in ``node-3``.
     auth_key : Path | None (default: None)
         Private key (OpenSSH, NIST curve), for SuperLinks that admit only registered nodes.
     peer_certificate : Path | None (default: None)
@@ -50,6 +55,7 @@ class NodeSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    name: NodeName | None = None
     superlink: str = "127.0.0.1:9092"
     insecure: bool = False
     root_certificates: Path | None = None
@@ -122,6 +128,7 @@ class NodeSettings(BaseModel):
     def app_config(self) -> dict[str, NodeConfigValue]:
         """The node config that apps see in ``context.node_config``."""
         values: dict[str, NodeConfigValue | Path | None] = {
+            "name": self.name,
             "device": self.device,
             "state-dir": self.state_dir,
             "partition-id": self.partition_id,

@@ -278,6 +278,7 @@ METHODS = (
                 compared=True,
             ),
         ),
+        needs="client.hfldd:needs",
         unprotected=_unprotected,
         formulas="strategies.hfldd.traffic:formulas",
         panels=("strategies.common.panels:virtual_data",),

@@ -1,33 +1,55 @@
-"""First messages to a node: who it is, and what it stored in an earlier run."""
+"""First messages to a node: who it is, what it lacks, and what it stored in an earlier run."""
 
+import json
 from typing import Annotated
 
 from pydantic import Field
 
-from links.records import Introduction, NodeId
+from links.records import Introduction, NodeId, NodeName, Printable
 from protocol.messages import CONFIG, INTRODUCTION
 from protocol.method import Method, Phase
 from protocol.schema import Reply
+from task.datasets.private import LONGEST_NAME
 from task.settings import Block
 
 DESCRIBE = "query.describe"
-"""Ask a node who it is: partition, sector, samples, data set of its own, and how to send to it."""
+"""Ask a node who it is: name, partition, sector, samples, data set of its own, how to send to it,
+and what it lacks for the run."""
 
 CONTINUE = "query.continue_run"
 """Have a node take over its files of the run that this one resumes."""
 
+MOST_REASONS = 8
+LONGEST_REASON = 300
+MOST_CLASSES = 10_000
+ClassName = Annotated[Printable, Field(min_length=1, max_length=LONGEST_NAME)]
+Label = Annotated[int, Field(ge=0, lt=MOST_CLASSES)]
+Reason = Annotated[Printable, Field(min_length=1, max_length=LONGEST_REASON)]
+
 
 class Requirement(Block):
-    """Method that a run needs on nodes, and the package (``name==version``) it comes from."""
+    """What a run needs on nodes that its run config does not say.
+
+    Parameters
+    ----------
+    method : str
+        Name of the run's method.
+    package : str (default: "")
+        The package (``name==version``) that it comes from; empty for ours.
+    settings : str (default: "{}")
+        JSON object of the method's settings, with those of ``strategy-args``.
+    """
 
     method: str
-    package: str
+    package: str = ""
+    settings: str = "{}"
 
 
 class DescribeMetrics(Block):
     """A node's number of training samples, and its partition and sector if it has any.
 
-    ``together`` is 1 for a virtual node of a simulation that trains together with others.
+    A node that lacks something for the run has 0 samples. ``together`` is 1 for a virtual node of a
+    simulation that trains together with others.
     """
 
     num_examples: Annotated[int, Field(ge=0, lt=2**63)]
@@ -37,9 +59,28 @@ class DescribeMetrics(Block):
 
 
 class DescribeConfig(Block):
-    """Name of a node's own data set, used in place of the run's."""
+    """What else a node says of itself.
 
-    dataset: Annotated[str, Field(min_length=1, max_length=200)]
+    Parameters
+    ----------
+    name : str, optional (default: None)
+        Given by its owner.
+    dataset : str, optional (default: None)
+        Its own data set, used in place of the run's.
+    class_names : list of str (default: [])
+        Names of its class folders, sorted; empty if they are numbers, or ``private.classes`` says
+        what they mean.
+    classes : list of int, optional (default: None)
+        Labels among its training samples; None with differential privacy.
+    lacks : list of str (default: [])
+        Why it cannot take part, each with a remedy.
+    """
+
+    name: NodeName | None = None
+    dataset: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    class_names: list[ClassName] = Field(default_factory=list, max_length=MOST_CLASSES)
+    classes: Annotated[list[Label], Field(max_length=MOST_CLASSES)] | None = None
+    lacks: list[Reason] = Field(default_factory=list, max_length=MOST_REASONS)
 
 
 class Continuation(Block):
@@ -56,11 +97,29 @@ class ContinueMetrics(Block):
     files: Annotated[int, Field(ge=0)]
 
 
-def requirement_of(method: Method | None) -> Requirement | None:
-    """What nodes must install for a method; None for ours, and if it runs no code on nodes."""
-    if method is None or not method.package or not (method.phases or method.terms):
+def requirement_of(method: Method | None, settings: Block | None = None) -> Requirement | None:
+    """What a method needs on nodes; None if its code is ours and it needs nothing else.
+
+    Parameters
+    ----------
+    method : Method, optional
+        None for strategies of no method.
+    settings : Block, optional (default: None)
+        The method's.
+    """
+    if method is None or not (method.needs or (method.package and (method.phases or method.terms))):
         return None
-    return Requirement(method=method.name, package=method.package)
+    return Requirement(
+        method=method.name,
+        package=method.package,
+        settings=json.dumps(settings.model_dump(by_alias=True) if settings else {}),
+    )
+
+
+def one_line(text: object) -> str:
+    """An error's text as a reason: one printable line of at most ``LONGEST_REASON`` characters."""
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(str(text).split()))
+    return line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 4]} ..."
 
 
 PHASES = (

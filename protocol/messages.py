@@ -38,5 +38,8 @@ of a train message to such nodes: the ``partitions`` of all that get the same me
 DATASET = "dataset"
 """Key of the node config and of the describe reply's config: the node's own data set."""
 
+NAME = "name"
+"""Key of the node config and of the describe reply's config: the node's name."""
+
 SECTOR = "sector"
 """Key of the node config and of the describe reply: the sector declared by the node's owner."""

@@ -65,6 +65,10 @@ class Method:
     terms : Mapping[str, str]
         ``module:Class`` of loss terms (:class:`client.terms.LossTerm`), by the record or the key of
         the train config by which a train message asks for it.
+    needs : str (default: "")
+        ``module:function`` on the node, ``(session, settings) -> iterable of calls``, that a node
+        makes before the run: one that raises names something that the node lacks, with the remedy.
+        ``settings`` are the method's.
     unprotected : callable, optional (default: None)
         Given the method's settings and those of training, returns what differential privacy would
         not cover, with the remedy; an empty text if it covers all. None means all is covered if
@@ -90,6 +94,7 @@ class Method:
     table: str = ""
     phases: tuple[Phase, ...] = ()
     terms: Mapping[str, str] = field(default_factory=dict)
+    needs: str = ""
     unprotected: Callable[[Any, TrainSettings], str] | None = None
     formulas: str = ""
     panels: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ from protocol.arrays import as_arrays
 from protocol.meeting import requirement_of
 from protocol.registry import phases_of
 from server.grid.screening import ScreeningGrid
+from server.names import names_in_log
 from server.privacy import check_privacy
 from server.record.journal import Journal
 from server.record.metrics import serve_metrics
@@ -30,10 +31,11 @@ def main(grid: Grid, context: Context) -> None:
     settings = RunSettings.from_run_config(context.run_config)
     strategy_class, method = find_strategy(settings.strategy)
     check_privacy(settings, method)
-    task, directory = Task.of(settings), Directory(requirement_of(method))
+    task = Task.of(settings)
+    directory = Directory(requirement_of(method, settings.of_method(method)))
     strategy = strategy_of_run(settings, strategy_class, method, task, directory)
     folder_of_run = lock_run_folder(find_run_to_resume(settings, context.run_id))
-    with products_in("float32"), folder_of_run as folder:
+    with products_in("float32"), names_in_log(directory.names), folder_of_run as folder:
         checkpoint = checkpoint_to_resume(settings, folder)
         serve_metrics(folder)
         with Journal(folder / "journal.jsonl", checkpoint.round if checkpoint else None) as journal:
@@ -48,9 +50,9 @@ def main(grid: Grid, context: Context) -> None:
                 model=as_arrays(task.start),
             )
             first = checkpoint.nodes.values() if checkpoint else ()
-            roster = Roster(directory)
+            roster = Roster(directory, task.tested, settings.private.class_names)
             meet_nodes(screening, roster, settings.min_nodes, settings.phase_timeout, first)
-            getattr(strategy, "check_nodes", lambda count: None)(len(roster.names))
+            getattr(strategy, "check_nodes", lambda count: None)(len(roster.nodes))
             record = checkpoint.record if checkpoint else None
             recorder = RunRecorder(folder, settings, screening.ledger, journal, record)
             rounds = Rounds(

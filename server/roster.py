@@ -1,21 +1,26 @@
-"""Meets the nodes of a run: ids, names and order."""
+"""Meets the nodes of a run: ids, names, order, and who cannot take part."""
 
 import math
 import time
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from logging import INFO
+from logging import INFO, WARNING
 
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from strategies.common.directory import Description, Directory
+from strategies.common.directory import Description, Directory, by_reason, listed
+from strategies.common.retries import Retries
+from task.settings import SettingsError
 
 POLL = 0.2
+MOST_CLASSES = 100
+"""Class names in the setting that an error suggests."""
 
 
 class TooFewNodesError(RuntimeError):
-    """Fewer nodes connected in time than the run needs."""
+    """Fewer nodes than the run needs connected in time, or are able to take part."""
 
 
 @dataclass
@@ -26,77 +31,191 @@ class Roster:
     ----------
     directory : Directory
         Asks nodes who they are.
-    names : dict[int, str]
-        Name of each node id: its partition, or its id if it has none; prefixed with its data set if
-        that differs from the run's, as in ``usps/1``. A node that returns with a new id is listed
+    tested : tuple[int, ...] (default: ())
+        Classes that the model is tested on; it is a warning if no node holds one.
+    class_names : tuple[str, ...] (default: ())
+        Names of the classes by label: the setting's, else those of the class folders of the first
+        nodes that have names. Empty if classes have none.
+    nodes : dict[int, Description]
+        What each node that takes part says of itself. A node that returns with a new id is listed
         twice.
-    num_examples : dict[int, int]
-        Training samples of each node that reported them.
-    together : dict[int, int]
-        Partition of each virtual node that trains together with others.
+    left_out : dict[int, tuple[str, ...]]
+        Nodes that cannot take part, and why. They are asked again after 1, 2, 4 ... rounds.
+    warnings : list[str]
+        What may be wrong with the federation: nodes that are left out, partitions that several
+        nodes have, classes that no node holds.
     """
 
     directory: Directory = field(default_factory=Directory)
-    names: dict[int, str] = field(default_factory=dict)
-    num_examples: dict[int, int] = field(default_factory=dict)
-    together: dict[int, int] = field(default_factory=dict)
+    tested: tuple[int, ...] = ()
+    class_names: tuple[str, ...] = ()
+    nodes: dict[int, Description] = field(default_factory=dict)
+    left_out: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    _retries: Retries = field(default_factory=Retries)
+
+    @property
+    def names(self) -> dict[int, str]:
+        """Name of each node id."""
+        return {node: self.directory.name(node) for node in self.nodes}
+
+    @property
+    def identities(self) -> dict[int, str]:
+        """What tells each node id that is the same node in a resumed run.
+
+        Its partition, else its name, else its id; with its data set if that differs from the run's,
+        as in ``usps/1``.
+        """
+        return {node: _identity(node, about) for node, about in self.nodes.items()}
 
     @property
     def order(self) -> dict[int, int]:
         """Rank of each node id, the same in every run of the same federation."""
-        return {node: rank for rank, node in enumerate(self.names)}
+        return {node: rank for rank, node in enumerate(self.nodes)}
 
-    def meet_new(self, grid: Grid, timeout: float, first: Iterable[str] = ()) -> list[int]:
-        """Ask new nodes who they are, add them to the roster, and return their ids.
-
-        The names in `first` come first, in that order; then nodes by partition; then others by id.
-        """
-        nodes = [node for node in grid.get_node_ids() if node not in self.names]
-        descriptions = self.directory.look_up(grid, nodes, timeout)
-        self.num_examples |= {node: about.num_examples for node, about in descriptions.items()}
-        self.together |= {
+    @property
+    def together(self) -> dict[int, int]:
+        """Partition of each virtual node that trains together with others."""
+        return {
             node: about.partition
-            for node, about in descriptions.items()
+            for node, about in self.nodes.items()
             if about.together and about.partition is not None
         }
-        names = {node: _name(node, descriptions.get(node)) for node in nodes}
-        ranks = {name: rank for rank, name in enumerate(first)}
+
+    def not_due(self, server_round: int) -> set[int]:
+        """Nodes that are left out, and not to be asked again in this round."""
+        return {node for node in self.left_out if not self._retries.due(node, server_round)}
+
+    def meet_new(
+        self, grid: Grid, timeout: float, first: Iterable[str] = (), server_round: int = 0
+    ) -> list[int]:
+        """Ask new nodes who they are, add those that can take part, and return their ids.
+
+        The identities in `first` come first, in that order; then nodes by partition; then others by
+        id.
+        """
+        unknown = [node for node in grid.get_node_ids() if node not in self.nodes]
+        answers = self.directory.look_up(grid, unknown, timeout)
+        self._settle_class_names(answers)
+        lacks = {node: about.lacks or self._odd_folders(about) for node, about in answers.items()}
+        for node in unknown:
+            self.left_out.pop(node, None)
+            if lacks[node]:
+                self.left_out[node] = lacks[node]
+                self._retries.failed(node, server_round)
+        ranks = {identity: rank for rank, identity in enumerate(first)}
 
         def sort_key(node: int) -> tuple[int, float, int]:
-            about = descriptions.get(node)
-            partition = math.inf if about is None or about.partition is None else about.partition
-            return ranks.get(names[node], len(ranks)), partition, node
+            partition = answers[node].partition
+            rank = ranks.get(_identity(node, answers[node]), len(ranks))
+            return rank, math.inf if partition is None else partition, node
 
-        nodes.sort(key=sort_key)
-        self.names |= {node: names[node] for node in nodes}
-        return nodes
+        able = sorted((node for node in unknown if not lacks[node]), key=sort_key)
+        self.nodes |= {node: answers[node] for node in able}
+        self._warn([node for node in grid.get_node_ids() if node in self.nodes])
+        return able
+
+    def _settle_class_names(self, answers: Mapping[int, Description]) -> None:
+        """Take the class names of the first nodes that have some, if they agree."""
+        told = {node: about.class_names for node, about in answers.items() if about.class_names}
+        if not self.nodes and len(set(told.values())) > 1:
+            folders = {self.directory.name(node): (listed(n),) for node, n in told.items()}
+            names = sorted({name for names in told.values() for name in names})
+            shown = ",".join(names[:MOST_CLASSES]) + ",..." * (len(names) > MOST_CLASSES)
+            raise SettingsError(
+                f'private.classes = "", but nodes have different class folders: '
+                f'{"; ".join(by_reason(folders))} (set private.classes="{shown}")'
+            )
+        if told and not self.class_names:
+            self.class_names = next(iter(told.values()))
+
+    def _odd_folders(self, about: Description) -> tuple[str, ...]:
+        """Why a node's class folders do not fit this run; empty if they do."""
+        if about.class_names in ((), self.class_names):
+            return ()
+        own, run = listed(about.class_names), listed(self.class_names)
+        return (
+            f"its class folders are {own}, those of the run are {run} (start a run with all names "
+            "in private.classes)",
+        )
+
+    def _warn(self, connected: Sequence[int]) -> None:
+        """Find what may be wrong, and log what is new."""
+        found = [*self._shared_partitions(connected), *self._classes_of_nobody()]
+        for text in found:
+            if text not in self.warnings:
+                log(WARNING, "%s", text)
+        names = {self.directory.name(node): lacks for node, lacks in self.left_out.items()}
+        self.warnings = [*(f"Left out: {line}" for line in by_reason(names)), *found]
+
+    def _shared_partitions(self, connected: Sequence[int]) -> list[str]:
+        nodes: dict[tuple[str, int], list[str]] = defaultdict(list)
+        for node in connected:
+            about = self.nodes[node]
+            if about.partition is not None:
+                nodes[about.dataset, about.partition].append(self.directory.name(node))
+        return [
+            f"{listed(names)} have the same partition, {partition}, and may hold the same samples "
+            "(start each with a --partition-id of its own)"
+            for (_, partition), names in nodes.items()
+            if len(names) > 1
+        ]
+
+    def _classes_of_nobody(self) -> list[str]:
+        """A warning about classes of the test set that no node holds, if all nodes say theirs."""
+        held: set[int] = set()
+        for about in self.nodes.values():
+            if about.classes is None:
+                return []
+            held.update(about.classes)
+        lacking = [label for label in self.tested if label not in held]
+        if not lacking or not self.nodes:
+            return []
+        named = dict(enumerate(self.class_names))
+        classes = listed([named.get(label, str(label)) for label in lacking])
+        return [
+            f"No node holds {'class' if len(lacking) == 1 else 'classes'} {classes}, so the model "
+            "cannot learn what the test set has of it (let nodes hold all classes: partition.*, or "
+            "more nodes)"
+        ]
 
 
 def meet_nodes(
     grid: Grid, roster: Roster, min_nodes: int, timeout: float, first: Iterable[str] = ()
 ) -> None:
-    """Wait for `min_nodes` nodes, and add all connected ones to the roster.
+    """Wait for `min_nodes` nodes, and add all connected ones that can take part to the roster.
 
     Raises
     ------
     TooFewNodesError
-        If fewer nodes connect within `timeout` seconds.
+        If fewer nodes connect within `timeout` seconds, or fewer can take part.
+    SettingsError
+        If nodes' class folders have different names, and no setting says what they mean.
     """
     end = time.monotonic() + timeout
     while len(nodes := list(grid.get_node_ids())) < min_nodes:
         if time.monotonic() > end:
             raise TooFewNodesError(
-                f"min-nodes = {min_nodes}, but {len(nodes)} nodes connected within "
+                f"min-nodes = {min_nodes}, but {_count(len(nodes))} connected within "
                 f"phase-timeout = {timeout:.0f} s (start more nodes, or lower min-nodes)"
             )
         time.sleep(POLL)
     roster.meet_new(grid, timeout, first)
-    num_examples = sum(roster.num_examples.values())
-    log(INFO, "%d nodes: %d training samples", len(roster.names), num_examples)
+    if len(roster.nodes) < min_nodes:
+        lacks = {roster.directory.name(node): why for node, why in roster.left_out.items()}
+        raise TooFewNodesError(
+            f"min-nodes = {min_nodes}, but only {len(roster.nodes)} of {_count(len(nodes))} can "
+            f"take part: {'; '.join(by_reason(lacks))} (give these nodes what they lack, or lower "
+            "min-nodes)"
+        )
+    num_examples = sum(about.num_examples for about in roster.nodes.values())
+    log(INFO, "%s: %d training samples", _count(len(roster.nodes)), num_examples)
 
 
-def _name(node: int, about: Description | None) -> str:
-    if about is None:
-        return str(node)
-    domain = f"{about.dataset}/" if about.dataset else ""
-    return f"{domain}{node if about.partition is None else about.partition}"
+def _count(nodes: int) -> str:
+    return f"{nodes} {'node' if nodes == 1 else 'nodes'}"
+
+
+def _identity(node: int, about: Description) -> str:
+    own = about.name or str(node) if about.partition is None else str(about.partition)
+    return f"{about.dataset}/{own}" if about.dataset else own

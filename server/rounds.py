@@ -48,8 +48,7 @@ class Rounds:
 
         If a round fails, the report so far is written before the exception propagates.
         """
-        self.grid.order, self.grid.together = self.roster.order, self.roster.together
-        self._write_about()
+        self._follow_roster()
         done, start, strategy = 0, self.task.start, self.strategy
         evaluate: EndOfRound = self.end_round
         if checkpoint:
@@ -77,9 +76,9 @@ class Rounds:
         evaluate = self.task.evaluate
         metrics = evaluate(server_round, arrays) if evaluate else None
         self.recorder.record_round(server_round, metrics, self._topology())
-        if self.roster.meet_new(self.grid, self.settings.phase_timeout):
-            self.grid.order = self.roster.order
-            self._write_about()
+        self.grid.left_out = self.roster.not_due(server_round)
+        self.roster.meet_new(self.grid, self.settings.phase_timeout, server_round=server_round)
+        self._follow_roster()
         self._save_checkpoint(server_round, arrays)
         self.grid.begin_round(server_round + 1)
         return metrics
@@ -94,7 +93,7 @@ class Rounds:
             run_id=self.run_id,
             round=server_round,
             settings=self.settings.model_dump(by_alias=True),
-            nodes=self.roster.names,
+            nodes=self.roster.identities,
             arrays=arrays,
             state=state_of(self.strategy),
             record=self.recorder.state_dict(),
@@ -106,7 +105,10 @@ class Rounds:
         """Local training settings, sent with every train message."""
         return ConfigRecord(self.settings.train.model_dump(by_alias=True, exclude={"holdout"}))
 
-    def _write_about(self) -> None:
+    def _follow_roster(self) -> None:
+        """Have grid and about.json agree with the roster."""
+        self.grid.order, self.grid.together = self.roster.order, self.roster.together
+        self.grid.left_out = self.roster.left_out.keys()
         about = about_run(self.task.spec, self.roster, self.recorder.started)
         self.recorder.write_json("about.json", about)
 
@@ -114,11 +116,11 @@ class Rounds:
         counts = class_counts(self.settings, self.task.spec, self.roster)
         self.recorder.write_json("partition.json", counts)
         artifacts: dict[str, bytes] = getattr(self.strategy, "artifacts", dict)()
-        self.recorder.finish(arrays, self._formula_bytes(arrays), artifacts)
+        self.recorder.finish(arrays, self._formula_bytes(arrays), artifacts, self.roster.warnings)
 
     def _formula_bytes(self, arrays: ArrayRecord) -> dict[str, float]:
         """Cost of the run by the formulas of FedAvg and of the method, in bytes."""
-        num_nodes, rounds = len(self.roster.names), self.settings.num_rounds
+        num_nodes, rounds = len(self.roster.nodes), self.settings.num_rounds
         num_weights = sum(array.numpy().size for array in arrays.values())
         bits = {"fedavg (eq. 3)": fedavg_bits(num_nodes, num_weights, rounds)}
         if self.method and self.method.formulas:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from logging import INFO
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.common import log
@@ -24,7 +25,8 @@ class Task:
     """What a federation trains.
 
     `start` holds the initial weights, `device` is where the server computes. `evaluate` is None if
-    the server has no test samples.
+    the server has no test samples. `tested` are the labels of its test samples, or all labels
+    without.
     """
 
     spec: DataSpec
@@ -32,6 +34,7 @@ class Task:
     start: ArrayRecord
     device: torch.device
     evaluate: Evaluate | None
+    tested: tuple[int, ...]
 
     @classmethod
     def of(cls, settings: RunSettings) -> "Task":
@@ -47,4 +50,5 @@ class Task:
             start=ArrayRecord(model.state_dict()),
             device=device,
             evaluate=server_evaluation(model, test.to_samples(spec), device) if test else None,
+            tested=tuple(np.unique(test.labels).tolist() if test else range(spec.num_classes)),
         )

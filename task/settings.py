@@ -96,11 +96,32 @@ class PrivateSettings(Block):
     shape : str (default: "3x32x32")
         Channels x height x width that all images are converted to.
     num_classes : int (default: 10)
-        Number of classes over all nodes.
+        Number of classes over all nodes; not used if ``classes`` is set.
+    classes : str (default: "")
+        Names of the classes over all nodes, by label: ``cat,dog,fish``. Nodes name their class
+        folders so. Not needed if folders are named by numbers, or alike on all nodes.
     """
 
     shape: Annotated[str, Field(pattern=r"^[13]x[1-9]\d*x[1-9]\d*$")] = "3x32x32"
     num_classes: Annotated[int, Field(ge=2)] = 10
+    classes: str = ""
+
+    @field_validator("classes")
+    @classmethod
+    def _are_distinct_names(cls, classes: str) -> str:
+        names = _listed(classes)
+        if classes and (len(names) < 2 or not all(names) or len(set(names)) < len(names)):
+            raise ValueError('must be two or more different names, as in "cat,dog,fish"')
+        return classes
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes by label; empty if not set."""
+        return _listed(self.classes)
+
+
+def _listed(names: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in names.split(",")) if names else ()
 
 
 class TrainSettings(Block):

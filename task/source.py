@@ -22,9 +22,8 @@ def data_spec(settings: TaskSettings, data_root: str = "") -> DataSpec:
     if settings.dataset == PRIVATE:
         channels, height, width = (int(side) for side in settings.private.shape.split("x"))
         half = (0.5,) * channels
-        return DataSpec(
-            PRIVATE, (channels, height, width), settings.private.num_classes, half, half
-        )
+        num_classes = len(settings.private.class_names) or settings.private.num_classes
+        return DataSpec(PRIVATE, (channels, height, width), num_classes, half, half)
     return _dataset(settings.dataset, data_root or settings.data_root, settings.download).spec
 
 

@@ -165,11 +165,14 @@ def finished_run(tmp_path):
     from server.record.recorder import RunRecorder
     from server.roster import Roster
     from server.settings import RunSettings
+    from strategies.common.directory import Description
     from task.models import create_model
     from task.source import data_spec, partition_samples
 
     nodes = [FIRST_NODE + i for i in range(3)]
-    topology = {"clusters": [{"head": "0", "members": ["2"]}, {"head": "1", "members": []}]}
+    topology = {
+        "clusters": [{"head": "node-0", "members": ["node-2"]}, {"head": "node-1", "members": []}]
+    }
 
     def numbers(message):
         content = {"num-examples": 400, "train-loss": 2.0, "eval-accuracy": 0.5}
@@ -185,10 +188,16 @@ def finished_run(tmp_path):
         )
         spec, folder = data_spec(settings), tmp_path / "runs" / name
         arrays = ArrayRecord(create_model(settings.model, spec, seed=0).state_dict())
-        names = {node: str(i) for i, node in enumerate(nodes)}
+        names = {node: f"node-{i}" for i, node in enumerate(nodes)}
         held = [len(partition_samples(settings, i, 3)) for i in range(3)]
         trained_on = [n - int(settings.train.holdout * n) for n in held]
-        roster = Roster(names=names, num_examples=dict(zip(nodes, trained_on, strict=True)))
+        roster = Roster(
+            nodes={
+                node: Description(n, partition=i)
+                for i, (node, n) in enumerate(zip(nodes, trained_on, strict=True))
+            }
+        )
+        roster.directory.names |= names
         with Journal(folder / "journal.jsonl") as journal:
             inner = MemoryGrid({nodes[0]: numbers, nodes[1]: numbers, nodes[2]: fails})
             grid = MeteredGrid(inner, deadline=5, journal=journal)
@@ -206,7 +215,7 @@ def finished_run(tmp_path):
                 record = RecordDict({"arrays": arrays})
                 grid.send_and_receive([Message(record, node, "train") for node in nodes])
                 log(WARNING, "Node %d failed in train: %s", nodes[2], "out of <memory>")
-                topology["clusters"][0].update(head="2" if number % 2 else "0")
+                topology["clusters"][0].update(head="node-2" if number % 2 else "node-0")
                 end_round(number)
         recorder.write_json("partition.json", class_counts(settings, spec, roster))
         recorder.finish(arrays, {"fedavg (eq. 3)": 1e6}, artifacts)

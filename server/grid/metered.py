@@ -3,7 +3,7 @@
 import math
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from logging import WARNING
 
 from flwr.app import Message, MessageType, RecordDict
@@ -70,6 +70,8 @@ class MeteredGrid(Grid):
         """Rank of each known node id; unknown nodes come after these, by id."""
         self.together: Mapping[int, int] = {}
         """Partition of each virtual node that trains together with others."""
+        self.left_out: Collection[int] = ()
+        """Connected nodes that cannot take part."""
         retry_sooner(grid)
         self._grid = grid
         self._deadline = deadline
@@ -108,7 +110,7 @@ class MeteredGrid(Grid):
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> list[int]:
-        """Ids of connected nodes, in the order of ``order``.
+        """Ids of connected nodes that can take part, in the order of ``order``.
 
         Raises
         ------
@@ -126,7 +128,8 @@ class MeteredGrid(Grid):
                 f"no node has been connected for phase-timeout = {self._deadline:.0f} s "
                 "(start nodes, or raise phase-timeout)"
             )
-        return sorted(self._nodes, key=self._rank)
+        able = (node for node in self._nodes if node not in self.left_out)
+        return sorted(able, key=self._rank)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Push messages and count their bytes."""

@@ -11,6 +11,7 @@ from server.page.svg import colour, line, svg, text
 
 NODE = 13  # radius of a node, and height of its row
 LABEL = 46  # width of the row names
+LONGEST_LABEL = 6
 
 
 def cluster_star(head: str | None, members: Sequence[str], colour_of: Mapping[str, int]) -> Markup:
@@ -40,9 +41,9 @@ def _radius(num_members: int, led: bool) -> float:
 
 def _node(name: str, x: float, y: float, colour_class: str, role: str) -> Markup:
     return Markup(
-        '<g class="node {} {}"><title>node {}, {}</title><circle cx="{}" cy="{}" r="{}"/>'
+        '<g class="node {} {}"><title>{}, {}</title><circle cx="{}" cy="{}" r="{}"/>'
         '<text x="{}" y="{}">{}</text></g>'
-    ).format(colour_class, role, name, role, x, y, NODE, x, y + 3.5, short(name))
+    ).format(colour_class, role, name, role, x, y, NODE, x, y + 3.5, _label(name))
 
 
 def leader_grid(topology: Mapping[str, Any]) -> Markup:
@@ -57,13 +58,13 @@ def leader_grid(topology: Mapping[str, Any]) -> Markup:
     bar = Markup('<rect x="{}" y="{}" width="{}" height="{}" class="{}">{}</rect>')
     parts = []
     for row, (node, cluster) in enumerate(rows.items()):
-        style, y, name = colour(cluster), row * NODE, short(node)
-        parts.append(text(LABEL - 5, y + 9.5, name))
+        style, y = colour(cluster), row * NODE
+        parts.append(text(LABEL - 5, y + 9.5, _label(node)))
         parts.append(bar.format(LABEL, y, cell * len(rounds), NODE - 1, f"{style} faded", ""))
         for column, (number, heads) in enumerate(rounds.items()):
             if node in heads:
                 x = round(LABEL + column * cell + 0.5, 1)
-                title = Markup("<title>node {} led in round {}</title>").format(name, number)
+                title = Markup("<title>{} led in round {}</title>").format(node, number)
                 parts.append(bar.format(x, y, cell - 1, NODE - 1, style, title))
     return _table_drawing(parts, list(rounds), cell, len(rows) * NODE, "round")
 
@@ -84,13 +85,13 @@ def dot_plot(counts: Mapping[str, Sequence[int]]) -> Markup:
                 radius = max(1.0, min(cell, height) * 0.48 * math.sqrt(count / largest))
                 parts.append(
                     Markup(
-                        '<circle cx="{}" cy="{}" r="{}" class="dot"><title>node {}: {} of class {}'
+                        '<circle cx="{}" cy="{}" r="{}" class="dot"><title>{}: {} of class {}'
                         "</title></circle>"
                     ).format(
                         round(LABEL + (column + 0.5) * cell, 1),
                         label * height + height / 2,
                         round(radius, 1),
-                        short(node),
+                        node,
                         count,
                         label,
                     )
@@ -121,6 +122,12 @@ def by_number(name: str) -> tuple[int, str]:
     return len(name), name
 
 
+def _label(name: str) -> str:
+    """A node's name or a round, to fit into a drawing: ``node-12`` -> ``12``."""
+    name = short(name).removeprefix("node-").removeprefix("node ")
+    return name if len(name) <= LONGEST_LABEL else f"{name[: LONGEST_LABEL - 1]}…"
+
+
 def _cell(columns: int) -> float:
     """Column width: few columns fill the page, many make the drawing wide."""
     return round(min(28.0, max(9.0, 330 / columns)), 1)
@@ -132,7 +139,7 @@ def _table_drawing(
     """Add column names below, as many as fit, and wrap all in an SVG."""
     every = math.ceil(30 / cell)
     names = [
-        text(round(LABEL + (index + 0.5) * cell, 1), height + 13, short(name), anchor="middle")
+        text(round(LABEL + (index + 0.5) * cell, 1), height + 13, _label(name), anchor="middle")
         for index, name in enumerate(columns)
         if index % every == 0
     ]

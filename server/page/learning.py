@@ -64,7 +64,7 @@ def _by_node(run: RunFiles, key: str, unit: float) -> dict[str, list[Point]]:
     for entry in run.journal:
         for node, numbers in entry.get("nodes", {}).items():
             if key in numbers:
-                by_node[f"node {run.name(node)}"].append((entry["round"], unit * numbers[key]))
+                by_node[run.name(node)].append((entry["round"], unit * numbers[key]))
     return by_node
 
 

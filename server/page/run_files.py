@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from server.names import named
 from server.settings import default_settings
 
 FLOWER_ID = re.compile(r"\b\d{15,20}\b")
@@ -64,7 +65,7 @@ class RunFiles:
 
     def named(self, text: str) -> str:
         """Replace Flower's node ids in a text by names."""
-        return FLOWER_ID.sub(lambda match: self.name(match[0]), text)
+        return named(text, self.name)
 
 
 def read_run(folder: Path) -> RunFiles:

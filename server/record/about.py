@@ -22,9 +22,11 @@ def about_run(spec: DataSpec, roster: Roster, started: str) -> dict[str, Any]:
         "started": started,
         "spec": asdict(spec),
         "nodes": {
-            str(node): {"name": name, "samples": roster.num_examples.get(node)}
+            str(node): {"name": name, "samples": roster.nodes[node].num_examples}
             for node, name in roster.names.items()
         },
+        "classes": list(roster.class_names),
+        "warnings": roster.warnings,
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
     }
 
@@ -38,16 +40,18 @@ def class_counts(
     named data set are public anyway. None if nodes bring their own data, are not numbered from 0,
     or hold other numbers of samples than the settings give them.
     """
-    names = list(roster.names.values())
-    if settings.dataset == PRIVATE or names != [str(i) for i in range(len(names))]:
+    nodes = list(roster.nodes.values())
+    if settings.dataset == PRIVATE or any(
+        about.dataset or about.partition != i for i, about in enumerate(nodes)
+    ):
         return None
     counts = {}
-    for partition, (node, name) in enumerate(roster.names.items()):
+    for partition, (about, name) in enumerate(zip(nodes, roster.names.values(), strict=True)):
         try:
-            labels = partition_samples(settings, partition, len(names)).labels
+            labels = partition_samples(settings, partition, len(nodes)).labels
         except PartitionError:
             return None
-        if roster.num_examples.get(node) != len(labels) - int(settings.train.holdout * len(labels)):
+        if about.num_examples != len(labels) - int(settings.train.holdout * len(labels)):
             return None
         counts[name] = np.bincount(labels, minlength=spec.num_classes).tolist()
     return counts

@@ -33,7 +33,7 @@ class Checkpoint:
     run_id: int  # Flower's; a resumed run has a new one
     round: int
     settings: Mapping[str, Any]
-    nodes: Mapping[int, str]  # name of each node id that the run met
+    nodes: Mapping[int, str]  # identity of each node id that the run met: see Roster
     arrays: ArrayRecord  # the global model
     state: Any  # the strategy's
     record: Mapping[str, Any]  # of RunRecorder

@@ -14,7 +14,7 @@ from flwr.common.logger import FLOWER_LOGGER
 
 
 class Journal(logging.Handler):
-    """Writes ``journal.jsonl`` line by line as things happen; nodes appear by Flower's ids.
+    """Writes ``journal.jsonl`` line by line as things happen; phases list nodes by Flower's id.
 
     As a context manager, it also records warnings in Flower's log, where strategies report nodes.
 

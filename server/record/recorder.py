@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from logging import INFO
@@ -176,6 +176,7 @@ class RunRecorder:
         arrays: ArrayRecord,
         formula_bytes: Mapping[str, float],
         artifacts: Mapping[str, bytes] | None = None,
+        warnings: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Write model, pictures, traffic, summary and report; return ``summary.json``.
 
@@ -187,6 +188,8 @@ class RunRecorder:
             Cost of the run by the papers' formulas.
         artifacts : Mapping[str, bytes], optional (default: None)
             The strategy's own files, by name.
+        warnings : Sequence[str] (default: ())
+            What may be wrong with the federation.
         """
         save_file(
             {name: np.array(array.numpy()) for name, array in arrays.items()},
@@ -209,6 +212,7 @@ class RunRecorder:
             "server_bytes": last.server_bytes,
             "link_bytes": last.link_bytes,
             "seconds": last.seconds,
+            "warnings": list(warnings),
         }
         self.write_json("summary.json", summary)
         log(INFO, "Results in %s", self.folder.resolve())

@@ -137,14 +137,14 @@ def state_of(strategy: Strategy) -> dict[str, Any]:
 def restore(strategy: Strategy, checkpoint: Checkpoint, roster: Roster) -> None:
     """Load a checkpoint's state into a strategy.
 
-    Nodes may be back with new ids, if they or the SuperLink restarted; their names identify them.
+    Nodes may be back with new ids, if they or the SuperLink restarted; see `Roster.identities`.
 
     Raises
     ------
     CheckpointError
         If the state is another strategy's, or another version's.
     """
-    new_ids = {name: node for node, name in roster.names.items()}
+    new_ids = {identity: node for node, identity in roster.identities.items()}
     new_by_old = {old: new_ids[n] for n, old in _last_ids(checkpoint).items() if n in new_ids}
     state = renamed(checkpoint.state, new_by_old)
     try:
@@ -165,23 +165,25 @@ def continue_on_nodes(grid: Grid, checkpoint: Checkpoint, roster: Roster, timeou
     """Tell nodes to load the state that they stored in the checkpoint's run."""
     old_ids = _last_ids(checkpoint)
     messages = []
-    for node, name in roster.names.items():
-        if name not in old_ids:
+    identities = roster.identities
+    for node, identity in identities.items():
+        if identity not in old_ids:
             log(WARNING, "Node %d is new to the run", node)
             continue
         request = Continuation(
-            run_id=str(checkpoint.run_id), node_id=str(old_ids[name]), round=checkpoint.round
+            run_id=str(checkpoint.run_id), node_id=str(old_ids[identity]), round=checkpoint.round
         )
         record = ConfigRecord(request.model_dump(by_alias=True))
         messages.append(Message(RecordDict({CONFIG: record}), node, CONTINUE))
-    for name in old_ids.keys() - set(roster.names.values()):
-        log(WARNING, "Node %s is not back", name)
+    for identity in sorted(old_ids.keys() - set(identities.values())):
+        name = f"node-{identity}" if identity.isdecimal() else identity
+        log(WARNING, "%s is not back", name)
     usable(grid.send_and_receive(messages, timeout=timeout))
 
 
 def _last_ids(checkpoint: Checkpoint) -> dict[str, int]:
-    """Node ids by name; the last one of a node that returned with a new id."""
-    return {name: node for node, name in checkpoint.nodes.items()}
+    """Node ids by identity; the last one of a node that returned with a new id."""
+    return {identity: node for node, identity in checkpoint.nodes.items()}
 
 
 class OffsetRounds(Strategy):

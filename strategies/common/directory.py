@@ -1,6 +1,6 @@
-"""Descriptions of nodes: each node is asked once."""
+"""Descriptions of nodes, and their names: each node is asked once."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
 
@@ -9,10 +9,20 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from links.records import Introduction
-from protocol.meeting import DESCRIBE, DescribeConfig, DescribeMetrics, Requirement
+from protocol.meeting import (
+    DESCRIBE,
+    DescribeConfig,
+    DescribeMetrics,
+    Requirement,
+    one_line,
+)
 from protocol.messages import CONFIG, INTRODUCTION, METRICS
-from protocol.replies import usable
 from task.settings import SettingsError
+
+MOST_NAMES = 5
+"""Names in a line of the log; the others are counted."""
+MOST_LINES = 10
+"""Distinct reasons in an error or a log."""
 
 
 @dataclass(frozen=True)
@@ -23,24 +33,36 @@ class Description:
     ----------
     num_examples : int
         Training samples.
-    partition : int, optional
+    partition : int, optional (default: None)
         Its partition, if any.
-    sector : int, optional
+    sector : int, optional (default: None)
         The sector declared by its owner.
-    dataset : str
+    dataset : str (default: "")
         Its own data set, used in place of the run's; empty if none.
-    introduction : Introduction, optional
+    introduction : Introduction, optional (default: None)
         What others need to send to it.
     together : bool (default: False)
         Whether it is a virtual node that trains together with others.
+    name : str (default: "")
+        Given by its owner; several nodes may have the same.
+    class_names : tuple of str (default: ())
+        Names of its class folders, sorted, if the run's settings do not say what they mean.
+    classes : tuple of int, optional (default: None)
+        Labels among its training samples; None if it does not say.
+    lacks : tuple of str (default: ())
+        Why it cannot take part; empty if it can.
     """
 
     num_examples: int
-    partition: int | None
-    sector: int | None
-    dataset: str
-    introduction: Introduction | None
+    partition: int | None = None
+    sector: int | None = None
+    dataset: str = ""
+    introduction: Introduction | None = None
     together: bool = False
+    name: str = ""
+    class_names: tuple[str, ...] = ()
+    classes: tuple[int, ...] | None = None
+    lacks: tuple[str, ...] = ()
 
 
 class Directory:
@@ -49,10 +71,18 @@ class Directory:
     Parameters
     ----------
     requirement : Requirement, optional (default: None)
-        The plug-in that the run needs on nodes; those without it reply with an error.
+        What the run's method needs on nodes.
+
+    Attributes
+    ----------
+    names : dict[int, str]
+        Name of each node that described itself: its owner's, else ``node-3`` by its partition, or
+        ``usps/3`` if it has a data set of its own. Of nodes with one name that are connected at the
+        same time, the later ones are called ``ward-3 (2)`` and so on.
     """
 
     def __init__(self, requirement: Requirement | None = None) -> None:
+        self.names: dict[int, str] = {}
         self._requirement = requirement
         self._descriptions: dict[int, Description] = {}
 
@@ -61,41 +91,113 @@ class Directory:
     ) -> dict[int, Description]:
         """Descriptions of nodes, in their order; unknown ones are asked for theirs.
 
-        Waits `timeout` seconds. Nodes without a usable answer are logged and left out.
+        Waits `timeout` seconds. A node that lacks something, or gives no usable answer, is logged,
+        has a description that says why, and is asked again at the next look-up.
         """
         nodes = list(nodes)
-        content = RecordDict()
-        if self._requirement:
-            content[CONFIG] = ConfigRecord(self._requirement.model_dump(by_alias=True))
-        new = [node for node in nodes if node not in self._descriptions]
-        messages = [Message(content, node, DESCRIBE) for node in new]
-        for reply in usable(grid.send_and_receive(messages, timeout=timeout)):
-            node = reply.metadata.src_node_id
-            try:
-                self._descriptions[node] = _read(reply)
-            except SettingsError as error:
-                log(WARNING, "Node %d describes itself badly: %s", node, error)
-        return {node: self._descriptions[node] for node in nodes if node in self._descriptions}
+        answers: dict[int, Description] = {}
+        if new := [node for node in nodes if node not in self._descriptions]:
+            answers = self._ask(grid, new, timeout)
+            self._name(grid, answers)
+        for line in by_reason({self.name(node): a.lacks for node, a in answers.items()}):
+            log(WARNING, "Cannot take part: %s", line)
+        self._descriptions |= {node: a for node, a in answers.items() if not a.lacks}
+        return {node: answers.get(node) or self._descriptions[node] for node in nodes}
 
     def forget(self, node: int) -> None:
         """Ask a node again at the next look-up, because its description may be outdated."""
         self._descriptions.pop(node, None)
 
+    def name(self, node: int) -> str:
+        """What to call a node; one that has no name by the last digits of its id."""
+        return self.names.get(node, f"node …{str(node)[-5:]}")
+
+    def _ask(self, grid: Grid, nodes: list[int], timeout: float | None) -> dict[int, Description]:
+        content = RecordDict()
+        if self._requirement:
+            content[CONFIG] = ConfigRecord(self._requirement.model_dump(by_alias=True))
+        messages = [Message(content, node, DESCRIBE) for node in nodes]
+        answers = dict.fromkeys(nodes, Description(0, lacks=("no answer in time",)))
+        for reply in grid.send_and_receive(messages, timeout=timeout):
+            answers[reply.metadata.src_node_id] = _read(reply)
+        return answers
+
+    def _name(self, grid: Grid, answers: Mapping[int, Description]) -> None:
+        """Name nodes that are met for the first time."""
+        connected = set(grid.get_node_ids())
+        taken = {name for node, name in self.names.items() if node in connected}
+        for node, answer in answers.items():
+            own = answer.name or _name_by_partition(answer)
+            if not own or node in self.names:
+                continue
+            name, count = own, 1
+            while name in taken:
+                count += 1
+                name = f"{own} ({count})"
+            self.names[node] = name
+            taken.add(name)
+
+
+def by_reason(lacks: Mapping[str, Sequence[str]]) -> list[str]:
+    """Lines such as ``ward-1, ward-2 and 12 others: reason``, for the most frequent reasons.
+
+    Parameters
+    ----------
+    lacks : Mapping[str, Sequence[str]]
+        Reasons by node name.
+    """
+    nodes: dict[str, list[str]] = {}
+    for name, reasons in lacks.items():
+        for reason in reasons:
+            nodes.setdefault(reason, []).append(name)
+    ordered = sorted(nodes, key=lambda reason: -len(nodes[reason]))
+    lines = [f"{listed(nodes[reason])}: {reason}" for reason in ordered[:MOST_LINES]]
+    left = len(ordered) - MOST_LINES
+    if left > 0:
+        lines.append(f"{left} more {'reason' if left == 1 else 'reasons'}")
+    return lines
+
+
+def listed(names: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``, or the first names and how many others."""
+    shown = list(names[:MOST_NAMES])
+    if left := len(names) - len(shown):
+        shown.append(f"{left} {'other' if left == 1 else 'others'}")
+    *first, last = shown
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _name_by_partition(answer: Description) -> str:
+    if answer.partition is None:
+        return ""
+    return f"{answer.dataset}/{answer.partition}" if answer.dataset else f"node-{answer.partition}"
+
 
 def _read(reply: Message) -> Description:
-    content = reply.content
+    """A node's description, from its reply to DESCRIBE or its error."""
+    if reply.has_error():
+        return Description(0, lacks=(one_line(reply.error.reason) or "it failed",))
+    try:
+        return _checked(reply.content)
+    except SettingsError as error:
+        return Description(0, lacks=(one_line(f"it describes itself badly: {error}"),))
+
+
+def _checked(content: RecordDict) -> Description:
     metrics = DescribeMetrics.checked(content.metric_records.get(METRICS, MetricRecord()), METRICS)
-    introduction, dataset = None, ""
-    if INTRODUCTION in content.config_records:
-        record = content.config_records[INTRODUCTION]
-        introduction = Introduction.checked(record, INTRODUCTION)
-    if CONFIG in content.config_records:
-        dataset = DescribeConfig.checked(content.config_records[CONFIG], CONFIG).dataset
+    config = DescribeConfig.checked(content.config_records.get(CONFIG, ConfigRecord()), CONFIG)
+    introduction = content.config_records.get(INTRODUCTION)
     return Description(
         num_examples=metrics.num_examples,
         partition=metrics.partition_id,
         sector=metrics.sector,
-        dataset=dataset,
-        introduction=introduction,
+        dataset=config.dataset or "",
+        introduction=(
+            None if introduction is None else Introduction.checked(introduction, INTRODUCTION)
+        ),
         together=bool(metrics.together),
+        name=config.name or "",
+        class_names=tuple(config.class_names),
+        classes=None if config.classes is None else tuple(config.classes),
+        lacks=tuple(config.lacks),
     )

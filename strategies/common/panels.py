@@ -55,7 +55,7 @@ def virtual_data(run: RunFiles) -> Section | None:
 def _nearest(cards: dict[str, dict[str, float]]) -> str:
     node = max(cards, key=lambda node: cards[node]["highest-cosine"])
     return (
-        f"{len(cards)} nodes sent virtual images; the nearest of all to a real one is of node "
+        f"{len(cards)} nodes sent virtual images; the nearest of all to a real one is of "
         f"{node}, with a cosine of {cards[node]['highest-cosine']:.3f}."
     )
 

@@ -12,6 +12,7 @@ from task.datasets.npz import read_npz_images
 from task.datasets.registry import data_root, dataset_names, folder_names, load_dataset
 from task.datasets.types import DatasetError, DataSpec, normalise
 
+NOISE = "noise"
 _NAMED = ("fashion-mnist", "tiny-imagenet")
 
 
@@ -45,7 +46,7 @@ def auxiliary_images(
     if size < 1:
         raise DatasetError(f"auxiliary size must be >= 1, got {size} (try 1000)")
     rng = np.random.default_rng(seed)
-    if name == "noise":
+    if name == NOISE:
         return _smooth_noise(spec, size, rng)
     stored = _stored_images(name, data_root() if root is None else Path(root))
     if len(stored) < size:

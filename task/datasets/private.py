@@ -1,5 +1,6 @@
 """A node's own data: a folder of images by class, or an ``.npz`` file."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,19 +9,23 @@ from task.datasets.images import fit_samples, read_image
 from task.datasets.npz import read_npz_samples
 from task.datasets.types import DatasetError, DataSpec, RawSamples, check_raw_samples
 
+LONGEST_NAME = 60
 
-def load_private_data(path: str | Path, spec: DataSpec) -> RawSamples:
+
+def load_private_data(path: str | Path, spec: DataSpec, classes: Sequence[str] = ()) -> RawSamples:
     """Load a node's own data.
 
     Parameters
     ----------
     path : str or Path
         An ``.npz`` file with ``images`` (uint8) and ``labels``, or a folder with one folder of
-        images per class. If all class folders have integer names, these are the labels, and classes
-        may be missing. Otherwise folders are numbered in sorted order, and every class needs one
-        (it may be empty), so that nodes agree on the numbers. Hidden files are skipped.
+        images per class. If all class folders have integer names, these are the labels. Hidden
+        files are skipped.
     spec : DataSpec
         Images are converted to its channels, height and width.
+    classes : Sequence[str] (default: ())
+        Names of class folders by label; classes may be missing. Without it, named folders are
+        numbered in sorted order, and every class needs one (it may be empty).
 
     Raises
     ------
@@ -29,7 +34,7 @@ def load_private_data(path: str | Path, spec: DataSpec) -> RawSamples:
     """
     path = Path(path)
     if path.is_dir():
-        return _read_class_folders(path, spec)
+        return _read_class_folders(path, spec, classes)
     if path.suffix == ".npz" and path.exists():
         return check_raw_samples(fit_samples(read_npz_samples(path), spec), spec, str(path))
     raise DatasetError(
@@ -37,12 +42,38 @@ def load_private_data(path: str | Path, spec: DataSpec) -> RawSamples:
     )
 
 
-def _read_class_folders(root: Path, spec: DataSpec) -> RawSamples:
-    folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+def class_names(path: str | Path) -> tuple[str, ...]:
+    """Names of the class folders below a path, sorted; empty if they are numbers or not there.
+
+    Raises
+    ------
+    DatasetError
+        If a name cannot stand in ``private.classes``.
+    """
+    path = Path(path)
+    names = tuple(folder.name for folder in _class_folders(path)) if path.is_dir() else ()
+    if all(name.isdecimal() for name in names):
+        return ()
+    for name in names:
+        if "," in name or not name.isprintable() or len(name) > LONGEST_NAME:
+            raise DatasetError(
+                f"{path}: class folder {name!r} needs another name: printable, without a comma, at "
+                f"most {LONGEST_NAME} characters"
+            )
+    return names
+
+
+def _class_folders(root: Path) -> list[Path]:
+    return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _read_class_folders(root: Path, spec: DataSpec, classes: Sequence[str]) -> RawSamples:
+    folders = _class_folders(root)
     if not folders:
         raise DatasetError(f"{root}: has no class folders; sort the images into one per class")
+    labels_of = _folder_labels(root, folders, spec, classes)
     labels, images = [], []
-    for label, folder in zip(_folder_labels(root, folders, spec), folders, strict=True):
+    for label, folder in zip(labels_of, folders, strict=True):
         for file in sorted(p for p in folder.iterdir() if not p.name.startswith(".")):
             images.append(read_image(file, spec))
             labels.append(label)
@@ -52,20 +83,31 @@ def _read_class_folders(root: Path, spec: DataSpec) -> RawSamples:
     return check_raw_samples(raw, spec, str(root))
 
 
-def _folder_labels(root: Path, folders: list[Path], spec: DataSpec) -> list[int]:
-    names = [folder.name for folder in folders]
-    if all(name.isdecimal() for name in names):
+def _folder_labels(
+    root: Path, folders: list[Path], spec: DataSpec, classes: Sequence[str]
+) -> list[int]:
+    names = class_names(root)
+    if not names:
         for folder in folders:
             if int(folder.name) >= spec.num_classes:
                 raise DatasetError(
                     f"{folder}: label {int(folder.name)} is outside 0 to {spec.num_classes - 1}, "
                     f"the labels of {spec.name!r}"
                 )
-        return [int(name) for name in names]
+        return [int(folder.name) for folder in folders]
+    if classes:
+        unknown = [name for name in names if name not in classes]
+        if unknown:
+            raise DatasetError(
+                f"{root}: {', '.join(unknown)}: not in private.classes = {','.join(classes)!r} "
+                "(rename these class folders, or add them to the setting)"
+            )
+        return [classes.index(name) for name in names]
     if len(names) != spec.num_classes:
         raise DatasetError(
             f"{root}: has {len(names)} class folders ({', '.join(names[:5])}, ...) but "
-            f"{spec.name!r} has {spec.num_classes} classes; name the folders by label number, or "
-            "add an empty folder for each missing class"
+            f"{spec.name!r} has {spec.num_classes} classes; list the names of all nodes' classes "
+            f'in the run\'s setting private.classes="{",".join(names)}", or name the folders by '
+            "label number"
         )
     return list(range(len(names)))

@@ -36,6 +36,7 @@ def test_every_setting_can_come_from_the_environment(started: list[NodeSettings]
         env={
             "FLWR_DISTILL_SUPERLINK": "far:9092",
             "FLWR_DISTILL_INSECURE": "1",
+            "FLWR_DISTILL_NAME": "ward 3",
             "FLWR_DISTILL_PARTITION_ID": "2",
             "FLWR_DISTILL_NUM_PARTITIONS": "3",
             "FLWR_DISTILL_DEVICE": "cuda:1",
@@ -44,6 +45,7 @@ def test_every_setting_can_come_from_the_environment(started: list[NodeSettings]
     assert result.exit_code == 0, result.output
     (settings,) = started
     assert (settings.superlink, settings.insecure, settings.device) == ("far:9092", True, "cuda:1")
+    assert settings.app_config["name"] == "ward 3"
     assert (settings.partition_id, settings.num_partitions) == (2, 3)
 
 
@@ -56,7 +58,7 @@ def test_the_command_line_comes_before_environment_and_file(
     )
     result = invoke(
         *("--config", str(file), "--superlink", "from-option:1"),
-        *("--sector", "2", "--node-config", "site=2", "--node-config", "name=x y"),
+        *("--sector", "2", "--node-config", "site=2", "--node-config", "at=x y"),
         env={"FLWR_DISTILL_SUPERLINK": "from-environment:1", "FLWR_DISTILL_THREADS": "5"},
     )
     assert result.exit_code == 0, result.output
@@ -65,7 +67,7 @@ def test_the_command_line_comes_before_environment_and_file(
     assert settings.threads == 5
     assert settings.device == "cpu"
     assert settings.sector == 2
-    assert settings.node_config == {"site": 2, "name": "x y"}
+    assert settings.node_config == {"site": 2, "at": "x y"}
 
 
 @pytest.mark.parametrize(

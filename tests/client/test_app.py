@@ -1,9 +1,12 @@
 """The ClientApp: messages find their handlers, and what is not installed is named."""
 
+import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from PIL import Image
 
 from client.app import app
 from client.session import Session
@@ -82,21 +85,81 @@ def test_a_head_trains_by_a_message_of_its_own(ask, with_model, balanced):
 
 
 def test_a_node_describes_itself_as_the_server_takes_it(ask, context):
-    context.node_config |= {"sector": 4, "dataset": "digits"}
+    context.node_config |= {"sector": 4, "dataset": "digits", "name": "ward-3"}
     reply = ask(DESCRIBE, RecordDict())
     check(reply, DESCRIBE, RecordDict({"arrays": ArrayRecord()}))
     assert (reply["metrics"]["partition-id"], reply["metrics"]["sector"]) == (3, 4)
-    assert reply["config"] == ConfigRecord({"dataset": "digits"})
+    held = Session.of(context).data.train.labels.unique().tolist()
+    config = {"name": "ward-3", "dataset": "digits", "classes": held}
+    assert reply["config"] == ConfigRecord(config)
+
+
+def needing(method, package="", **settings):
+    """Content of a describe message."""
+    requirement = Requirement(method=method, package=package, settings=json.dumps(settings))
+    return RecordDict({"config": ConfigRecord(requirement.model_dump(by_alias=True))})
 
 
 def test_a_node_that_lacks_the_package_of_a_run_says_what_to_install(ask):
-    def asked(method):
-        requirement = Requirement(method=method, package="colours==1.2")
-        return RecordDict({"config": ConfigRecord(requirement.model_dump(by_alias=True))})
+    reply = ask(DESCRIBE, needing("colours", "colours==1.2"))
+    assert reply["metrics"]["num-examples"] == 0
+    assert "introduction" not in reply
+    (reason,) = reply["config"]["lacks"]
+    assert "pip install 'colours==1.2'" in reason
+    assert ask(DESCRIBE, needing("moon"))["metrics"]["num-examples"] > 0
 
-    with pytest.raises(SettingsError, match=r"pip install 'colours==1\.2'"):
-        ask(DESCRIBE, asked("colours"))
-    assert ask(DESCRIBE, asked("moon"))["metrics"]["num-examples"] > 0
+
+@pytest.mark.parametrize(
+    ("run_config", "settings", "said"),
+    [
+        ({"model": "no_such_nets:Net"}, {}, "model='no_such_nets:Net': module 'no_such_nets'"),
+        ({"dataset": "no_such_sets:load"}, {}, "dataset='no_such_sets:load': module"),
+        ({"dataset": "mnist", "data-root": "/nowhere"}, {}, "dataset='mnist' was not found"),
+        ({"dataset": "private"}, {}, "start the node with --data FOLDER"),
+        ({"partition.classes": 40}, {}, "partition"),
+        ({}, {"distiller": "no_such_distillers:kip"}, "distiller 'no_such_distillers:kip'"),
+        ({}, {"auxiliary": "/no/such/folder"}, "auxiliary='/no/such/folder' is unknown"),
+    ],
+)
+def test_what_a_node_lacks_for_a_run_it_says_in_its_first_message(
+    ask, context, run_config, settings, said
+):
+    context.run_config |= run_config
+    reply = ask(DESCRIBE, needing("hfldd", **settings))
+    check(reply, DESCRIBE, RecordDict({"arrays": ArrayRecord()}))
+    (reason,) = reply["config"]["lacks"]
+    assert said in reason
+    assert "classes" not in reply["config"]
+
+
+def test_a_node_names_its_class_folders_until_the_run_says_what_they_mean(ask, context, tmp_path):
+    for name in ("dog", "cat"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        pixels = np.zeros((8, 8), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "data" / name / "a.png")
+    context.node_config["data"] = str(tmp_path / "data")
+    context.run_config |= {"dataset": "private", "private.shape": "1x8x8"}
+    config = ask(DESCRIBE, RecordDict())["config"]
+    assert config["class-names"] == ["cat", "dog"]
+    assert 'private.classes="cat,dog"' in config["lacks"][0]
+    context.run_config["private.classes"] = "ant,cat,bee,dog"
+    assert dict(ask(DESCRIBE, RecordDict())["config"]) == {"classes": [1, 3]}
+
+
+@pytest.mark.parametrize(
+    ("run_config", "settings"),
+    [
+        ({"train.dp-noise": 1.0}, {}),
+        ({"hfldd.dp-epsilon": 1.0}, {}),
+        ({}, {"dp-epsilon": 1.0, "start": "noise"}),
+    ],
+)
+def test_with_differential_privacy_a_node_does_not_say_which_classes_it_holds(
+    ask, context, run_config, settings
+):
+    context.run_config |= run_config
+    reply = ask(DESCRIBE, needing("hfldd", **settings))
+    assert "config" not in reply
 
 
 @pytest.mark.parametrize("record", [ConfigRecord({"x": 1}), MetricRecord({"x": 1})])

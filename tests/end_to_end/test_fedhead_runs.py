@@ -44,7 +44,12 @@ def test_the_leaders_of_each_round_are_in_the_topology_and_its_picture(run):
     topology = json.loads((folder / "topology.json").read_text())
     assert list(topology["heads"]) == ["1", "2", "3"]
     sectors = [{c["head"], *c["members"]} for c in topology["clusters"]]
-    assert sorted(node for sector in sectors for node in sector) == ["0", "1", "2", "3"]
+    assert sorted(node for sector in sectors for node in sector) == [
+        "node-0",
+        "node-1",
+        "node-2",
+        "node-3",
+    ]
     for leaders in topology["heads"].values():
         assert all(leader in sector for leader, sector in zip(leaders, sectors, strict=True))
     assert topology["heads"]["3"] == [c["head"] for c in topology["clusters"]]

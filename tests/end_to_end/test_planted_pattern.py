@@ -166,9 +166,10 @@ def run(federation, patterns, folder, app, links):
     assert outcome.completed, outcome.lines[-20:]
     results = folder / "runs" / str(outcome.run_id)
     (cluster,) = json.loads((results / "topology.json").read_text())["clusters"]
-    members = {int(name) for name in cluster["members"]}
+    number = {f"node-{i}": i for i in range(NODES)}
+    members = {number[name] for name in cluster["members"]}
     assert len(members) == NODES - 1
-    head = federation.nodes[int(cluster["head"])].state_dir / "runs" / str(outcome.run_id)
+    head = federation.nodes[number[cluster["head"]]].state_dir / "runs" / str(outcome.run_id)
     assert nodes_seen(patterns, head.glob("*/parcel-*")) == members  # they did travel
     return {
         "database": in_database,

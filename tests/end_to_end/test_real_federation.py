@@ -105,7 +105,7 @@ def test_hfldd_runs_on_real_processes_and_leaves_its_results(hfldd):
     assert summary["link_bytes"] > 0
     topology = json.loads((folder / "topology.json").read_text())
     named = [n for c in topology["clusters"] for n in (c["head"], *c["members"])]
-    assert sorted(named) == ["0", "1", "2"]
+    assert sorted(named) == ["node-0", "node-1", "node-2"]
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ def test_cadis_puts_every_virtual_node_into_a_cluster(simulation):
     assert [row["round"] for row in rounds_of(folder)] == [0, 1, 2]
     clusters = json.loads((folder / "topology.json").read_text())["clusters"]
     members = [node for cluster in clusters for node in cluster["members"]]
-    assert sorted(members) == ["0", "1", "2", "3"]
+    assert sorted(members) == ["node-0", "node-1", "node-2", "node-3"]
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def test_a_run_leaves_metrics_settings_topology_traffic_curve_and_model(run):
     assert json.loads((folder / "settings.json").read_text())["num-rounds"] == 2
     topology = json.loads((folder / "topology.json").read_text())
     named = [n for c in topology["clusters"] for n in (c["head"], *c["members"])]
-    assert sorted(named) == ["0", "1", "2", "3"]
+    assert sorted(named) == ["node-0", "node-1", "node-2", "node-3"]
     traffic = json.loads((folder / "traffic.json").read_text())
     measured = sum(s for phase in traffic["measured"].values() for s in phase.values())
     summary = json.loads((folder / "summary.json").read_text())

@@ -361,7 +361,8 @@ def test_the_run_ends_with_everyone_elses_work_and_says_who_failed(
         assert victim in trained or strategy == "hfldd"
     else:
         said = [line["warning"] for line in lines if line["round"] == number and "warning" in line]
-        assert any(str(victim) in text and re.search(SAID[fault], text) for text in said), said
+        name = f"node-{run.numbers[victim]}"
+        assert any(name in text and re.search(SAID[fault], text) for text in said), said
 
 
 def who_trained(run, lines, number):

@@ -45,7 +45,7 @@ class KillingGrid:
                 for part in ("pid", "supernode", "executor", "worker", "mailbox"):
                     with suppress(ProcessLookupError):  # ended with the one before
                         os.kill(told[part], signal.SIGKILL)
-                print("KILLED", file.parent.name.removeprefix("node-"), flush=True)
+                print("KILLED", file.parent.name, flush=True)
 
 class Killing(FedHEAD):
     def __init__(self, *, nodes, **settings):

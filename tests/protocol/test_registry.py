@@ -1,5 +1,6 @@
 """Our methods by name; those of installed packages are in tests/plugins."""
 
+import json
 import subprocess
 import sys
 
@@ -120,9 +121,15 @@ def test_phases_of_a_run_are_those_of_all_and_the_methods_own():
     assert hfldd[TRAIN_POOL].quorum
 
 
-def test_ours_need_nothing_of_nodes():
+def test_of_ours_nodes_need_the_code_alone_but_for_distillers_and_files():
     assert requirement_of(None) is None
-    assert all(requirement_of(method) is None for method in built_in_methods().values())
+    needed = {
+        name: requirement_of(method, method.settings and method.settings())
+        for name, method in built_in_methods().items()
+    }
+    assert [name for name, requirement in needed.items() if requirement] == ["hfldd"]
+    assert json.loads(needed["hfldd"].settings)["distiller"] == "auto"
+    assert needed["hfldd"].package == ""
 
 
 def test_a_methods_table_is_its_own_or_one_that_it_shares():

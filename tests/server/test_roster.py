@@ -1,11 +1,21 @@
 """Meeting the nodes before a run."""
 
+import logging
+
 import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from protocol.meeting import DESCRIBE
 from server.roster import Roster, TooFewNodesError, meet_nodes
 from strategies.common.directory import Directory
+from task.settings import SettingsError
+
+
+@pytest.fixture
+def warnings(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level(logging.WARNING, "flwr")
+    return caplog
 
 
 def met(grid, min_nodes, timeout=1, first=()):
@@ -15,32 +25,35 @@ def met(grid, min_nodes, timeout=1, first=()):
     return roster
 
 
-def node(**metrics):
-    return lambda message: RecordDict({"metrics": MetricRecord(metrics)})
+def node(config=None, **metrics):
+    """A node that describes itself so."""
+    content = RecordDict({"metrics": MetricRecord({"num-examples": 1, **metrics})})
+    if config:
+        content["config"] = ConfigRecord(config)
+    return lambda message: content
 
 
 def test_nodes_are_named_and_ordered_by_partition_then_by_id(memory_grid):
-    def silent(message):
-        raise RuntimeError("not our ClientApp")
-
     grid = memory_grid(
         {
             50: node(**{"num-examples": 10, "partition-id": 1}),
-            60: silent,
+            60: node(**{"num-examples": 5}),
             70: node(**{"num-examples": 20, "partition-id": 0}),
-            40: node(**{"num-examples": 5}),
+            40: node({"name": "ward"}, **{"num-examples": 5}),
         }
     )
     roster = met(grid, 4, timeout=1)
-    assert list(roster.names.items()) == [(70, "0"), (50, "1"), (40, "40"), (60, "60")]
+    assert list(roster.names.items()) == [
+        *((70, "node-0"), (50, "node-1"), (40, "ward"), (60, "node …60"))
+    ]
+    assert list(roster.identities.values()) == ["0", "1", "ward", "60"]
     assert roster.order == {70: 0, 50: 1, 40: 2, 60: 3}
-    assert sum(roster.num_examples.values()) == 35
 
 
 def test_a_partition_comes_before_none_also_where_few_of_many_partitions_are_there(memory_grid):
     many = {9: node(**{"num-examples": 1, "partition-id": 70}), 3: node(**{"num-examples": 1})}
     roster = met(memory_grid(many), 2)
-    assert list(roster.names.values()) == ["70", "3"]
+    assert list(roster.identities.values()) == ["70", "3"]
 
 
 def test_a_node_is_asked_once_who_it_is_and_its_answer_is_the_strategies_too(memory_grid):
@@ -54,17 +67,16 @@ def test_a_node_is_asked_once_who_it_is_and_its_answer_is_the_strategies_too(mem
 
 
 def test_a_node_is_named_after_the_data_set_that_it_holds_in_place_of_the_runs(memory_grid):
-    def usps(message):
-        content = node(**{"num-examples": 7, "partition-id": 1})(message)
-        content["config"] = ConfigRecord({"dataset": "usps"})
-        return content
-
-    grid = memory_grid({5: usps, 6: node(**{"num-examples": 7, "partition-id": 0})})
-    assert met(grid, 2, timeout=1).names == {6: "0", 5: "usps/1"}
+    usps = node({"dataset": "usps"}, **{"partition-id": 1})
+    roster = met(memory_grid({5: usps, 6: node(**{"partition-id": 0})}), 2, timeout=1)
+    assert roster.names == {6: "node-0", 5: "usps/1"}
+    assert roster.identities == {6: "0", 5: "usps/1"}
 
 
 def test_too_few_nodes_end_the_run_with_the_setting_and_the_remedy(memory_grid):
-    with pytest.raises(TooFewNodesError, match=r"min-nodes = 3, but 1 nodes .* lower min-nodes"):
+    with pytest.raises(
+        TooFewNodesError, match=r"min-nodes = 3, but 1 node connected .* lower min-nodes"
+    ):
         met(memory_grid({1: node(**{"num-examples": 1})}), 3, timeout=0.3)
 
 
@@ -81,16 +93,107 @@ def test_nodes_that_connect_in_time_are_waited_for(memory_grid):
     assert len(met(OneMoreAtEachLook(described), 3, timeout=20).names) == 3
 
 
-def test_a_node_that_describes_itself_badly_is_known_by_its_id(memory_grid):
-    grid = memory_grid(
-        {
-            5: node(**{"num-examples": float("nan")}),
-            6: lambda message: RecordDict(),
-            7: node(**{"num-examples": 3, "partition-id": 0}),
-        }
+def test_where_too_few_can_take_part_the_run_ends_with_what_is_lacking_and_where(memory_grid):
+    lacking = {"lacks": ["model='x:y': module 'x' cannot be imported"]}
+    nodes = {
+        **{i: node({**lacking, "name": f"ward-{i}"}) for i in range(1, 8)},
+        8: node({"name": "lab"}, **{"num-examples": float("nan")}),
+        9: node({"name": "able"}),
+    }
+    with pytest.raises(TooFewNodesError) as caught:
+        met(memory_grid(nodes), 2)
+    text = str(caught.value)
+    assert text.startswith(
+        "min-nodes = 2, but only 1 of 9 nodes can take part: ward-1, ward-2, ward-3, ward-4, "
+        "ward-5 and 2 others: model='x:y': module 'x' cannot be imported; node …8: it describes"
     )
-    roster = met(grid, 3, timeout=1)
-    assert (roster.names, roster.num_examples) == ({7: "0", 5: "5", 6: "6"}, {7: 3})
+    assert "\n" not in text
+
+
+def test_where_enough_can_take_part_the_others_are_left_out_and_asked_again(memory_grid):
+    answers = {
+        1: node({"name": "a"}),
+        2: node({"name": "b", "lacks": ["no data"]}),
+    }
+    grid = memory_grid(answers)
+    roster = met(grid, 1)
+    assert list(roster.names.values()) == ["a"]
+    assert roster.left_out == {2: ("no data",)}
+    assert roster.warnings == ["Left out: b: no data"]
+    due = []
+    for server_round in range(1, 9):
+        if 2 not in roster.not_due(server_round):
+            due.append(server_round)
+            roster.meet_new(grid, 1, server_round=server_round)
+    assert due == [1, 3, 7]
+    grid.nodes[2] = node({"name": "b"})
+    assert roster.meet_new(grid, 1, server_round=15) == [2]
+    assert (roster.left_out, roster.warnings) == ({}, [])
+
+
+def test_a_partition_that_two_nodes_have_is_a_warning_until_one_is_gone(memory_grid, warnings):
+    same = {"partition-id": 3}
+    answers = {
+        1: node(**same),
+        2: node({"name": "ward"}, **same),
+        3: node({"dataset": "u"}, **same),
+    }
+    grid = memory_grid(answers)
+    roster = met(grid, 3)
+    (text,) = roster.warnings
+    assert text.startswith("node-3 and ward have the same partition, 3, and may hold the same")
+    assert warnings.messages == [text]
+    roster.meet_new(grid, 1)
+    assert warnings.messages == [text]
+    del grid.nodes[1]
+    roster.meet_new(grid, 1)
+    assert roster.warnings == []
+
+
+def covering(*classes, **about):
+    """Warnings of a run tested on classes 0 to 3, whose nodes hold these."""
+
+    def meet(memory_grid):
+        configs = [{} if held is None else {"classes": held} for held in classes]
+        grid = memory_grid({i: node(config) for i, config in enumerate(configs)})
+        roster = Roster(tested=(0, 1, 2, 3), **about)
+        meet_nodes(grid, roster, 1, timeout=1)
+        return roster.warnings
+
+    return meet
+
+
+def test_classes_of_the_test_set_that_no_node_holds_are_a_warning(memory_grid):
+    assert covering([0, 1], [2, 3])(memory_grid) == []
+    (text,) = covering([0, 1], [0])(memory_grid)
+    assert text.startswith("No node holds classes 2 and 3, so the model cannot learn")
+    (text,) = covering([0, 1, 3], class_names=("ant", "bee", "cat", "dog"))(memory_grid)
+    assert text.startswith("No node holds class cat, ")
+    assert covering([0], None)(memory_grid) == []  # differential privacy: they do not say
+
+
+def folders(*names, **metrics):
+    return node({"class-names": list(names)}, **metrics)
+
+
+def test_different_class_folders_end_the_run_with_the_setting_that_says_what_they_mean(memory_grid):
+    nodes = {i: folders(*names) for i, names in enumerate([("cat", "dog"), ("dog", "fish")])}
+    with pytest.raises(SettingsError) as caught:
+        met(memory_grid(nodes), 1)
+    assert str(caught.value) == (
+        'private.classes = "", but nodes have different class folders: node …0: cat and dog; '
+        'node …1: dog and fish (set private.classes="cat,dog,fish")'
+    )
+
+
+def test_a_node_that_comes_with_other_class_folders_than_the_first_is_refused(memory_grid):
+    grid = memory_grid({1: folders("cat", "dog"), 2: folders("cat", "dog"), 3: node()})
+    roster = met(grid, 3)
+    assert roster.class_names == ("cat", "dog")
+    grid.nodes |= {4: folders("dog", "fish"), 5: folders("cat", "dog"), 6: node()}
+    assert roster.meet_new(grid, 1) == [5, 6]
+    (reason,) = roster.left_out[4]
+    assert reason.startswith("its class folders are dog and fish, those of the run are cat and dog")
 
 
 def test_nodes_that_come_later_come_after_the_others(memory_grid):
@@ -105,4 +208,4 @@ def test_nodes_that_come_later_come_after_the_others(memory_grid):
 def test_a_resumed_run_meets_its_nodes_in_the_order_of_before(memory_grid):
     held = {i: node(**{"num-examples": 3, "partition-id": i}) for i in range(4)}
     roster = met(memory_grid(held), 4, timeout=1, first=["2", "9", "0"])
-    assert list(roster.names.values()) == ["2", "0", "1", "3"]
+    assert list(roster.identities.values()) == ["2", "0", "1", "3"]

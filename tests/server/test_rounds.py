@@ -3,9 +3,10 @@
 import json
 
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
 
 import server.task
+from protocol.meeting import DESCRIBE
 from server import rounds
 from server.app import main
 from server.grid.metered import QuorumError
@@ -13,7 +14,7 @@ from server.grid.screening import ScreeningGrid
 from server.record.checkpoint import CheckpointError, checkpoints, load_checkpoint
 from server.record.recorder import RunRecorder
 from server.record.resume import lock_run_folder
-from server.roster import Roster
+from server.roster import Roster, TooFewNodesError
 from task.settings import SettingsError
 
 NODES = 3
@@ -88,6 +89,58 @@ def test_a_node_that_came_in_a_round_is_in_its_checkpoint_and_trains_in_the_next
     lines = [json.loads(line) for line in (folder / "journal.jsonl").open()]
     asked = [line["asked"] for line in lines if line.get("phase") == "train"]
     assert asked == [NODES, NODES + 1]
+
+
+def without_data(answer):
+    """A node that lacks its data."""
+    lacking = RecordDict(
+        {
+            "metrics": MetricRecord({"num-examples": 0, "partition-id": 2}),
+            "config": ConfigRecord({"lacks": ["data=/scans: is not there"], "name": "ward"}),
+        }
+    )
+    return lambda message: lacking if message.metadata.message_type == DESCRIBE else answer(message)
+
+
+def test_a_node_that_lacks_its_data_ends_the_run_before_any_node_trains(client_grid, play):
+    grid = client_grid(NODES, QUICK)
+    last = max(grid.nodes)
+    grid.nodes[last] = without_data(grid.nodes[last])
+    with pytest.raises(TooFewNodesError) as caught:
+        play(grid)
+    assert str(caught.value).startswith(
+        "min-nodes = 3, but only 2 of 3 nodes can take part: ward: data=/scans: is not there ("
+    )
+    assert {message.metadata.message_type for message in grid.pushed} == {DESCRIBE}
+
+
+def test_a_run_with_enough_nodes_goes_on_without_it_and_takes_it_when_it_is_repaired(
+    client_grid, play
+):
+    config = {**QUICK, "min-nodes": 2, "partition.classes": 2}
+    grid = client_grid(NODES, config)
+    first, last = min(grid.nodes), max(grid.nodes)
+    works, trains = grid.nodes[last], grid.nodes[first]
+    grid.nodes[last] = without_data(works)
+
+    def repairing(message):
+        if message.metadata.message_type == "train":
+            grid.nodes[last] = works
+        return trains(message)
+
+    grid.nodes[first] = repairing
+    folder = play(grid, **config)
+    lines = [json.loads(line) for line in (folder / "journal.jsonl").open()]
+    asked = [line["asked"] for line in lines if line.get("phase") == "train"]
+    assert asked == [2, 3]
+    about = json.loads((folder / "about.json").read_text())
+    assert [node["name"] for node in about["nodes"].values()] == ["node-0", "node-1", "ward"]
+    (warning,) = about["warnings"]
+    assert warning.startswith("No node holds classes 6, 7, 8 and 9, so the model")
+    assert json.loads((folder / "summary.json").read_text())["warnings"] == [warning]
+    page = (folder / "report.html").read_text()
+    assert page.index("No node holds classes 6") < page.index("Learning")
+    assert "Cannot take part: ward: data=/scans: is not there" in page
 
 
 def test_results_are_written_while_the_folder_is_locked_and_it_is_free_thereafter(

@@ -7,14 +7,16 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from links.records import Introduction
 from protocol.meeting import DESCRIBE, Requirement
-from strategies.common.directory import Description, Directory
+from strategies.common.directory import Description, Directory, by_reason, listed
 
 
 class Node:
     """Describes itself, and counts how often it was asked."""
 
-    def __init__(self, **metrics):
+    def __init__(self, config=None, **metrics):
         self.content = RecordDict({"metrics": MetricRecord({"num-examples": 3, **metrics})})
+        if config:
+            self.content["config"] = ConfigRecord(config)
         self.asked = []
 
     def __call__(self, message):
@@ -55,23 +57,86 @@ def test_what_a_node_says_is_read_whole(memory_grid):
     node = Node(**{"partition-id": 4, "sector": 2})
     introduction = Introduction(public_key=b"k" * 32, address="here:1", permit_key=b"p")
     node.content["introduction"] = ConfigRecord(introduction.model_dump(by_alias=True))
-    node.content["config"] = ConfigRecord({"dataset": "usps"})
+    said = {"dataset": "usps", "name": "ward", "class-names": ["cat", "dog"], "classes": [0, 7]}
+    node.content["config"] = ConfigRecord(said)
     (found,) = Directory().look_up(memory_grid({7: node}), [7]).values()
-    assert found == Description(3, partition=4, sector=2, dataset="usps", introduction=introduction)
+    assert found == Description(
+        num_examples=3,
+        partition=4,
+        sector=2,
+        dataset="usps",
+        introduction=introduction,
+        name="ward",
+        class_names=("cat", "dog"),
+        classes=(0, 7),
+    )
 
 
-def test_a_node_that_says_nothing_usable_is_left_out_named_and_asked_again(memory_grid, warnings):
-    away, odd, badly = Node(), Node(**{"num-examples": -1}), Node()
+def test_a_node_that_cannot_take_part_says_why_and_is_asked_again(memory_grid, warnings):
+    away, odd, badly, lacking = Node(), Node(**{"num-examples": -1}), Node(), Node({"lacks": ["x"]})
     away.content, badly.content["introduction"] = None, ConfigRecord({"x": 1})
-    nodes = {1: Node(), 2: away, 3: odd, 4: badly}
+    nodes = {1: Node(), 2: away, 3: odd, 4: badly, 5: lacking, 6: lambda message: None}
     grid, directory = memory_grid(nodes), Directory()
-    assert list(directory.look_up(grid, nodes)) == [1]
-    assert "Node 2 failed in query.describe" in warnings.text
-    for node in (3, 4):
-        assert f"Node {node} describes itself badly: " in warnings.text
+    lacks = {node: about.lacks for node, about in directory.look_up(grid, nodes).items()}
+    assert (lacks[1], lacks[2], lacks[5], lacks[6]) == (
+        (),
+        ("away",),
+        ("x",),
+        ("no answer in time",),
+    )
+    assert lacks[3][0].startswith("it describes itself badly: metrics: num-examples = -1")
+    assert lacks[4][0].startswith("it describes itself badly: introduction: ")
+    assert warnings.messages[0] == "Cannot take part: node …2: away"
+    assert len(warnings.messages) == 5
     away.content = odd.content = Node().content
-    assert list(directory.look_up(grid, nodes)) == [1, 2, 3]
-    assert [len(node.asked) for node in nodes.values()] == [1, 2, 2, 2]
+    able = [node for node, about in directory.look_up(grid, nodes).items() if not about.lacks]
+    assert able == [1, 2, 3]
+    assert [len(nodes[node].asked) for node in range(1, 6)] == [1, 2, 2, 2, 2]
+
+
+def test_a_node_is_called_by_its_owners_name_else_by_its_partition_else_by_its_id(memory_grid):
+    number = {"partition-id": 3}
+    nodes = {
+        11: Node({"name": "ward-3"}, **number),
+        12: Node(**number),
+        13: Node({"dataset": "usps"}, **number),
+        2**63 + 12345: Node(),
+    }
+    directory = Directory()
+    directory.look_up(memory_grid(nodes), nodes)
+    names = [directory.name(node) for node in nodes]
+    assert names[:3] == ["ward-3", "node-3", "usps/3"]
+    assert names[3] == f"node …{str(2**63 + 12345)[-5:]}"
+
+
+def test_nodes_with_one_name_are_told_apart_unless_one_is_the_other_come_back(memory_grid):
+    ward, grid = Node({"name": "ward"}), memory_grid({})
+    grid.nodes = {1: ward, 2: ward, 3: Node({"name": "ward (2)"})}
+    directory = Directory()
+    directory.look_up(grid, grid.nodes)
+    assert directory.names == {1: "ward", 2: "ward (2)", 3: "ward (2) (2)"}
+    grid.nodes = {2: ward, 4: ward, 5: ward}
+    directory.look_up(grid, [4, 5])
+    assert (directory.names[4], directory.names[5]) == ("ward", "ward (3)")
+    directory.forget(2)
+    directory.look_up(grid, [2])
+    assert directory.names[2] == "ward (2)"
+
+
+def test_of_a_thousand_nodes_that_lack_something_a_few_are_named(memory_grid, warnings):
+    nodes = {i: Node({"lacks": ["no torch"], "name": f"n{i}"}) for i in range(1000)}
+    Directory().look_up(memory_grid(nodes), nodes)
+    said = "Cannot take part: n0, n1, n2, n3, n4 and 995 others: no torch"
+    assert warnings.messages == [said]
+
+
+def test_reasons_are_listed_once_with_the_most_frequent_first_and_the_rest_counted():
+    lines = by_reason({"a": ["x"], "b": ["y", "z"], "c": ["y"], "d": []})
+    assert lines == ["b and c: y", "a: x", "b: z"]
+    lines = by_reason({f"n{i}": [f"why {i}"] for i in range(12)})
+    assert (len(lines), lines[-1]) == (11, "2 more reasons")
+    assert listed(["a", "b", "c"]) == "a, b and c"
+    assert listed(list("abcdef")) == "a, b, c, d, e and 1 other"
 
 
 def test_nodes_are_told_which_package_the_run_needs(memory_grid):
@@ -81,7 +146,7 @@ def test_nodes_are_told_which_package_the_run_needs(memory_grid):
     Directory(requirement).look_up(memory_grid({1: needed}), [1])
     assert "config" not in plain.asked[0]
     assert needed.asked[0]["config"] == ConfigRecord(
-        {"method": "colours", "package": "colours==1.2"}
+        {"method": "colours", "package": "colours==1.2", "settings": "{}"}
     )
 
 

@@ -3,6 +3,7 @@ import pytest
 from PIL import Image
 
 from task.datasets import DatasetError, DataSpec, load_private_data
+from task.datasets.private import class_names
 
 GREY = DataSpec("grey", (1, 6, 8), 3, (0.25,), (0.5,))
 COLOUR = DataSpec("colour", (3, 6, 8), 3, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
@@ -27,6 +28,34 @@ def test_other_folder_names_are_numbered_in_sorted_order(tmp_path):
     raw = load_private_data(tmp_path, GREY)
     assert raw.labels.tolist() == [0, 1, 2]
     assert raw.images[:, 0, 0, 0].tolist() == [ord(letter) for letter in "acd"]
+
+
+def test_named_folders_are_the_classes_that_the_run_lists_and_some_may_be_missing(tmp_path):
+    for name in ("dog", "cat"):
+        _save_image(tmp_path / name / "a.png")
+    raw = load_private_data(tmp_path, GREY, ("dog", "ant", "cat"))
+    assert raw.labels.tolist() == [2, 0]
+    assert class_names(tmp_path) == ("cat", "dog")
+
+
+def test_folders_that_the_run_does_not_list_are_refused_by_name(tmp_path):
+    for name in ("bird", "cat", "wolf"):
+        _save_image(tmp_path / name / "a.png")
+    with pytest.raises(DatasetError, match=r"bird, wolf: not in private\.classes = 'ant,cat,dog'"):
+        load_private_data(tmp_path, GREY, ("ant", "cat", "dog"))
+
+
+def test_numbers_keep_their_meaning_where_the_run_lists_names(tmp_path):
+    _save_image(tmp_path / "1" / "a.png")
+    assert class_names(tmp_path) == ()
+    assert load_private_data(tmp_path, GREY, ("ant", "cat", "dog")).labels.tolist() == [1]
+
+
+@pytest.mark.parametrize("name", ["a,b", "a\tb", "x" * 61])
+def test_a_class_folder_that_no_setting_can_list_is_named(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(DatasetError, match="needs another name"):
+        load_private_data(tmp_path, GREY)
 
 
 def test_an_empty_class_folder_keeps_the_numbering(tmp_path):

@@ -213,7 +213,7 @@ def test_a_run_tells_of_those_set_aside_in_metrics_and_report(client_grid, tmp_p
     lines = (tmp_path / "7" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["set_aside"] for line in lines] == [0, 1, 1]
     report = (tmp_path / "7" / "report.html").read_text()
-    assert "Reply of node 1 to train set aside" in report
+    assert "Reply of node-1 to train set aside" in report
     assert "holds NaN or infinity" in report
 
 

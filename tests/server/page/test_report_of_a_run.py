@@ -22,6 +22,7 @@ def run(client_grid, tmp_path):
         "fraction-evaluate": 1.0,
         "train.local-epochs": 1,
         "hfldd.distill-steps": 3,
+        "partition.scheme": "iid",
         "runs-dir": str(tmp_path),
     }
     main(client_grid(4, run_config), Context(7, 1, {}, RecordDict(), run_config))
@@ -37,9 +38,8 @@ def test_a_run_of_hfldd_tells_all_that_the_report_shows(run):
     assert all(-1 <= card["highest-cosine"] <= 1 for card in cards.values())
     assert all("eval-accuracy" in numbers for numbers in asked["evaluate"]["nodes"].values())
     assert [len(row["class_accuracy"]) for row in run.rows] == [10, 10, 10]
-    counts = {
-        str(i): len(partition_samples(TaskSettings.from_run_config({}), i, 4)) for i in range(4)
-    }
+    task = TaskSettings.from_run_config({"partition.scheme": "iid"})
+    counts = {f"node-{i}": len(partition_samples(task, i, 4)) for i in range(4)}
     assert {node: sum(of_node) for node, of_node in run.partition.items()} == counts
     page = run_page(run)
     assert (run.folder / "report.html").read_text() == page

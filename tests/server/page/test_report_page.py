@@ -71,14 +71,25 @@ def test_a_chart_of_few_or_wild_points_is_drawn(points):
 
 
 def test_every_dot_is_a_class_that_a_node_holds_and_its_area_is_the_number_of_samples():
-    drawing = dot_plot({"0": [64, 0, 16], "1": [0, 0, 1]})
+    drawing = dot_plot({"node-0": [64, 0, 16], "ward 3": [0, 0, 1]})
     assert titles(drawing, "circle") == [
-        "node 0: 64 of class 0",
-        "node 0: 16 of class 2",
-        "node 1: 1 of class 2",
+        "node-0: 64 of class 0",
+        "node-0: 16 of class 2",
+        "ward 3: 1 of class 2",
     ]
     radii = [float(c.get("r")) for c in ElementTree.fromstring(drawing).iter("circle")]
     assert radii[0] == pytest.approx(2 * radii[1], abs=0.1)
+
+
+def test_names_are_cut_to_fit_into_a_drawing_and_whole_when_pointed_at():
+    star = cluster_star("node-4", ["a ward of the north", "node …12345"], {})
+    assert titles(star, "g") == [
+        "a ward of the north, member",
+        "node …12345, member",
+        "node-4, head",
+    ]
+    shown = [text.text for text in ElementTree.fromstring(star).iter("text")]
+    assert shown == ["a war…", "…12345", "4"]
 
 
 def test_a_cluster_is_drawn_with_a_link_from_each_member_to_its_head():
@@ -100,7 +111,7 @@ def test_a_cluster_without_head_has_no_links_and_nodes_that_do_not_touch():
 
 def test_every_head_of_every_round_is_a_filled_cell_and_no_other_is():
     expected = {
-        f"node {head} led in round {number}"
+        f"{head} led in round {number}"
         for number, heads in TOPOLOGY["heads"].items()
         for head in heads
     }
@@ -147,14 +158,14 @@ def test_many_curves_stand_out_by_mean_lowest_and_highest(finished_run):
     ]
     (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = run_page(read_run(folder))
-    assert "lowest, of node 2, is at 0.5, the highest, of node 0, at 4, and the mean at 0.5" in page
+    assert "lowest, of node-2, is at 0.5, the highest, of node-0, at 4, and the mean at 0.5" in page
     places = re.findall(r"mean, round (\d+): ([\d.]+)", page)
     assert places[-3:] == [("1", "2"), ("2", "4"), ("3", "0.5")]
 
 
 def test_equal_faults_stand_once_with_the_nodes_name_and_their_rounds(finished_run):
     page = run_page(read_run(finished_run()))
-    row = re.search(r"<tr>\s*<td[^>]*>Node 2 failed in train: .*?</tr>", page, re.DOTALL)[0]
+    row = re.search(r"<tr>\s*<td[^>]*>node-2 failed in train: .*?</tr>", page, re.DOTALL)[0]
     assert re.findall(r"<td[^>]*>(.*?)</td>", row)[1:] == ["1–2", "2"]
 
 

@@ -8,6 +8,7 @@ import pytest
 from server.record.about import about_run, class_counts
 from server.roster import Roster
 from server.settings import RunSettings
+from strategies.common.directory import Description, Directory
 from task.datasets import DataSpec
 from task.source import data_spec, partition_samples
 
@@ -22,8 +23,10 @@ def settings(**run_config):
 
 def roster(sizes):
     ids = [2**64 - 10 + i for i in range(len(sizes))]
-    names = {node: str(i) for i, node in enumerate(ids)}
-    return Roster(names=names, num_examples=dict(zip(ids, sizes, strict=True)))
+    nodes = {node: Description(sizes[i], partition=i) for i, node in enumerate(ids)}
+    directory = Directory()
+    directory.names |= {node: f"node-{i}" for i, node in enumerate(ids)}
+    return Roster(directory, nodes=nodes)
 
 
 def sizes(run, holdout):
@@ -37,7 +40,7 @@ def test_class_counts_are_those_of_the_partition(holdout):
     counts = class_counts(run, data_spec(run), roster(sizes(run, holdout)))
     for i in range(NODES):
         labels = partition_samples(run, i, NODES).labels
-        assert counts[str(i)] == [int(np.sum(labels == c)) for c in range(10)]
+        assert counts[f"node-{i}"] == [int(np.sum(labels == c)) for c in range(10)]
 
 
 def test_class_counts_are_not_told_where_nodes_hold_something_else():
@@ -51,7 +54,7 @@ def test_class_counts_are_not_told_of_nodes_own_data_nor_of_nodes_without_partit
     private = settings(dataset="private")
     assert class_counts(private, data_spec(private), roster([5, 5])) is None
     run = settings()
-    strangers = Roster(names={7: "7", 9: "9"}, num_examples={7: 700, 9: 700})
+    strangers = Roster(nodes={7: Description(700), 9: Description(700)})
     assert class_counts(run, data_spec(run), strangers) is None
 
 
@@ -59,5 +62,5 @@ def test_the_data_spec_comes_back_from_json():
     spec = DataSpec("x", (3, 4, 5), 7, (0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
     about = json.loads(json.dumps(about_run(spec, roster([5]), "2026-11-21")))
     assert about["spec"]["shape"] == [3, 4, 5]
-    assert about["nodes"] == {str(2**64 - 10): {"name": "0", "samples": 5}}
+    assert about["nodes"] == {str(2**64 - 10): {"name": "node-0", "samples": 5}}
     assert {"python", "flwr", "torch"} <= about["versions"].keys()

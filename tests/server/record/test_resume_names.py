@@ -13,6 +13,12 @@ from server.record.resume import OffsetRounds, continue_on_nodes, offset_evaluat
 from server.roster import Roster
 from strategies.cadis import CADIS
 from strategies.cadis.similarity import KnownPairs
+from strategies.common.directory import Description
+
+
+def met(partitions):
+    """Roster of nodes with these partitions, by id."""
+    return Roster(nodes={node: Description(1, partition=i) for node, i in partitions.items()})
 
 
 def test_of_the_ids_that_a_node_had_the_last_one_becomes_its_new_one():
@@ -29,7 +35,7 @@ def test_of_the_ids_that_a_node_had_the_last_one_becomes_its_new_one():
         record={},
     )
     resumed = CADIS()
-    restore(resumed, checkpoint, Roster(names={21: "0", 22: "1"}))
+    restore(resumed, checkpoint, met({21: 0, 22: 1}))
     assert resumed.places == {11: 0, 22: 1, 21: 2}
 
 
@@ -41,8 +47,7 @@ def test_nodes_that_took_part_take_up_what_they_kept_and_others_are_named(
     before = {2**64 - 11: "0", 12: "1", 13: "0", 14: "3"}  # node 0 came back as 13
     checkpoint = Checkpoint(2**63 + 1, 4, {}, before, ArrayRecord(), {}, {})
     grid = memory_grid({node: lambda message: RecordDict() for node in (21, 22, 23)})
-    roster = Roster(names={21: "0", 22: "1", 23: "2"})
-    continue_on_nodes(grid, checkpoint, roster, timeout=5)
+    continue_on_nodes(grid, checkpoint, met({21: 0, 22: 1, 23: 2}), timeout=5)
     told = {
         message.metadata.dst_node_id: (message.metadata.message_type, dict(message.content[CONFIG]))
         for message in grid.pushed
@@ -52,7 +57,7 @@ def test_nodes_that_took_part_take_up_what_they_kept_and_others_are_named(
         21: (CONTINUE, {**run, "node-id": "13"}),
         22: (CONTINUE, {**run, "node-id": "12"}),
     }
-    assert caplog.messages == ["Node 23 is new to the run", "Node 3 is not back"]
+    assert caplog.messages == ["Node 23 is new to the run", "node-3 is not back"]
 
 
 def test_rounds_are_counted_from_those_that_are_over():

@@ -1,0 +1,90 @@
+"""What a node lacks for a run: asked before any node trains."""
+
+import json
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+
+from flwr.app import Context
+
+from client.session import Session
+from links import introduce
+from protocol.meeting import MOST_REASONS, Requirement, one_line
+from protocol.method import Method
+from protocol.registry import find_method
+from task.datasets import DataSpec
+from task.models import create_model
+from task.plugin import import_object
+from task.settings import SettingsError, TaskSettings
+from task.source import data_spec
+
+Check = Callable[[], object]
+
+
+def lacking(context: Context, requirement: Requirement | None) -> list[str]:
+    """What the node lacks for a run, each in a line with the remedy; empty if nothing.
+
+    Tried are the node's data and links, the model, and what the method needs: its code and, by
+    `Method.needs`, distillers and files.
+    """
+    task = TaskSettings.from_run_config(context.run_config)
+    data_root = str(context.node_config.get("data-root", ""))
+    reasons = _failing(
+        [
+            lambda: introduce(Session.of(context)),
+            lambda: _build_model(task.model, data_spec(task, data_root)),
+            lambda: _import_code(requirement),
+        ]
+    )
+    if not reasons and requirement:
+        needs: list[Check] = []
+        reasons = _failing([lambda: needs.extend(_needs(context, requirement))]) or _failing(needs)
+    return reasons[:MOST_REASONS]
+
+
+def _failing(checks: Iterable[Check]) -> list[str]:
+    """Distinct reasons of the checks that fail."""
+    reasons = []
+    for check in checks:
+        try:
+            check()
+        except RuntimeError:
+            raise  # CUDA's: the worker reads them, and may start anew
+        except Exception as error:  # whatever a plug-in raises
+            name = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            reasons.append(one_line(f"{name}{error}"))
+    return list(dict.fromkeys(reasons))
+
+
+@lru_cache(maxsize=4)  # virtual nodes of a simulation share a process
+def _build_model(name: str, spec: DataSpec) -> None:
+    create_model(name, spec, seed=0)  # without a seed it would draw from torch's own generator
+
+
+def _method(requirement: Requirement) -> Method:
+    method = find_method(requirement.method)
+    if method is None:
+        raise SettingsError(
+            f"strategy = {requirement.method!r} needs a package that is missing on this node (pip "
+            f"install '{requirement.package}' where the node runs, and start the node again)"
+        )
+    return method
+
+
+def _import_code(requirement: Requirement | None) -> None:
+    if requirement is None:
+        return
+    method = _method(requirement)
+    for path in (*(phase.handler for phase in method.phases), *method.terms.values()):
+        if path:
+            import_object(path)
+
+
+def _needs(context: Context, requirement: Requirement) -> Iterable[Check]:
+    method = _method(requirement)
+    if not method.needs:
+        return ()
+    settings = method.settings and method.settings.checked(
+        json.loads(requirement.settings), "message"
+    )
+    checks: Iterable[Check] = import_object(method.needs)(Session.of(context), settings)  # type: ignore[operator]
+    return checks

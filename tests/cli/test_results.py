@@ -1,0 +1,20 @@
+"""The table at the end of a run."""
+
+import io
+
+from rich.console import Console
+
+from cli.results import results_table
+
+RESULT = {
+    **{"strategy": "hfldd", "accuracy": 0.9, "rounds": 3, "server_bytes": 1, "link_bytes": 2},
+    "seconds": 3.0,
+}
+
+
+def test_warnings_of_the_runs_stand_below_their_table_once():
+    warned = {**RESULT, "warnings": ["No node holds class 8 [of the test set]"]}
+    console = Console(file=io.StringIO(), width=120)
+    console.print(results_table("Runs", {"old": RESULT, "a": warned, "b": warned}))
+    text = console.file.getvalue()
+    assert text.count("No node holds class 8 [of the test set]") == 1
