@@ -148,6 +148,7 @@ PHASES = (
         "leaders distil their sector's ensemble",
         (Reply(metrics=DistillSectorMetrics, arrays={ARRAYS: like_the_model}),),
         "client.fedhead:distill_sector",
+        needed=True,
     ),
 )
 

@@ -28,6 +28,7 @@ MAY_CHANGE_ON_RESUME = {
     "links",
     "min-nodes",
     "num-rounds",
+    "patience-failed",
     "phase-timeout",
     "quorum",
     "resume",

@@ -27,7 +27,7 @@ from protocol.hfldd import (
     soft_labels_of,
 )
 from protocol.messages import CONFIG, METRICS, PARCEL, ROUTE, SERVER_ROUND
-from protocol.replies import number, usable
+from protocol.replies import NothingUsableError, number, usable
 from strategies.common.checked import RobustFedAvg, Update
 from strategies.common.directory import Directory
 from strategies.common.retries import Retries
@@ -218,15 +218,11 @@ class HFLDD(RobustFedAvg):
         _, nodes = sample_nodes(grid, self.min_available_nodes, self.min_available_nodes)
         soft_labels = self._collect_soft_labels(nodes, grid)
         if not soft_labels:
-            raise RuntimeError(
-                f"none of {len(nodes)} nodes sent usable soft labels; the nodes' logs say why"
-            )
+            raise NothingUsableError(f"none of {len(nodes)} nodes sent usable soft labels")
         links = self._meet(grid, soft_labels)
         able = {node: labels for node, labels in soft_labels.items() if node in links}
         if not able:
-            raise RuntimeError(
-                f"none of {len(soft_labels)} nodes introduced itself; the nodes' logs say why"
-            )
+            raise NothingUsableError(f"none of {len(soft_labels)} nodes introduced itself")
         self._clusters.form(able, self.groups)
 
     def _meet(self, grid: Grid, nodes: Iterable[int]) -> Links:
@@ -290,6 +286,10 @@ class HFLDD(RobustFedAvg):
                 log(WARNING, "Node %d cannot send to head %d: %s", node, cluster.head, error)
         deliveries = self._collect_deliveries(routes, links, grid)
         self._hand_over(deliveries, grid)
+        if forming and not any(cluster.held_by_head for cluster in self._clusters):
+            raise NothingUsableError(
+                f"the virtual data of none of {len(lacking)} members reached its head"
+            )
         for node, cluster in lacking.items():
             if node not in cluster.held_by_head:
                 self._retries.failed(node, server_round)
