@@ -103,10 +103,10 @@ class Rounds:
                 evaluate_fn=evaluate,
             )
         except NothingUsableError as error:
-            reasons = told(self.grid.failures)
-            raise NothingLearntError(f"{error}. {reasons} ({START_AGAIN})") from error
+            reasons = told(self.grid.failures) or "no node gave a reason"
+            raise NothingLearntError(f"{error}: {reasons} ({START_AGAIN})") from error
         if not result.arrays:
-            reasons = self._failures[-1] if self._failures else "the strategy made no model of the replies"
+            reasons = next(reversed(self._failures), "the strategy made no model of the replies")
             raise NothingLearntError(
                 f"nothing was learnt in {counted(rounds, 'round')}: {reasons} ({START_AGAIN})"
             )

@@ -4,9 +4,9 @@ from collections import defaultdict
 from typing import Any
 
 from protocol.registry import phase_titles
+from server.page.notices import rounds_by_text
 from server.page.run_files import RunFiles
 from server.page.words import data_size, seconds, spans
-from server.page.notices import rounds_by_text
 from strategies.common.sections import Section, Table
 
 MOST_WARNINGS = 100

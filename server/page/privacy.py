@@ -1,5 +1,6 @@
 """Differential privacy: the epsilon that nodes have spent."""
 
+from protocol.words import counted
 from server.page.run_files import RunFiles
 from strategies.common.sections import Section, Table
 
@@ -34,7 +35,7 @@ def privacy(run: RunFiles) -> Section | None:
         return None
     train = run.settings["train"]
     largest = (
-        f"The largest epsilon of {len(epsilons)} nodes is {max(epsilons.values()):.3g}, at delta = "
+        f"The largest epsilon of {counted(len(epsilons), 'node')} is {max(epsilons.values()):.3g}, at delta = "
         f"{train['dp-delta']:g}."
     )
     rows = [[node, f"{epsilon:.3g}"] for node, epsilon in epsilons.items()]
