@@ -87,15 +87,16 @@ def _privacy(run: RunFiles) -> list[str]:
     cosines = _reported(run, "highest-cosine")
     if cosines:
         lines.append(
-            f"- {counted(len(cosines), 'node')} sent virtual images to other nodes. The one most like a real "
-            f"image of its node had a cosine of {max(cosines):.3f} (1 is a copy); the run's report "
-            "has each node's privacy card."
+            f"- {counted(len(cosines), 'node')} sent virtual images to other nodes. The one most "
+            f"like a real image of its node had a cosine of {max(cosines):.3f} (1 is a copy); the "
+            "run's report has each node's privacy card."
         )
     epsilons_of_images = _reported(run, "virtual-epsilon")
     if epsilons_of_images:
         lines.append(
-            f"- {counted(len(epsilons_of_images), 'node')} sent virtual images to other nodes, made "
-            f"under differential privacy with an epsilon of {max(epsilons_of_images):g}."
+            f"- {counted(len(epsilons_of_images), 'node')} sent virtual images to other nodes, "
+            "made under differential privacy with an epsilon of "
+            f"{max(epsilons_of_images):g}."
         )
     if run.picture:
         lines.append("- The server also made virtual images from the nodes' messages.")

@@ -27,7 +27,8 @@ def topology(run: RunFiles) -> Section | None:
     caption = f"At the end of the run: {counted(len(clusters), 'cluster')}, of {nodes}"
     caption += ", each with its head or leader (filled) in the middle." if led else "."
     if run.topology.get("groups"):
-        caption += f" Colours are the {counted(len(groups), 'homogeneous group')}: nodes with similar labels."
+        colours = counted(len(groups), "homogeneous group")
+        caption += f" Colours are the {colours}: nodes with similar labels."
     drawing = Markup('<div class="clusters">{}</div>').format(Markup().join(stars))
     figures = [Figure("Clusters", caption, drawing, wide=sum(sizes) > MOST_IN_HALF)]
     heads = run.topology.get("heads", {})

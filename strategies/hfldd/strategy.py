@@ -225,15 +225,13 @@ class HFLDD(RobustFedAvg):
         _, nodes = sample_nodes(grid, self.min_available_nodes, self.min_available_nodes)
         soft_labels, noise = self._collect_soft_labels(nodes, grid)
         if not soft_labels:
-            raise NothingUsableError(
-                f"none of {counted(len(nodes), 'node')} sent usable soft labels"
-            )
+            asked = counted(len(nodes), "node")
+            raise NothingUsableError(f"none of {asked} sent usable soft labels")
         links = self._meet(grid, soft_labels)
         able = {node: labels for node, labels in soft_labels.items() if node in links}
         if not able:
-            raise NothingUsableError(
-                f"none of {counted(len(soft_labels), 'node')} introduced itself"
-            )
+            asked = counted(len(soft_labels), "node")
+            raise NothingUsableError(f"none of {asked} introduced itself")
         self._clusters.form(able, self.groups, noise)
         self._warn_of_lacking_classes(grid)
 
