@@ -142,12 +142,12 @@ class Rounds:
 
     def _failure(self, arrays: ArrayRecord) -> str:
         """Why the round has failed, with the nodes' reasons; an empty text if it has not."""
-        barren = [phase for phase, answered in self.grid.answered.items() if not answered]
-        if not self.grid.answered:
+        stuck = arrays is self._model
+        if stuck and not self.grid.answered:
             return "no node was asked to take part"
+        barren = [phase for phase, answered in self.grid.answered.items() if not answered]
         needed = {name for name, phase in phases_of(self.method).items() if phase.needed}
-        stuck = arrays is self._model and barren
-        if not stuck and needed.isdisjoint(barren):
+        if needed.isdisjoint(barren) and not (stuck and barren):
             return ""
         reasons = told(self.grid.failures)
         return f"no node sent anything usable for {', '.join(barren)}: {reasons}"

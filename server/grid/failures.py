@@ -13,7 +13,8 @@ RAISED = re.compile(r"<class '(?:[\w.]*\.)?(\w+)'>:<'(.*)'>", re.DOTALL)
 
 def told(failures: Mapping[int, Sequence[str]]) -> str:
     """Reasons with their nodes, that of most nodes first; see `by_reason`."""
-    return "; ".join(by_reason({str(node): reasons for node, reasons in failures.items()}))
+    distinct = {str(node): list(dict.fromkeys(reasons)) for node, reasons in failures.items()}
+    return "; ".join(by_reason(distinct))
 
 
 def first_line(reason: str) -> str:

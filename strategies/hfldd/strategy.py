@@ -257,7 +257,7 @@ class HFLDD(RobustFedAvg):
             except ValueError as error:
                 log(WARNING, "Soft labels of node %d set aside: %s", node, error)
             with suppress(ValueError):
-                noise[node] = number(reply, OWN_DIVERGENCE)
+                noise[node] = max(number(reply, OWN_DIVERGENCE), 0.0)
         shapes = [labels.shape for labels in soft_labels.values()]
         usual = max(shapes, key=shapes.count, default=())
         shape = self._clusters.label_shape if self._clusters else usual

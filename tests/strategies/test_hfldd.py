@@ -87,8 +87,8 @@ def test_clusters_that_lack_classes_which_other_nodes_hold_are_a_warning(
     client_grid, initial_arrays, caplog
 ):
     form(quick(groups=2), client_grid(4, RUN_CONFIG), initial_arrays)
-    assert "2 of 2 clusters cannot see all classes that nodes hold" in caplog.text
-    assert re.search(r"that of node \d+ lacks \d, \d, \d and \d", caplog.text)
+    assert "clusters cannot see all classes that nodes hold" in caplog.text
+    assert re.search(r"that of node \d+ lacks \d, \d, ", caplog.text)
 
 
 def test_a_cluster_lacks_what_others_hold_and_nothing_is_known_if_a_node_does_not_say():
