@@ -26,7 +26,13 @@ def partition(
         str, typer.Option(help="Data set by name, or package.module:function.")
     ] = "digits",
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 10,
-    classes: Annotated[int, typer.Option(min=1, help="Classes (or shards) a node holds.")] = 2,
+    classes: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Classes (or shards) a node holds; 0: as few as cover all, but at least 2.",
+        ),
+    ] = 0,
     alpha: Annotated[
         float, typer.Option(help="Concentration of dirichlet, exponent of pareto.")
     ] = 0.5,

@@ -25,10 +25,12 @@ from protocol.hfldd import (
     BALANCED,
     KEPT_PARCELS,
     NUM_PARCELS,
+    OWN_DIVERGENCE,
     SOFT_LABELS,
     Distillation,
     HFLDDSettings,
     LabelKnowledge,
+    LabelRequest,
 )
 from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, PARCEL, REJECTED, ROUTE
 from task.datasets import Samples, auxiliary_images
@@ -36,6 +38,10 @@ from task.datasets.auxiliary import NOISE
 from task.models import create_model
 
 PREFIX = "parcel-"
+FEWEST_TO_HALVE = 4
+"""Samples; batch normalisation cannot train on one."""
+SMALLEST_PROBABILITY = 1e-10
+"""As in the KL matrix."""
 
 
 def needs(session: Session, settings: HFLDDSettings) -> Iterator[Callable[[], object]]:
@@ -48,22 +54,32 @@ def needs(session: Session, settings: HFLDDSettings) -> Iterator[Callable[[], ob
 def label_knowledge(message: Message, context: Context) -> Message:
     """Reply with soft labels on the global auxiliary set (step 1)."""
     session = Session.of(context)
-    request = LabelKnowledge.checked(message.content.config_records[CONFIG], "message")
-    spec = session.data.spec
-    auxiliary = _auxiliary(session, request)
-    model = create_model(session.task.model, spec, seed=session.task.seed).to(session.device)
-    labels = soft_labels(
-        model,
-        session.data.train,
-        auxiliary.to(session.device),
-        steps=request.initial_steps,
-        lr=request.initial_lr,
-        batch_size=request.initial_batch_size,
-        generator=session.generator("label-knowledge"),
-        privacy=PrivateTraining.of(session, session.task.train),
-    )
-    arrays = ArrayRecord({SOFT_LABELS: labels})
-    metrics = MetricRecord({NUM_EXAMPLES: len(session.data.train)})
+    request = LabelRequest.checked(message.content.config_records[CONFIG], "message")
+    auxiliary = _auxiliary(session, request).to(session.device)
+    train = session.data.train
+
+    def labels_of(samples: Samples, purpose: str) -> torch.Tensor:
+        model = create_model(session.task.model, session.data.spec, seed=session.task.seed)
+        return soft_labels(
+            model.to(session.device),
+            samples,
+            auxiliary,
+            steps=request.initial_steps,
+            lr=request.initial_lr,
+            batch_size=request.initial_batch_size,
+            generator=session.generator(purpose),
+            privacy=PrivateTraining.of(session, session.task.train),
+        )
+
+    metrics = MetricRecord({NUM_EXAMPLES: len(train)})
+    if request.own_divergence and len(train) >= FEWEST_TO_HALVE and not session.task.train.dp_noise:
+        order = torch.randperm(len(train), generator=session.generator("halves"))
+        halves = order.to(train.labels.device).chunk(2)
+        first, second = (
+            labels_of(train.subset(half), f"half {i}") for i, half in enumerate(halves)
+        )
+        metrics[OWN_DIVERGENCE] = _divergence(first, second)
+    arrays = ArrayRecord({SOFT_LABELS: labels_of(train, "label-knowledge")})
     return Message(RecordDict({ARRAYS: arrays, METRICS: metrics}), reply_to=message)
 
 
@@ -120,6 +136,12 @@ def train_pool(message: Message, context: Context) -> Message:
     reply[ARRAYS] = local.trained_model()
     reply.metric_records[METRICS][NUM_PARCELS] = num_parcels(session)
     return Message(reply, reply_to=message)
+
+
+def _divergence(first: torch.Tensor, second: torch.Tensor) -> float:
+    """Symmetric Kullback-Leibler divergence between two nodes' soft labels, in nats."""
+    first, second = (labels.double().clamp_min(SMALLEST_PROBABILITY) for labels in (first, second))
+    return float(((first - second) * (first.log() - second.log())).sum(1).mean() / 2)
 
 
 def _auxiliary(session: Session, request: LabelKnowledge) -> torch.Tensor:

@@ -2,13 +2,14 @@
 
 from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from links.records import Parcel
 from protocol.ensemble import EnsembleDistillation
 from protocol.messages import ARRAYS, CONFIG, PARCEL
 from protocol.method import Method, Phase
 from protocol.schema import Count, PrivacyMetrics, Reply, TrainMetrics, like_the_model
+from task.datasets.auxiliary import check_auxiliary
 from task.settings import Block, TrainSettings
 
 TRAIN_SECTOR = "train.sector"
@@ -60,7 +61,7 @@ class FedHEADSettings(EnsembleDistillation):
     sectors: Annotated[int, Field(ge=1)] = 2
     fixed_leader: bool = False
     server_epochs: Annotated[int, Field(ge=1)] = 20
-    reference: Annotated[str, Field(min_length=1)] = "noise"
+    reference: Annotated[str, AfterValidator(check_auxiliary)] = "noise"
     reference_size: Annotated[int, Field(ge=2)] = 1000
 
     @property
@@ -148,6 +149,7 @@ PHASES = (
         "leaders distil their sector's ensemble",
         (Reply(metrics=DistillSectorMetrics, arrays={ARRAYS: like_the_model}),),
         "client.fedhead:distill_sector",
+        needed=True,
     ),
 )
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from distill import DistillError, distiller
 from distill.starts import REAL, STARTS
@@ -14,6 +14,7 @@ from protocol.arrays import Arrays, finite_arrays
 from protocol.messages import ARRAYS, PARCEL
 from protocol.method import Method, Phase
 from protocol.schema import TRAIN, Count, PrivacyMetrics, Reply, Share, TrainMetrics
+from task.datasets.auxiliary import check_auxiliary
 from task.settings import Block, TrainSettings
 
 LABEL_KNOWLEDGE = "query.label_knowledge"
@@ -36,6 +37,9 @@ KEPT_PARCELS = "kept-parcels"
 
 NUM_PARCELS = "num-parcels"
 """Metric of a head's reply: number of members whose virtual data it trains on."""
+
+OWN_DIVERGENCE = "own-divergence"
+"""Metric of a reply with soft labels: divergence between two random halves of the node's data."""
 
 BALANCED = "balanced"
 """Config key of a head's train message: whether classes are drawn evenly from D_h."""
@@ -62,8 +66,21 @@ class LabelKnowledge(Block):
     initial_steps: Annotated[int, Field(ge=1)] = 10
     initial_lr: Annotated[float, Field(gt=0)] = 0.01
     initial_batch_size: Annotated[int, Field(ge=1)] = 64
-    auxiliary: Annotated[str, Field(min_length=1)] = "noise"
+    auxiliary: Annotated[str, AfterValidator(check_auxiliary)] = "noise"
     auxiliary_size: Annotated[int, Field(ge=1)] = 1000
+
+
+class LabelRequest(LabelKnowledge):
+    """The request for soft labels.
+
+    Parameters
+    ----------
+    own_divergence : bool (default: False)
+        Whether to tell the divergence between two random halves of the node's data too. Nodes do
+        not with differential privacy, which does not cover it.
+    """
+
+    own_divergence: bool = False
 
 
 class Distillation(Block):
@@ -146,7 +163,8 @@ class HFLDDSettings(LabelKnowledge, Distillation):
     Parameters
     ----------
     groups : int (default: 0)
-        K, the homogeneous groups; 0 takes the K with the best silhouette.
+        K, the homogeneous groups; 0 takes the K with the best silhouette, at most the number of
+        classes.
     balanced : bool (default: True)
         Whether heads draw classes evenly from D_h.
     """
@@ -166,9 +184,10 @@ class HFLDDSettings(LabelKnowledge, Distillation):
 
 
 class LabelKnowledgeMetrics(Block):
-    """Metrics sent with soft labels."""
+    """Metrics sent with soft labels; the divergence, in nats, if it was asked for."""
 
     num_examples: Count
+    own_divergence: Annotated[float, Field(ge=0)] | None = None
 
 
 class DistillMetrics(PrivacyMetrics):

@@ -28,6 +28,9 @@ class Phase:
         ``module:function`` on the node, ``(message, context) -> message`` as Flower's are.
     quorum : bool (default: False)
         Whether a share ``quorum`` of the nodes must send usable replies.
+    needed : bool (default: False)
+        Whether a round has failed if no node sends a usable reply. A round whose model stays as it
+        was has failed in any case.
     compared : bool (default: False)
         Whether replies are averaged, and therefore compared with each other: a reply is set aside
         if its records differ from most, or a claim or norm is absurdly large beside the others.
@@ -38,6 +41,7 @@ class Phase:
     replies: tuple[Reply, ...]
     handler: str = ""
     quorum: bool = False
+    needed: bool = False
     compared: bool = False
 
 

@@ -10,7 +10,11 @@ from flwr.common import log
 from protocol.messages import METRICS
 
 SET_ASIDE = 100
-"""Error code, above Flower's own, of a reply that was set aside and logged."""
+"""Error code, above Flower's own, of an error reply whose reason was logged."""
+
+
+class NothingUsableError(RuntimeError):
+    """No node sent anything usable in a phase that a run cannot do without."""
 
 
 def usable(replies: Iterable[Message]) -> list[Message]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from logging import INFO
+from logging import ERROR, INFO
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -10,6 +10,10 @@ from flwr.common import log
 from flwr.serverapp.strategy import Strategy
 
 from protocol.method import Method
+from protocol.registry import phases_of
+from protocol.replies import NothingUsableError
+from protocol.words import counted
+from server.grid.failures import told
 from server.grid.screening import ScreeningGrid
 from server.record.about import about_run, class_counts
 from server.record.checkpoint import Checkpoint, save_checkpoint
@@ -30,9 +34,20 @@ from task.plugin import import_object
 EndOfRound = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
+START_AGAIN = "the nodes' logs say more; mend them and start the run again"
+
+
+class NothingLearntError(RuntimeError):
+    """Nodes sent nothing usable, so that nothing was learnt; names their reasons."""
+
+
 @dataclass
 class Rounds:
-    """Runs a strategy to the last round, from the start or from a checkpoint."""
+    """Runs a strategy to the last round, from the start or from a checkpoint.
+
+    A round in which nothing was learnt has failed. ``patience-failed`` of them in a row end the run
+    with an error, and so does a run of failed rounds alone.
+    """
 
     settings: RunSettings
     run_id: int
@@ -43,45 +58,99 @@ class Rounds:
     roster: Roster
     recorder: RunRecorder
 
+    def __post_init__(self) -> None:
+        self._model = self.task.start
+        self._failures: list[str] = []  # of the last rounds, in a row
+
     def run(self, checkpoint: Checkpoint | None = None) -> None:
         """Run the remaining rounds and write the results.
 
-        If a round fails, the report so far is written before the exception propagates.
+        If the run fails, the report so far is written before the exception propagates, and the
+        model if any round has changed it.
         """
         self._follow_roster()
-        done, start, strategy = 0, self.task.start, self.strategy
+        done, strategy = 0, self.strategy
         evaluate: EndOfRound = self.end_round
         if checkpoint:
-            done, start = checkpoint.round, checkpoint.arrays
+            done, self._model = checkpoint.round, checkpoint.arrays
             continue_on_nodes(self.grid, checkpoint, self.roster, self.settings.phase_timeout)
             restore(strategy, checkpoint, self.roster)
             self.grid.begin_round(done + 1)
             strategy, evaluate = OffsetRounds(strategy, done), offset_evaluate(done, evaluate)
         try:
+            arrays = self._learn(strategy, self.settings.num_rounds - done, evaluate)
+        except Exception as error:
+            learnt = self._model if self._model is not self.task.start else None
+            self.recorder.break_off(error, learnt)
+            raise
+        self._write_results(arrays)
+
+    def _learn(self, strategy: Strategy, rounds: int, evaluate: EndOfRound) -> ArrayRecord:
+        """The model after some rounds of a strategy.
+
+        Raises
+        ------
+        NothingLearntError
+            If no round changed it, or too many in a row did not.
+        """
+        try:
             result = strategy.start(
                 grid=self.grid,
-                initial_arrays=start,
-                num_rounds=self.settings.num_rounds - done,
+                initial_arrays=self._model,
+                num_rounds=rounds,
                 timeout=self.settings.phase_timeout,
                 train_config=self._train_config(),
                 evaluate_fn=evaluate,
             )
-        except Exception:
-            self.recorder.break_off()
-            raise
-        self._write_results(result.arrays or start)
+        except NothingUsableError as error:
+            reasons = told(self.grid.failures) or "no node gave a reason"
+            raise NothingLearntError(f"{error}: {reasons} ({START_AGAIN})") from error
+        if not result.arrays:
+            reasons = next(reversed(self._failures), "the strategy made no model of the replies")
+            raise NothingLearntError(
+                f"nothing was learnt in {counted(rounds, 'round')}: {reasons} ({START_AGAIN})"
+            )
+        return result.arrays
 
     def end_round(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        """End a round: evaluate, record, meet new nodes, save a checkpoint."""
+        """End a round: evaluate, record, meet new nodes, save a checkpoint.
+
+        Raises
+        ------
+        NothingLearntError
+            If it is one failed round too many.
+        """
         evaluate = self.task.evaluate
         metrics = evaluate(server_round, arrays) if evaluate else None
         self.recorder.record_round(server_round, metrics, self._topology())
+        if failure := self._failure(arrays) if server_round else "":
+            log(ERROR, "Round %d failed: %s", server_round, failure)
+        self._failures = [*self._failures, failure] if failure else []
+        self._model = arrays
         self.grid.left_out = self.roster.not_due(server_round)
         self.roster.meet_new(self.grid, self.settings.phase_timeout, server_round=server_round)
         self._follow_roster()
         self._save_checkpoint(server_round, arrays)
+        if len(self._failures) == self.settings.patience_failed:
+            raise NothingLearntError(
+                f"{counted(len(self._failures), 'failed round')}, and patience-failed = "
+                f"{self.settings.patience_failed}: {failure} (mend the nodes and go on with "
+                f'resume = "{self.recorder.folder.name}", or raise patience-failed)'
+            )
         self.grid.begin_round(server_round + 1)
         return metrics
+
+    def _failure(self, arrays: ArrayRecord) -> str:
+        """Why the round has failed, with the nodes' reasons; an empty text if it has not."""
+        stuck = arrays is self._model
+        if stuck and not self.grid.answered:
+            return "no node was asked to take part"
+        barren = [phase for phase, answered in self.grid.answered.items() if not answered]
+        needed = {name for name, phase in phases_of(self.method).items() if phase.needed}
+        if needed.isdisjoint(barren) and not (stuck and barren):
+            return ""
+        reasons = told(self.grid.failures)
+        return f"no node sent anything usable for {', '.join(barren)}: {reasons}"
 
     def _topology(self) -> dict[str, Any] | None:
         """The strategy's clusters, with nodes by name; None if it has none."""

@@ -42,6 +42,9 @@ class RunSettings(TaskSettings):
         Share of the nodes in a training phase that must send a usable reply in time; otherwise the
         run ends with an error. Phases in which single nodes work for others (distilling, averaging
         a sector), and evaluation, have no quorum.
+    patience_failed : int (default: 2)
+        Failed rounds in a row after which the run ends with an error. A round has failed if no node
+        sent anything usable, so that the model stayed as it was.
     server_device : str (default: "auto")
         Where the server evaluates and distils: ``cpu``, ``cuda``, ``cuda:N``, or ``auto`` for its
         first GPU, else its CPU. Nodes have their own (``flwr-distill node --device``).
@@ -68,6 +71,7 @@ class RunSettings(TaskSettings):
     fraction_evaluate: Annotated[float, Field(ge=0, le=1)] = 0.0
     phase_timeout: Annotated[float, Field(gt=0)] = 600.0
     quorum: Annotated[float, Field(ge=0, le=1)] = 0.0
+    patience_failed: Annotated[int, Field(ge=1)] = 2
     server_device: Annotated[str, Field(min_length=1)] = "auto"
     links: LinkMode = "auto"
     runs_dir: Annotated[str, Field(min_length=1)] = "runs"

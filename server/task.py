@@ -14,8 +14,9 @@ from server.evaluation import server_evaluation
 from server.settings import RunSettings
 from task.compute.device import choose_device, describe_device
 from task.datasets import DataSpec
-from task.models import create_model
-from task.source import data_spec, test_samples
+from task.models import ModelError, create_model, last_dense
+from task.settings import SettingsError
+from task.source import check_partition_settings, data_spec, test_samples
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord]
 
@@ -38,9 +39,19 @@ class Task:
 
     @classmethod
     def of(cls, settings: RunSettings) -> "Task":
-        """Build the task from a run's settings."""
+        """Build the task from a run's settings.
+
+        Raises
+        ------
+        SettingsError
+            If the model lacks the layer of ``train.feature-layer``.
+        DatasetError, ModelError, PartitionError
+            If data, model or partition are not possible.
+        """
         spec = data_spec(settings)
+        check_partition_settings(settings)
         model = create_model(settings.model, spec, seed=settings.seed)
+        _check_layer(model, settings.train.feature_layer)
         device = choose_device(settings.server_device, "server-device")
         log(INFO, "The server computes on %s", describe_device(device))
         test = test_samples(settings)
@@ -52,3 +63,13 @@ class Task:
             evaluate=server_evaluation(model, test.to_samples(spec), device) if test else None,
             tested=tuple(np.unique(test.labels).tolist() if test else range(spec.num_classes)),
         )
+
+
+def _check_layer(model: nn.Module, name: str) -> None:
+    if not name:
+        return
+    try:
+        last_dense(model, name)
+    except ModelError as error:
+        remedy = 'leave it at "" for the last one'
+        raise SettingsError(f"train.feature-layer = {name!r}: {error} ({remedy})") from None

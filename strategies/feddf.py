@@ -64,7 +64,9 @@ class FedDF(CheckedFedAvg):
     def from_run(cls, settings: FedHEADSettings, run: Run, **arguments: Any) -> Self:
         """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`."""
         own = {
-            "reference": run.auxiliary(settings.reference, settings.reference_size),
+            "reference": run.auxiliary(
+                settings.reference, settings.reference_size, "fedhead.reference"
+            ),
             "ensemble_distillation": settings.ensemble_distillation,
             "server_epochs": settings.server_epochs,
         }

@@ -53,7 +53,9 @@ class FedHEADPlus(FedHEAD):
         own = {
             "model": run.model,
             "device": run.device,
-            "reference": run.auxiliary(settings.reference, settings.reference_size),
+            "reference": run.auxiliary(
+                settings.reference, settings.reference_size, "fedhead.reference"
+            ),
             "server_epochs": settings.server_epochs,
         }
         return super().from_run(settings, run, **{**own, **arguments})

@@ -32,6 +32,7 @@ from protocol.fedlgd import (
 )
 from protocol.messages import ARRAYS, CONFIG, METRICS
 from protocol.replies import usable
+from protocol.words import counted
 from strategies.common.checked import RobustFedAvg, Update
 from task.datasets import DataSpec
 
@@ -210,7 +211,8 @@ class FedLGD(RobustFedAvg):
         ]
         if not lacking:
             return replies
-        log(INFO, "%d nodes get the server's virtual data again", len(lacking))
+        nodes = counted(len(lacking), "node")
+        log(INFO, "The server sends its virtual data again to %s", nodes)
         self._holders.difference_update(lacking)
         messages = [self._message(node) for node in lacking]
         again = usable(self._grid.send_and_receive(messages, timeout=self.phase_timeout))

@@ -61,8 +61,9 @@ class PartitionSettings(Block):
         ``pathological`` (C classes per node), ``dirichlet``, ``shards``, ``iid``, ``pareto``,
         ``cluster-mc``, ``cluster-bc``, ``cluster-uc`` or ``index-file``; see
         :func:`task.partition.partition_indices`.
-    classes : int (default: 2)
-        Classes per node, C, of ``pathological`` and ``pareto``; shards per node of ``shards``.
+    classes : int (default: 0)
+        Classes per node, C, of ``pathological`` and ``pareto``; shards per node of ``shards``. 0
+        takes the smallest number, but at least 2, with which nodes together hold all classes.
     alpha : float (default: 0.5)
         Concentration of ``dirichlet``, exponent of ``pareto``; smaller is more skewed.
     clusters : str (default: "")
@@ -82,10 +83,20 @@ class PartitionSettings(Block):
         "cluster-uc",
         "index-file",
     ] = "pathological"
-    classes: Annotated[int, Field(ge=1)] = 2
+    classes: Annotated[int, Field(ge=0)] = 0
     alpha: Annotated[float, Field(gt=0)] = 0.5
     clusters: Annotated[str, Field(pattern=r"^([1-9]\d*(:[1-9]\d*)*)?$")] = ""
-    index_file: str = ""
+    index_file: Annotated[str, Field(validate_default=True)] = ""
+
+    @field_validator("index_file")
+    @classmethod
+    def _is_named(cls, file: str, info: ValidationInfo) -> str:
+        if info.data.get("scheme") == "index-file" and not file:
+            raise ValueError(
+                'must name a file for partition.scheme = "index-file": JSON, client id -> list of '
+                "sample indices, at the same path on every node"
+            )
+        return file
 
 
 class PrivateSettings(Block):

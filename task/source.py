@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from task.datasets import Dataset, DataSpec, RawSamples, load_dataset
 from task.datasets.images import fit_samples
 from task.datasets.types import check_raw_samples
-from task.partition import partition_indices
+from task.partition import check_partition, partition_indices
 from task.settings import TaskSettings
 
 PRIVATE = "private"
@@ -40,6 +40,24 @@ def partition_samples(
     """One node's part of the named dataset's training samples, by partition id from 0."""
     dataset = _dataset(settings.dataset, data_root or settings.data_root, settings.download)
     return dataset.train.subset(_partitions(settings, num_partitions, data_root)[partition_id])
+
+
+def check_partition_settings(settings: TaskSettings) -> None:
+    """Check what can be known of ``partition.*`` without the number of nodes.
+
+    Raises
+    ------
+    PartitionError
+        If no number of nodes makes the partition possible.
+    """
+    if settings.dataset != PRIVATE:
+        dataset = _dataset(settings.dataset, settings.data_root, settings.download)
+        check_partition(
+            dataset.train.labels,
+            scheme=settings.partition.scheme,
+            classes_per_node=settings.partition.classes,
+            clusters=settings.partition.clusters,
+        )
 
 
 def domain(

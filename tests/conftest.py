@@ -154,10 +154,7 @@ def install(tmp_path, on_path):
 @pytest.fixture
 def finished_run(tmp_path):
     """Write the folder of a run as the ServerApp does, without training: three nodes, one fails."""
-    from logging import WARNING
-
     from flwr.app import ArrayRecord, MetricRecord
-    from flwr.common import log
 
     from server.grid.metered import MeteredGrid
     from server.record.about import about_run, class_counts
@@ -214,7 +211,6 @@ def finished_run(tmp_path):
             for number in range(1, len(accuracies)):
                 record = RecordDict({"arrays": arrays})
                 grid.send_and_receive([Message(record, node, "train") for node in nodes])
-                log(WARNING, "Node %d failed in train: %s", nodes[2], "out of <memory>")
                 topology["clusters"][0].update(head="node-2" if number % 2 else "node-0")
                 end_round(number)
         recorder.write_json("partition.json", class_counts(settings, spec, roster))

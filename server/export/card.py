@@ -1,5 +1,6 @@
 """Model card: training data and settings, accuracy, privacy."""
 
+from protocol.words import counted
 from server.export.model import data_spec_of
 from server.page.comparison import best
 from server.page.method import disclosed
@@ -31,7 +32,7 @@ def model_card(run: RunFiles, file: str) -> str:
             "",
             "## Data",
             f"- Data set: {run.settings['dataset']}, {spec.num_classes} classes, {shape}.",
-            f"- {len(nodes)} nodes held {samples:,} training samples.",
+            f"- {counted(len(nodes), 'node')} held {samples:,} training samples.",
             "",
             "## Accuracy",
             *_accuracy(run),
@@ -86,15 +87,16 @@ def _privacy(run: RunFiles) -> list[str]:
     cosines = _reported(run, "highest-cosine")
     if cosines:
         lines.append(
-            f"- {len(cosines)} nodes sent virtual images to other nodes. The one most like a real "
-            f"image of its node had a cosine of {max(cosines):.3f} (1 is a copy); the run's report "
-            "has each node's privacy card."
+            f"- {counted(len(cosines), 'node')} sent virtual images to other nodes. The one most "
+            f"like a real image of its node had a cosine of {max(cosines):.3f} (1 is a copy); the "
+            "run's report has each node's privacy card."
         )
     epsilons_of_images = _reported(run, "virtual-epsilon")
     if epsilons_of_images:
         lines.append(
-            f"- {len(epsilons_of_images)} nodes sent virtual images to other nodes, made under "
-            f"differential privacy with an epsilon of {max(epsilons_of_images):g}."
+            f"- {counted(len(epsilons_of_images), 'node')} sent virtual images to other nodes, "
+            "made under differential privacy with an epsilon of "
+            f"{max(epsilons_of_images):g}."
         )
     if run.picture:
         lines.append("- The server also made virtual images from the nodes' messages.")

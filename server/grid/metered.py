@@ -6,20 +6,23 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from logging import WARNING
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from protocol.method import Phase
 from protocol.registry import phases_of
-from protocol.replies import usable
+from protocol.replies import SET_ASIDE
+from protocol.words import counted
+from server.grid.failures import first_line, told
 from server.grid.inbox import open_inbox, retry_sooner
 from server.grid.ledger import Ledger
 from server.grid.spool import Spool
 from server.grid.together import name_companions
 from server.record.journal import Journal
 from server.roster import TooFewNodesError
+from strategies.common.directory import listed
 
 FIRST_POLL = 0.02
 LONGEST_POLL = 0.5
@@ -39,6 +42,9 @@ class MeteredGrid(Grid):
     Nodes and replies come in the order of ``order``, so sums over replies do not depend on which
     node was faster. Flower's strategies sample nodes with Python's global generator, which is
     seeded again for each round and after each phase, because Flower's retries draw from it too.
+
+    Errors of nodes are logged here, one line for each distinct reason of a phase, so that no
+    strategy can pass over them in silence.
 
     Parameters
     ----------
@@ -85,8 +91,12 @@ class MeteredGrid(Grid):
         self.begin_round(0)
 
     def begin_round(self, server_round: int) -> None:
-        """Seed node sampling for a round."""
+        """Seed node sampling for a round; forget the failures of the one before."""
         self._round = server_round
+        self.failures: dict[int, list[str]] = {}
+        """Why nodes sent nothing usable in this round."""
+        self.answered: dict[str, bool] = {}
+        """Whether any node sent something usable, by phase of this round."""
         random.seed(f"{self._seed} {server_round}")
 
     def set_run(self, run: Run) -> None:
@@ -188,11 +198,14 @@ class MeteredGrid(Grid):
             self._journal.book_phase(phase, time.monotonic() - start, len(messages), replies)
         random.seed(f"{self._seed} {self._round} {phase}")
         self._nodes = []
-        if late := by_node.keys() - {reply.metadata.src_node_id for reply in replies}:
-            text = "%s goes on without %d of %d nodes, which did not reply within %.0f s: %s"
-            log(WARNING, text, phase, len(late), len(messages), wait, sorted(late))
         replies.sort(key=lambda reply: self._rank(reply.metadata.src_node_id))
         replies = self._screened(messages, replies)
+        self._log_errors(phase, replies)
+        if late := by_node.keys() - {reply.metadata.src_node_id for reply in replies}:
+            self._log_late(phase, sorted(late, key=self._rank), len(messages), wait)
+        self.answered[phase] = self.answered.get(phase, False) or any(
+            reply.has_content() for reply in replies
+        )
         if phase in self._phases and self._phases[phase].quorum:
             self._check_quorum(phase, replies, len(messages), wait)
         return replies
@@ -205,18 +218,38 @@ class MeteredGrid(Grid):
         """Compare the replies; subclasses may replace some by error replies."""
         return replies
 
+    def _log_errors(self, phase: str, replies: list[Message]) -> None:
+        """Log why nodes failed, and mark their replies as logged."""
+        new: dict[int, list[str]] = {}
+        for reply in replies:
+            if reply.has_error():
+                node, reason = reply.metadata.src_node_id, first_line(reply.error.reason or "")
+                self.failures.setdefault(node, []).append(reason)
+                if reply.error.code != SET_ASIDE:
+                    new[node] = [reason]
+                    reply.error = Error(SET_ASIDE, reason)
+        if new:
+            log(WARNING, "%s failed in %s: %s", counted(len(new), "node"), phase, told(new))
+
+    def _log_late(self, phase: str, late: list[int], asked: int, wait: float) -> None:
+        for node in late:
+            reason = f"did not reply to {phase} within {wait:.0f} s"
+            self.failures.setdefault(node, []).append(reason)
+        text = "%s goes on without %d of %s, which did not reply within %.0f s: %s"
+        names = listed([str(node) for node in late])
+        log(WARNING, text, phase, len(late), counted(asked, "node"), wait, names)
+
     def _check_quorum(
         self, phase: str, replies: list[Message], num_nodes: int, wait: float
     ) -> None:
         answered = sum(reply.has_content() for reply in replies)
         needed = math.ceil(round(self._quorum * num_nodes, 6))
         if answered < needed:
-            usable(replies)  # logs the errors
             where = f"round {self._journal.round}, {phase}" if self._journal else phase
             raise QuorumError(
-                f"{where}: {answered} of {num_nodes} nodes sent a usable reply within "
-                f"{wait:.0f} s, and quorum = {self._quorum} needs {needed} (see the log for the "
-                "other nodes; bring them back, raise phase-timeout, or lower quorum)"
+                f"{where}: {answered} of {counted(num_nodes, 'node')} sent a usable reply within "
+                f"{wait:.0f} s, and quorum = {self._quorum} needs {needed} (bring the others back, "
+                f"raise phase-timeout, or lower quorum). {told(self.failures)}"
             )
 
     def _rank(self, node: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from collections import defaultdict
 from typing import Any
 
 from protocol.registry import phase_titles
+from server.page.notices import rounds_by_text
 from server.page.run_files import RunFiles
 from server.page.words import data_size, seconds, spans
 from strategies.common.sections import Section, Table
@@ -101,10 +102,7 @@ def times(run: RunFiles) -> Section | None:
 
 def warnings(run: RunFiles) -> Section:
     """Warnings of the run; equal ones are listed once, with their rounds."""
-    rounds: dict[str, list[int]] = defaultdict(list)
-    for entry in run.journal:
-        if "warning" in entry:
-            rounds[run.named(entry["warning"])].append(entry["round"])
+    rounds = rounds_by_text(run, "warning")
     if not rounds:
         return Section("Faults", ["None: no warning in the log, no reply set aside."])
     rows = [[text, spans(numbers), str(len(numbers))] for text, numbers in rounds.items()]

@@ -2,6 +2,7 @@
 
 from markupsafe import Markup
 
+from protocol.words import counted
 from server.page.drawings import cluster_nodes, cluster_star, dot_plot, leader_grid
 from server.page.layout import scrolling
 from server.page.run_files import RunFiles
@@ -21,11 +22,13 @@ def topology(run: RunFiles) -> Section | None:
     colour_of = {node: index for index, group in enumerate(groups) for node in group}
     stars = [cluster_star(c.get("head"), c["members"], colour_of) for c in clusters]
     sizes = [len(cluster_nodes(cluster)) for cluster in clusters]
+    nodes = counted(sizes[0], "node") if len(sizes) == 1 else f"{between(sizes)} nodes"
     led = any(cluster.get("head") is not None for cluster in clusters)
-    caption = f"At the end of the run: {len(clusters)} clusters, of {between(sizes)} nodes"
+    caption = f"At the end of the run: {counted(len(clusters), 'cluster')}, of {nodes}"
     caption += ", each with its head or leader (filled) in the middle." if led else "."
     if run.topology.get("groups"):
-        caption += f" Colours are the {len(groups)} homogeneous groups: nodes with similar labels."
+        colours = counted(len(groups), "homogeneous group")
+        caption += f" Colours are the {colours}: nodes with similar labels."
     drawing = Markup('<div class="clusters">{}</div>').format(Markup().join(stars))
     figures = [Figure("Clusters", caption, drawing, wide=sum(sizes) > MOST_IN_HALF)]
     heads = run.topology.get("heads", {})

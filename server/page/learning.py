@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from protocol.words import counted
 from server.page.comparison import best
 from server.page.curves import Point, Series, finite
 from server.page.layout import chart
@@ -90,7 +91,7 @@ def _spread(
         Series("mean", mean, "main"),
     ]
     caption = (
-        f"{len(curves)} curves and their mean. At the end the lowest, of {low}, is at "
+        f"{counted(len(curves), 'curve')} and their mean. At the end the lowest, of {low}, is at "
         f"{curves[low][-1][1]:.3g}, the highest, of {high}, at {curves[high][-1][1]:.3g}, and the "
         f"mean at {mean[-1][1]:.3g}."
     )

@@ -1,5 +1,6 @@
 """Differential privacy: the epsilon that nodes have spent."""
 
+from protocol.words import counted
 from server.page.run_files import RunFiles
 from strategies.common.sections import Section, Table
 
@@ -34,8 +35,8 @@ def privacy(run: RunFiles) -> Section | None:
         return None
     train = run.settings["train"]
     largest = (
-        f"The largest epsilon of {len(epsilons)} nodes is {max(epsilons.values()):.3g}, at delta = "
-        f"{train['dp-delta']:g}."
+        f"The largest epsilon of {counted(len(epsilons), 'node')} is "
+        f"{max(epsilons.values()):.3g}, at delta = {train['dp-delta']:g}."
     )
     rows = [[node, f"{epsilon:.3g}"] for node, epsilon in epsilons.items()]
     folded = f"Epsilon of {len(rows)} nodes" if len(rows) > MOST_OPEN else ""

@@ -5,7 +5,7 @@ from server.page.federation import partition, topology
 from server.page.layout import page
 from server.page.learning import learning
 from server.page.method import panels
-from server.page.notices import notices
+from server.page.notices import errors, notices
 from server.page.numbers import numbers
 from server.page.privacy import privacy
 from server.page.run_files import RunFiles, flat
@@ -15,6 +15,7 @@ from strategies.common.sections import Section, Table
 def run_page(run: RunFiles) -> str:
     """HTML page of a run; sections without content are left out."""
     sections = [
+        errors(run),
         notices(run),
         learning(run),
         topology(run),

@@ -52,6 +52,10 @@ td.text { overflow-wrap: break-word; min-width: 8.5em; }
 .numbers dt { font-size: .82rem; color: var(--soft); }
 .numbers dd { margin: 0; font-size: 1.2rem; font-weight: 600; overflow-wrap: anywhere; }
 .sheet { max-width: 100%; background: #fff; padding: 6px; image-rendering: pixelated; }
+.alarm { margin: 20px 0 0; padding: 4px 16px; background: var(--panel);
+  border: 1px solid var(--line); border-left: 6px solid #cf4d45; border-radius: 8px; }
+.alarm h2 { margin: 8px 0; color: #cf4d45; }
+.alarm p { overflow-wrap: anywhere; }
 summary { cursor: pointer; margin: 8px 0; }
 .tick { font-size: 10.5px; } .axis { font-size: 11.5px; }
 .grid { stroke: var(--line); stroke-width: 1; } .link { stroke: var(--faint); stroke-width: 1.4; }
@@ -104,12 +108,18 @@ PAGE = """{% macro table_of(table) %}
 <body><main>
 <h1>{{ title }}</h1>
 <p class="soft">{{ subtitle }}</p>
+{% for section in sections if section.alarm %}
+<section class="alarm">
+<h2>{{ section.title }}</h2>
+{% for line in section.text %}<p>{{ line }}</p>{% endfor %}
+</section>
+{% endfor %}
 {% if numbers %}
 <dl class="numbers">
 {% for name, value in numbers %}<div><dt>{{ name }}</dt><dd>{{ value }}</dd></div>
 {% endfor %}</dl>
 {% endif %}
-{% for section in sections %}
+{% for section in sections if not section.alarm %}
 <section>
 <h2>{{ section.title }}</h2>
 {% for line in section.text %}<p>{{ line }}</p>{% endfor %}

@@ -16,7 +16,8 @@ from flwr.common.logger import FLOWER_LOGGER
 class Journal(logging.Handler):
     """Writes ``journal.jsonl`` line by line as things happen; phases list nodes by Flower's id.
 
-    As a context manager, it also records warnings in Flower's log, where strategies report nodes.
+    As a context manager, it also records warnings and errors in Flower's log, where strategies
+    report nodes.
 
     Parameters
     ----------
@@ -45,8 +46,15 @@ class Journal(logging.Handler):
         FLOWER_LOGGER.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Record a warning."""
-        self._write(warning=record.getMessage())
+        """Record a warning or an error."""
+        if record.levelno < logging.ERROR:
+            self._write(warning=record.getMessage())
+        else:
+            self.book_error(record.getMessage())
+
+    def book_error(self, text: str) -> None:
+        """Record an error; a report opens with them."""
+        self._write(error=text)
 
     def book_phase(
         self, phase: str, seconds: float, asked: int, replies: Iterable[Message]

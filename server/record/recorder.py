@@ -165,8 +165,11 @@ class RunRecorder:
             },
         )
 
-    def break_off(self) -> None:
-        """Write the report of a run that failed."""
+    def break_off(self, error: Exception, arrays: ArrayRecord | None) -> None:
+        """Write the report of a run that failed, and its model if it has learnt anything."""
+        self._journal.book_error(f"The run failed. {type(error).__name__}: {error}")
+        if arrays is not None:
+            self._save_model(arrays)
         self._events.close()
         log(INFO, "Report so far: %s", write_report(self.folder).resolve())
         log(INFO, 'To resume from the last checkpoint: resume = "%s"', self.folder.name)
@@ -191,10 +194,7 @@ class RunRecorder:
         warnings : Sequence[str] (default: ())
             What may be wrong with the federation.
         """
-        save_file(
-            {name: np.array(array.numpy()) for name, array in arrays.items()},
-            self.folder / "model.safetensors",
-        )
+        self._save_model(arrays)
         if any(self._heads.values()):
             topology = {**self._topology, "heads": self._heads}
             topology_picture(topology).savefig(self.folder / "topology.png", dpi=120)
@@ -218,6 +218,10 @@ class RunRecorder:
         log(INFO, "Results in %s", self.folder.resolve())
         log(INFO, "Report: %s", write_report(self.folder).resolve())
         return summary
+
+    def _save_model(self, arrays: ArrayRecord) -> None:
+        weights = {name: np.array(array.numpy()) for name, array in arrays.items()}
+        save_file(weights, self.folder / "model.safetensors")
 
     def _dicts(self) -> list[dict[str, Any]]:
         return [asdict(row) for row in self.rows]

@@ -28,6 +28,7 @@ MAY_CHANGE_ON_RESUME = {
     "links",
     "min-nodes",
     "num-rounds",
+    "patience-failed",
     "phase-timeout",
     "quorum",
     "resume",
@@ -88,7 +89,7 @@ def checkpoint_to_resume(settings: RunSettings, folder: Path) -> Checkpoint | No
         )
     if checkpoint.round >= settings.num_rounds:
         raise CheckpointError(
-            f"resume = {settings.resume!r}: run {folder.name} is over: {checkpoint.round} rounds "
+            f"resume = {settings.resume!r}: run {folder.name} is over: round {checkpoint.round} "
             f"of {settings.num_rounds} (raise num-rounds to continue)"
         )
     log(INFO, "Run %s resumes after round %d", folder.name, checkpoint.round)
@@ -205,7 +206,7 @@ class OffsetRounds(Strategy):
 
     def summary(self) -> None:
         """Log the rounds done, then the strategy's summary."""
-        log(INFO, "\t├──> %d rounds are done", self._done)
+        log(INFO, "\t├──> %d rounds done before", self._done)
         self._strategy.summary()
 
     def configure_train(

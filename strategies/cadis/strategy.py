@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from protocol.arrays import Arrays, as_arrays
 from protocol.averages import weighted_mean
 from protocol.cadis import CADISSettings
+from protocol.words import counted
 from strategies.cadis.similarity import (
     KnownPairs,
     aggregation_weights,
@@ -24,6 +25,7 @@ from strategies.cadis.similarity import (
     threshold,
 )
 from strategies.common.checked import CheckedFedAvg, Update
+from strategies.common.directory import listed
 from strategies.common.run import Run
 from strategies.common.topology import FlatClusters
 from task.settings import SettingsError
@@ -137,7 +139,8 @@ class CADIS(CheckedFedAvg):
             for c in range(int(cluster_of.max()) + 1)
         )
         self.topology = FlatClusters(groups)
-        log(INFO, "CADIS: %d nodes in clusters of %s", len(nodes), [len(group) for group in groups])
+        sizes = listed([str(len(group)) for group in groups])
+        log(INFO, "CADIS: %s in clusters of %s", counted(len(nodes), "node"), sizes)
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, besides the global model."""

@@ -4,6 +4,7 @@ import base64
 
 from markupsafe import Markup
 
+from protocol.words import counted
 from strategies.common.sections import Figure, RunFiles, Section, Table
 
 MOST_OPEN = 12
@@ -55,16 +56,16 @@ def virtual_data(run: RunFiles) -> Section | None:
 def _nearest(cards: dict[str, dict[str, float]]) -> str:
     node = max(cards, key=lambda node: cards[node]["highest-cosine"])
     return (
-        f"{len(cards)} nodes sent virtual images; the nearest of all to a real one is of "
-        f"{node}, with a cosine of {cards[node]['highest-cosine']:.3f}."
+        f"{counted(len(cards), 'node')} sent virtual images; the nearest of all to a real one is "
+        f"of {node}, with a cosine of {cards[node]['highest-cosine']:.3f}."
     )
 
 
 def _guarantee(epsilons: dict[str, float]) -> str:
     return (
-        f"{len(epsilons)} nodes sent virtual images made under differential privacy, with an "
-        f"epsilon of at most {max(epsilons.values()):g}. How near they come to real images was not "
-        "measured, because it would leak information about them."
+        f"{counted(len(epsilons), 'node')} sent virtual images made under differential privacy, "
+        f"with an epsilon of at most {max(epsilons.values()):g}. How near they come to real images "
+        "was not measured, because it would leak information about them."
     )
 
 

@@ -8,6 +8,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from protocol.method import Method
 from protocol.registry import all_methods, find_method, method_of
+from strategies.common.arguments import check_types
 from strategies.common.checked import RobustFedAvg
 from strategies.common.run import Run
 from task.plugin import PluginError, import_object
@@ -81,6 +82,7 @@ def create_strategy(
             f'{strategy.__name__} combines models by a rule of its own (set aggregator to "", or '
             "strategy to the aggregator itself)"
         )
+    check_types(strategy, arguments, "strategy-args")
     try:
         if hasattr(strategy, "from_run"):
             instance: Strategy = strategy.from_run(settings, run, **arguments)
@@ -110,6 +112,7 @@ def create_aggregator(name: str, arguments: str) -> Strategy | None:
         return None
     strategy, _ = find_strategy(name, "aggregator")
     options = read_arguments(arguments, "aggregator-args")
+    check_types(strategy, options, "aggregator-args")
     try:
         return strategy(**options)
     except TypeError as error:

@@ -10,8 +10,8 @@ from torch import nn
 
 from links.records import LinkMode
 from strategies.common.directory import Directory
-from task.datasets import DataSpec, auxiliary_images
-from task.settings import TrainSettings
+from task.datasets import DatasetError, DataSpec, auxiliary_images
+from task.settings import SettingsError, TrainSettings
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,19 @@ class Run:
             "min_evaluate_nodes": 1,
         }
 
-    def auxiliary(self, name: str, size: int) -> Callable[[], Any]:
-        """Loader of a set of samples without labels, (size, ...); see `auxiliary_images`."""
-        return lambda: auxiliary_images(name, self.spec, size, self.seed, self.data_root or None)
+    def auxiliary(self, name: str, size: int, setting: str) -> Callable[[], Any]:
+        """Loader of a set of samples without labels, (size, ...); see `auxiliary_images`.
+
+        The set is loaded at once, so that a run without it ends before any node trains.
+
+        Raises
+        ------
+        SettingsError
+            If it cannot be loaded; names `setting`.
+        """
+        root = self.data_root or None
+        try:
+            images = auxiliary_images(name, self.spec, size, self.seed, root)
+        except DatasetError as error:
+            raise SettingsError(f"{setting} = {name!r}, on the server: {error}") from error
+        return lambda: images

@@ -54,12 +54,16 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: text, tables, figures, and last the tables that are folded."""
+    """A part of the page: text, tables, figures, and last the tables that are folded.
+
+    One that is an `alarm` stands above all others, in red.
+    """
 
     title: str
     text: Sequence[str] = ()
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
+    alarm: bool = False
 
 
 class RunFiles(Protocol):

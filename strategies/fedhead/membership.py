@@ -13,7 +13,8 @@ from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from links.records import LinkMode
 from links.routes import Links
 from protocol.messages import NUM_EXAMPLES
-from protocol.replies import number
+from protocol.replies import NothingUsableError, number
+from protocol.words import counted
 from strategies.common.directory import Description, Directory
 from strategies.common.topology import Cluster
 from strategies.fedhead.sectors import assign_sectors, draw_leader
@@ -79,7 +80,7 @@ class Membership:
         )
         able = [node for node in nodes if node in self._nodes]
         if not able:
-            raise RuntimeError(f"none of {len(nodes)} nodes can take part; the log says why")
+            raise NothingUsableError(f"none of {counted(len(nodes), 'node')} can take part")
         return sorted(able, key=lambda node: (self.identity(node), node))
 
     def identity(self, node: int) -> int:

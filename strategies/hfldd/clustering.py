@@ -8,6 +8,9 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import silhouette_score
 
 MOST_GROUPS_TRIED = 20
+"""Up to this K all are tried."""
+NO_STRUCTURE = 0.25
+"""Silhouettes up to this show "no substantial structure" (Kaufman and Rousseeuw 1990)."""
 SMALLEST_PROBABILITY = 1e-10
 
 
@@ -41,7 +44,12 @@ def kl_matrix(soft_labels: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def homogeneous_groups(
-    divergence: NDArray[np.float64], num_groups: int | None, seed: int
+    divergence: NDArray[np.float64],
+    num_groups: int | None,
+    seed: int,
+    *,
+    most: int = MOST_GROUPS_TRIED,
+    noise: NDArray[np.float64] | None = None,
 ) -> NDArray[np.int64]:
     """Group clients with similar label distributions: K-means on the rows of M (HFLDD, step 2).
 
@@ -50,33 +58,86 @@ def homogeneous_groups(
     divergence : NDArray
         M from :func:`kl_matrix`, (clients, clients).
     num_groups : int, optional
-        K, lowered to the number of distinct rows if it is higher. If None, the K between 2 and 20
-        with the best silhouette.
+        K, lowered to the number of distinct rows if it is higher. If None, the K with the best
+        silhouette.
     seed : int
         Seed of K-means.
+    most : int (default: 20)
+        Largest K to try.
+    noise : NDArray, optional (default: None)
+        Divergence between two random halves of each client's own data, in nats, (clients,): what
+        clients of one label distribution differ by. It decides whether all clients are alike
+        (K = 1) or all differ (K = clients), where a plain silhouette is not defined. Without it, K
+        is below the number of clients.
 
     Returns
     -------
     NDArray
         Group index of each client, (clients,); indices have no gaps.
     """
-    most = len(np.unique(divergence.round(12), axis=0))
+    distinct = len(np.unique(divergence.round(12), axis=0))
     if num_groups is None:
-        num_groups = _best_silhouette(divergence, most, seed)
-    labels = _kmeans(divergence, min(num_groups, most), seed)
-    return np.unique(labels, return_inverse=True)[1].astype(np.int64)
+        num_groups = _best_number(divergence, min(distinct, most), seed, noise)
+    return _kmeans(divergence, min(num_groups, distinct), seed)
 
 
 def _kmeans(rows: NDArray[np.float64], num_groups: int, seed: int) -> NDArray[np.int64]:
     labels = KMeans(n_clusters=num_groups, n_init=10, random_state=seed).fit_predict(rows)
-    return np.asarray(labels, dtype=np.int64)
+    return np.unique(labels, return_inverse=True)[1].astype(np.int64)
 
 
-def _best_silhouette(rows: NDArray[np.float64], num_distinct: int, seed: int) -> int:
-    """K with the best mean silhouette; 1 if there are too few distinct rows to compare."""
-    candidates = range(2, min(num_distinct, len(rows) - 1, MOST_GROUPS_TRIED) + 1)
-    scores = {k: silhouette_score(rows, _kmeans(rows, k, seed)) for k in candidates}
-    return max(scores, key=lambda k: scores[k]) if scores else 1
+def _best_number(
+    divergence: NDArray[np.float64], most: int, seed: int, noise: NDArray[np.float64] | None
+) -> int:
+    """K with the best silhouette; 1 if none shows a structure."""
+    if noise is None:
+        most = min(most, len(divergence) - 1)
+    scores = {1: -1.0 if noise is None else NO_STRUCTURE}
+    for num_groups in _candidates(most):
+        labels = _kmeans(divergence, num_groups, seed)
+        if noise is None:
+            scores[num_groups] = float(silhouette_score(divergence, labels))
+        else:
+            scores[num_groups] = silhouette_above_noise(divergence, labels, noise)
+    return max(scores, key=lambda num_groups: scores[num_groups])
+
+
+def _candidates(most: int) -> list[int]:
+    """Each K from 2 to 20, and above in ever wider steps, up to `most`."""
+    each = range(2, min(most, MOST_GROUPS_TRIED) + 1)
+    wider = np.geomspace(MOST_GROUPS_TRIED, most, 10).round() if most > MOST_GROUPS_TRIED else ()
+    return sorted({*each, *map(int, wider)})
+
+
+def silhouette_above_noise(
+    divergence: NDArray[np.float64], groups: NDArray[np.int64], noise: NDArray[np.float64]
+) -> float:
+    """Mean silhouette of clients whose distance to their own group is at least their noise.
+
+    A client alone in its group has no distance to it, and the usual silhouette counts it as 0.
+    Here it is as near to its group as one half of its data is to the other: about 1 if all other
+    clients differ from it by much more, below 0 if they differ no more than its own halves do.
+
+    Parameters
+    ----------
+    divergence : NDArray
+        M from :func:`kl_matrix`, (clients, clients). Distances are the root of the symmetric
+        divergence.
+    groups : NDArray
+        Group index of each client, (clients,); at least two groups, without gaps.
+    noise : NDArray
+        See :func:`homogeneous_groups`.
+    """
+    clients = np.arange(len(groups))
+    distances = np.sqrt(np.maximum(divergence + divergence.T, 0) / 2)
+    members = np.eye(groups.max() + 1)[groups]
+    sums, sizes = distances @ members, members.sum(axis=0)
+    own = sums[clients, groups] / np.maximum(sizes[groups] - 1, 1)
+    to_groups = sums / sizes
+    to_groups[clients, groups] = np.inf
+    within, between = np.maximum(own, np.sqrt(noise)), to_groups.min(axis=1)
+    larger = np.maximum(within, between).clip(SMALLEST_PROBABILITY)
+    return float(np.mean((between - within) / larger))
 
 
 def heterogeneous_clusters(

@@ -1,7 +1,7 @@
 """HFLDD's clusters: how they form, and how they change as nodes come and go."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from logging import INFO, WARNING
@@ -11,6 +11,8 @@ import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
+from protocol.words import counted
+from strategies.common.directory import listed
 from strategies.common.leaders import successor
 from strategies.common.topology import Cluster, Topology
 from strategies.hfldd.clustering import (
@@ -87,14 +89,31 @@ class Clusters:
         )
         return Topology(tuple(clusters), tuple(tuple(group) for group in self._groups))
 
-    def form(self, soft_labels: Mapping[int, NDArray[Any]], groups: int | None) -> None:
-        """Steps 2 and 3: homogeneous groups, heterogeneous clusters, and a head for each."""
+    def form(
+        self,
+        soft_labels: Mapping[int, NDArray[Any]],
+        groups: int | None,
+        noise: Mapping[int, float] | None = None,
+    ) -> None:
+        """Steps 2 and 3: homogeneous groups, heterogeneous clusters, and a head for each.
+
+        `noise` is the divergence between two halves of a node's own data, see
+        `homogeneous_groups`; for nodes that do not tell theirs the others' median counts.
+        """
         nodes = list(soft_labels)  # not an array: 64-bit ids would become floats
         stacked = np.stack(list(soft_labels.values()))
-        group_of = homogeneous_groups(kl_matrix(stacked), groups, self.seed)
+        usual = float(np.median(list(noise.values()))) if noise else 0.0
+        group_of = homogeneous_groups(
+            kl_matrix(stacked),
+            groups,
+            self.seed,
+            most=stacked.shape[-1],  # so many nodes suffice to hold all classes
+            noise=np.array([noise.get(node, usual) for node in nodes]) if noise else None,
+        )
         num_groups = int(group_of.max()) + 1
         if groups is not None and num_groups < groups:
-            log(WARNING, "groups = %d lowered to %d distinct nodes", groups, num_groups)
+            distinct = counted(num_groups, "distinct node")
+            log(WARNING, "hfldd.groups = %d lowered to %s", groups, distinct)
         generator = np.random.default_rng(self.seed)
         for cluster in heterogeneous_clusters(group_of, generator):
             head = nodes[int(generator.choice(cluster))]
@@ -103,7 +122,23 @@ class Clusters:
         self._groups = [[nodes[i] for i in members] for members in of_group]
         self._group_means = np.stack([stacked[members].mean(axis=0) for members in of_group])
         sizes = [len(cluster.nodes) for cluster in self]
-        log(INFO, "HFLDD: %d groups, %d clusters of sizes %s", num_groups, len(self), sizes)
+        words = counted(num_groups, "group"), counted(len(self), "cluster")
+        log(INFO, "HFLDD: %s, %s of sizes %s", *words, listed([str(size) for size in sizes]))
+
+    def lacking_classes(self, held: Mapping[int, Collection[int] | None]) -> dict[int, list[int]]:
+        """Classes that other clusters' nodes hold and a cluster's do not, by head.
+
+        `held` are each node's classes; empty if any node does not say which (None).
+        """
+        if any(classes is None for classes in held.values()):
+            return {}
+        of_cluster = {
+            cluster.head: {label for node in cluster.nodes for label in held[node] or ()}
+            for cluster in self
+        }
+        everywhere = set().union(*of_cluster.values())
+        lacking = {head: sorted(everywhere - own) for head, own in of_cluster.items()}
+        return {head: classes for head, classes in lacking.items() if classes}
 
     def not_placed(self, nodes: Iterable[int]) -> list[int]:
         """The nodes that are in no cluster."""

@@ -1,6 +1,7 @@
 """HFLDD: heterogeneous clusters by soft labels, distilled data to heads, FedAvg among heads."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from logging import INFO, WARNING
 from typing import Any, Self
 
@@ -19,23 +20,28 @@ from protocol.hfldd import (
     KEPT_PARCELS,
     LABEL_KNOWLEDGE,
     NUM_PARCELS,
+    OWN_DIVERGENCE,
     RECEIVE,
     TRAIN_POOL,
     Distillation,
     HFLDDSettings,
     LabelKnowledge,
+    LabelRequest,
     soft_labels_of,
 )
 from protocol.messages import CONFIG, METRICS, PARCEL, ROUTE, SERVER_ROUND
-from protocol.replies import number, usable
+from protocol.replies import NothingUsableError, number, usable
+from protocol.words import counted
 from strategies.common.checked import RobustFedAvg, Update
-from strategies.common.directory import Directory
+from strategies.common.directory import Directory, listed
 from strategies.common.retries import Retries
 from strategies.common.run import Run
 from strategies.common.topology import Topology
 from strategies.hfldd.clusters import Clusters
 from strategies.hfldd.traffic import hfldd_bits
 from task.settings import Block, SettingsError
+
+MOST_CLUSTERS_NAMED = 3
 
 
 class HFLDD(RobustFedAvg):
@@ -55,7 +61,7 @@ class HFLDD(RobustFedAvg):
     ----------
     groups : int, optional (default: None)
         K, the homogeneous groups. Lowered if there are fewer distinct nodes; if None, the K with
-        the best silhouette.
+        the best silhouette, at most the number of classes.
     label_knowledge : LabelKnowledge, optional (default: None)
         How nodes compute soft labels (E_1, D_g); None takes the defaults.
     distillation : Distillation, optional (default: None)
@@ -164,7 +170,8 @@ class HFLDD(RobustFedAvg):
         connected = set(grid.get_node_ids())
         heads = [cluster.head for cluster in self._clusters if cluster.head in connected]
         if len(heads) < len(self._clusters):
-            log(WARNING, "%d clusters take no part", len(self._clusters) - len(heads))
+            away = len(self._clusters) - len(heads)
+            log(WARNING, "HFLDD: nobody of %s is connected", counted(away, "cluster"))
         self._clusters.failed = set(heads)
         config = ConfigRecord({**config, SERVER_ROUND: server_round, BALANCED: self.balanced})
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
@@ -216,18 +223,17 @@ class HFLDD(RobustFedAvg):
     def _form_clusters(self, grid: Grid) -> None:
         """Label knowledge, groups and clusters (steps 1 to 3)."""
         _, nodes = sample_nodes(grid, self.min_available_nodes, self.min_available_nodes)
-        soft_labels = self._collect_soft_labels(nodes, grid)
+        soft_labels, noise = self._collect_soft_labels(nodes, grid)
         if not soft_labels:
-            raise RuntimeError(
-                f"none of {len(nodes)} nodes sent usable soft labels; the nodes' logs say why"
-            )
+            asked = counted(len(nodes), "node")
+            raise NothingUsableError(f"none of {asked} sent usable soft labels")
         links = self._meet(grid, soft_labels)
         able = {node: labels for node, labels in soft_labels.items() if node in links}
         if not able:
-            raise RuntimeError(
-                f"none of {len(soft_labels)} nodes introduced itself; the nodes' logs say why"
-            )
-        self._clusters.form(able, self.groups)
+            asked = counted(len(soft_labels), "node")
+            raise NothingUsableError(f"none of {asked} introduced itself")
+        self._clusters.form(able, self.groups, noise)
+        self._warn_of_lacking_classes(grid)
 
     def _meet(self, grid: Grid, nodes: Iterable[int]) -> Links:
         """Links between the nodes that introduced themselves."""
@@ -235,16 +241,23 @@ class HFLDD(RobustFedAvg):
         introductions = {n: d.introduction for n, d in known.items() if d.introduction}
         return Links(introductions, self.links)
 
-    def _collect_soft_labels(self, nodes: list[int], grid: Grid) -> dict[int, NDArray[Any]]:
-        """Step 1. Usable soft labels (|D_g|, classes), by node."""
-        log(INFO, "HFLDD: asking %d nodes for label knowledge", len(nodes))
+    def _collect_soft_labels(
+        self, nodes: list[int], grid: Grid
+    ) -> tuple[dict[int, NDArray[Any]], dict[int, float]]:
+        """Step 1. Usable soft labels (|D_g|, classes), and own divergences, by node."""
+        log(INFO, "HFLDD: asking %s for label knowledge", counted(len(nodes), "node"))
+        forming = not self._clusters and self.groups is None
+        request = LabelRequest(**self.label_knowledge.model_dump(), own_divergence=forming)
         soft_labels: dict[int, NDArray[Any]] = {}
-        for reply in self._ask(self.label_knowledge, nodes, LABEL_KNOWLEDGE, grid):
+        noise: dict[int, float] = {}
+        for reply in self._ask(request, nodes, LABEL_KNOWLEDGE, grid):
             node = reply.metadata.src_node_id
             try:
                 soft_labels[node] = soft_labels_of(sent_arrays(reply))
             except ValueError as error:
                 log(WARNING, "Soft labels of node %d set aside: %s", node, error)
+            with suppress(ValueError):
+                noise[node] = max(number(reply, OWN_DIVERGENCE), 0.0)
         shapes = [labels.shape for labels in soft_labels.values()]
         usual = max(shapes, key=shapes.count, default=())
         shape = self._clusters.label_shape if self._clusters else usual
@@ -252,7 +265,25 @@ class HFLDD(RobustFedAvg):
             if labels.shape != shape:
                 text = "Soft labels of node %d set aside: %s, not %s"
                 log(WARNING, text, node, labels.shape, shape)
-        return {node: labels for node, labels in soft_labels.items() if labels.shape == shape}
+        usable_labels = {n: labels for n, labels in soft_labels.items() if labels.shape == shape}
+        return usable_labels, noise
+
+    def _warn_of_lacking_classes(self, grid: Grid) -> None:
+        """Warn of clusters that lack classes which other nodes hold, if all nodes say theirs."""
+        nodes = [node for cluster in self._clusters for node in cluster.nodes]
+        about = self._directory.look_up(grid, nodes, self.phase_timeout)
+        lacking = self._clusters.lacking_classes({node: about[node].classes for node in nodes})
+        if lacking:
+            lines = [
+                f"that of node {head} lacks {listed([str(label) for label in labels])}"
+                for head, labels in lacking.items()
+            ]
+            text = (
+                "%d of %s cannot see all classes that nodes hold (fewer, larger clusters would: "
+                "raise hfldd.groups): %s"
+            )
+            clusters = counted(len(self._clusters), "cluster")
+            log(WARNING, text, len(lacking), clusters, "; ".join(lines[:MOST_CLUSTERS_NAMED]))
 
     def _place_new_nodes(self, server_round: int, grid: Grid) -> None:
         """Have new nodes join clusters."""
@@ -260,7 +291,7 @@ class HFLDD(RobustFedAvg):
         new = [node for node in waiting if self._retries.due(node, server_round)]
         if not new:
             return
-        soft_labels = self._collect_soft_labels(new, grid)
+        soft_labels, _ = self._collect_soft_labels(new, grid)
         for node in new:
             if node in soft_labels:
                 self._clusters.place(node, soft_labels[node])
@@ -290,6 +321,10 @@ class HFLDD(RobustFedAvg):
                 log(WARNING, "Node %d cannot send to head %d: %s", node, cluster.head, error)
         deliveries = self._collect_deliveries(routes, links, grid)
         self._hand_over(deliveries, grid)
+        if forming and not any(cluster.held_by_head for cluster in self._clusters):
+            raise NothingUsableError(
+                f"the virtual data of none of {counted(len(lacking), 'member')} reached its head"
+            )
         for node, cluster in lacking.items():
             if node not in cluster.held_by_head:
                 self._retries.failed(node, server_round)
@@ -300,7 +335,8 @@ class HFLDD(RobustFedAvg):
         self, routes: Mapping[int, ConfigRecord], links: Links, grid: Grid
     ) -> dict[int, ConfigRecord]:
         """Members' side of step 4: their virtual data, as deliveries for their heads."""
-        log(INFO, "HFLDD: %d members distil their data", len(routes))
+        verb = "distils its" if len(routes) == 1 else "distil their"
+        log(INFO, "HFLDD: %s %s data", counted(len(routes), "member"), verb)
         request = ConfigRecord(self.distillation.model_dump(by_alias=True))
         messages = [
             Message(RecordDict({CONFIG: request, ROUTE: route}), member, DISTILL)

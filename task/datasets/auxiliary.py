@@ -1,5 +1,6 @@
 """Auxiliary images D_g: the same on every node, unrelated to any node's data (HFLDD, step 1)."""
 
+import difflib
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,25 @@ def auxiliary_images(
         )
     chosen = rng.choice(len(stored), size, replace=False)
     return normalise(np.stack([_fit(stored[index], spec) for index in chosen]), spec)
+
+
+def check_auxiliary(name: str) -> str:
+    """Return the name of an auxiliary set, or the path of one, which need not exist here.
+
+    Raises
+    ------
+    DatasetError
+        If it is neither.
+    """
+    known = (NOISE, *_NAMED)
+    if name in known or "/" in name or name.endswith(".npz"):
+        return name
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise DatasetError(
+        f"choose {', '.join(known)}, or the path of a folder of images or .npz file, with a slash "
+        f"in it{hint}"
+    )
 
 
 def _smooth_noise(spec: DataSpec, size: int, rng: np.random.Generator) -> torch.Tensor:

@@ -35,7 +35,7 @@ def unbalanced_cluster(request: Request) -> list[Indices]:
     classes, counts = available(request.labels)
     rng = np.random.default_rng([request.seed, 1])
     units = np.zeros((request.num_partitions, len(classes)), dtype=np.int64)
-    for nodes, block in _clusters(request, ONE_MAIN):
+    for nodes, block in nodes_and_classes(request, ONE_MAIN):
         units[nodes, block] = rng.integers(1, MOST_UNITS + 1, units[nodes, block].shape)
     unit = int((counts // units.sum(axis=0)).min())
     if not unit:
@@ -50,7 +50,7 @@ def _balanced(request: Request, ratio: str) -> NDArray[np.int64]:
     first t samples, ``ceil((t - k) / c)`` are of class k.
     """
     classes, counts = available(request.labels)
-    clusters = _clusters(request, ratio)
+    clusters = nodes_and_classes(request, ratio)
     most = []
     for nodes, block in clusters:
         own = counts[block]
@@ -66,8 +66,8 @@ def _balanced(request: Request, ratio: str) -> NDArray[np.int64]:
     return sample_counts
 
 
-def _clusters(request: Request, ratio: str) -> list[tuple[slice, slice]]:
-    """Nodes and classes (by position) of each cluster."""
+def nodes_and_classes(request: Request, ratio: str) -> list[tuple[slice, slice]]:
+    """Nodes and classes (by position) of each cluster; PartitionError if one would have none."""
     parts = (request.clusters or ratio).split(":")
     shares = np.array([int(share) if share.isdecimal() else 0 for share in parts])
     num_classes = len(available(request.labels)[0])

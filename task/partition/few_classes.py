@@ -10,7 +10,7 @@ from task.partition.request import Indices, PartitionError, Request
 def pathological(request: Request) -> list[Indices]:
     """Give node i the classes ``(i * C + k) mod K``, each split equally among its nodes."""
     classes, counts = available(request.labels)
-    nodes, per_node = request.num_partitions, _classes_per_node(request, len(classes))
+    nodes, per_node = request.num_partitions, checked_classes(request, len(classes))
     node_classes = np.arange(nodes * per_node).reshape(nodes, per_node) % len(classes)
     holds = np.zeros((nodes, len(classes)), dtype=np.int64)
     holds[np.arange(nodes)[:, None], node_classes] = 1
@@ -33,7 +33,7 @@ def pareto(request: Request) -> list[Indices]:
             "thousands, 5 for similar sizes)"
         )
     classes, counts = available(request.labels)
-    per_node = _classes_per_node(request, len(classes))
+    per_node = checked_classes(request, len(classes))
     rng = np.random.default_rng([request.seed, 1])
     holds = np.zeros((request.num_partitions, len(classes)), dtype=np.int64)
     for row in holds:
@@ -45,7 +45,8 @@ def pareto(request: Request) -> list[Indices]:
     return deal(request, holds + (shares * spare).astype(np.int64))
 
 
-def _classes_per_node(request: Request, num_classes: int) -> int:
+def checked_classes(request: Request, num_classes: int) -> int:
+    """Classes per node; PartitionError if the data have fewer."""
     if not 1 <= request.classes_per_node <= num_classes:
         raise PartitionError(
             f"partition.classes must be 1 to {num_classes}, the number of classes in the data, "

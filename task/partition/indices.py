@@ -1,13 +1,19 @@
 """Partition schemes by name, and checks common to all."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from task.partition.clusters import balanced_cluster, multi_cluster, unbalanced_cluster
-from task.partition.few_classes import pareto, pathological
+from task.partition.clusters import (
+    balanced_cluster,
+    multi_cluster,
+    nodes_and_classes,
+    unbalanced_cluster,
+)
+from task.partition.few_classes import checked_classes, pareto, pathological
 from task.partition.index_file import index_file as by_index_file
 from task.partition.library import dirichlet, iid, shards
 from task.partition.request import Indices, PartitionError, Request
@@ -30,7 +36,7 @@ def partition_indices(
     num_partitions: int,
     *,
     scheme: str = "pathological",
-    classes_per_node: int = 2,
+    classes_per_node: int = 0,
     alpha: float = 0.5,
     clusters: str = "",
     seed: int = 0,
@@ -64,8 +70,9 @@ def partition_indices(
         - ``cluster-uc``: the same clusters, with 1 to 5 units of samples, drawn, per class and node
           (UC).
         - ``index-file``: from ``index_file``.
-    classes_per_node : int (default: 2)
-        C, for ``pathological`` and ``pareto`` (classes) and ``shards`` (shards).
+    classes_per_node : int (default: 0)
+        C, for ``pathological`` and ``pareto`` (classes) and ``shards`` (shards). 0 takes the
+        smallest C, but at least 2, with which the nodes together can hold all classes.
     alpha : float (default: 0.5)
         Concentration for ``dirichlet``, exponent for ``pareto``; smaller means more skew.
     clusters : str (default: "")
@@ -99,7 +106,8 @@ def partition_indices(
         raise PartitionError(
             f"partition.scheme={scheme!r} is unknown; choose one of {', '.join(SCHEMES)}"
         )
-    request = Request(labels, num_partitions, classes_per_node, alpha, clusters, seed, index_file)
+    per_node = classes_per_node or _covering(labels, num_partitions)
+    request = Request(labels, num_partitions, per_node, alpha, clusters, seed, index_file)
     parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in SCHEMES[scheme](request)]
     for node, part in enumerate(parts):
         if not len(part):
@@ -108,3 +116,27 @@ def partition_indices(
                 "samples; use fewer nodes"
             )
     return parts
+
+
+def check_partition(
+    labels: NDArray[np.int64], *, scheme: str, classes_per_node: int, clusters: str
+) -> None:
+    """Check what no number of nodes can make possible; arguments as of `partition_indices`.
+
+    Raises
+    ------
+    PartitionError
+        If a node would need more classes than there are, or a cluster had none.
+    """
+    num_classes = len(np.unique(labels))
+    request = Request(labels, num_classes, classes_per_node or 1, 1.0, clusters, 0, None)
+    if scheme in ("pathological", "pareto"):
+        checked_classes(request, num_classes)
+    if clusters and scheme.startswith("cluster-"):
+        nodes_and_classes(request, clusters)
+
+
+def _covering(labels: NDArray[np.int64], num_partitions: int) -> int:
+    """Classes per node with which all classes are held, but at least 2."""
+    num_classes = len(np.unique(labels))
+    return min(num_classes, max(2, math.ceil(num_classes / num_partitions)))

@@ -13,6 +13,7 @@ from strategies.hfldd.clustering import (
     homogeneous_groups,
     kl_matrix,
     nearest_group,
+    silhouette_above_noise,
 )
 
 
@@ -78,6 +79,73 @@ def test_groups_are_lowered_to_the_number_of_distinct_clients():
     soft_labels = np.tile(soft_labels_of(np.random.default_rng(0), 1, 5, 3), (4, 1, 1))
     assert set(homogeneous_groups(kl_matrix(soft_labels), 3, seed=0)) == {0}
     assert set(homogeneous_groups(kl_matrix(soft_labels), None, seed=0)) == {0}
+
+
+def knowledge(proportions, apart=0.3, noise=0.02, seed=0):
+    """Soft labels of clients that lean to their classes, and the divergence of their halves."""
+    generator = np.random.default_rng(seed)
+    proportions = np.array(proportions, dtype=float)
+    proportions /= proportions.sum(axis=1, keepdims=True)
+
+    def drawn():
+        logits = apart * proportions[:, None, :] + noise * generator.normal(
+            size=(len(proportions), 50, proportions.shape[1])
+        )
+        return np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+
+    first, second = drawn(), drawn()
+    halves = [naive_kl(np.stack(pair)) for pair in zip(first, second, strict=True)]
+    return kl_matrix(drawn()), np.array([(m[0, 1] + m[1, 0]) / 2 for m in halves])
+
+
+def groups_of(proportions, **more):
+    divergence, noise = knowledge(proportions, **more)
+    classes = len(proportions[0])
+    return homogeneous_groups(divergence, None, seed=0, most=classes, noise=noise).tolist()
+
+
+def test_five_clients_with_two_classes_each_that_nobody_shares_form_five_groups():
+    pairs = np.eye(10).reshape(5, 2, 10).sum(axis=1)
+    assert len(set(groups_of(pairs))) == 5
+    twice = groups_of(np.concatenate([pairs, pairs]))
+    assert len(set(twice)) == 5
+    assert twice[:5] == twice[5:]
+
+
+def test_four_clients_whose_classes_overlap_a_little_form_four_groups():
+    blocks = [np.isin(np.arange(10), [(3 * i + k) % 10 for k in range(3)]) for i in range(4)]
+    assert len(set(groups_of(blocks))) == 4
+
+
+@pytest.mark.parametrize("clients", [2, 3, 5, 10, 40])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_clients_that_differ_no_more_than_their_own_halves_form_one_group(clients, seed):
+    assert set(groups_of(np.ones((clients, 10)), seed=seed)) == {0}
+
+
+def test_there_are_at_most_as_many_groups_as_classes_and_with_many_classes_more_than_twenty():
+    different = np.random.default_rng(0).dirichlet(np.ones(3), size=12)
+    assert len(set(groups_of(different))) <= 3
+    assert len(set(groups_of(np.tile(np.eye(30), (2, 1)), apart=2.0))) == 30
+
+
+def test_without_their_noise_clients_form_fewer_groups_than_there_are():
+    divergence, _ = knowledge(np.eye(10).reshape(5, 2, 10).sum(axis=1))
+    assert 1 <= len(set(homogeneous_groups(divergence, None, seed=0).tolist())) < 5
+
+
+def test_the_silhouette_above_noise_equals_its_definition():
+    divergence, noise = knowledge(np.random.default_rng(2).dirichlet(np.ones(4), size=7))
+    groups = np.array([0, 1, 0, 2, 2, 0, 3])
+    scores = []
+    for i in range(7):
+        distances = [math.sqrt((divergence[i, j] + divergence[j, i]) / 2) for j in range(7)]
+        means = {g: [distances[j] for j in range(7) if groups[j] == g and j != i] for g in range(4)}
+        own = means.pop(groups[i])
+        a = max(sum(own) / len(own) if own else 0.0, math.sqrt(noise[i]))
+        b = min(sum(other) / len(other) for other in means.values())
+        scores.append((b - a) / max(a, b))
+    assert silhouette_above_noise(divergence, groups, noise) == pytest.approx(np.mean(scores))
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.integers(0, 1000))

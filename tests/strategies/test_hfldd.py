@@ -1,6 +1,7 @@
 """HFLDD with our real ClientApp; only the wire is replaced, by a grid in memory."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from protocol.hfldd import (
     Distillation,
     LabelKnowledge,
 )
+from protocol.replies import NothingUsableError
 from strategies.hfldd import HFLDD
+from strategies.hfldd.clusters import Clusters
 from task.datasets import load_dataset
 from task.models import create_model
 from task.partition import partition_indices
@@ -64,6 +67,39 @@ def test_twenty_nodes_of_one_digit_each_form_pure_groups_and_two_complete_cluste
             range(10)
         )
     assert [m.metadata.dst_node_id for m in messages] == list(strategy.topology.heads)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "partition", "groups"),
+    [(5, {"partition.classes": 2}, 5), (4, {}, 4), (3, {"partition.scheme": "iid"}, 1)],
+    ids=["two digits each", "by default", "all digits each"],
+)
+def test_nodes_that_all_differ_are_a_group_each_and_nodes_alike_are_one(
+    client_grid, initial_arrays, nodes, partition, groups
+):
+    strategy = quick(distill_steps=1)
+    form(strategy, client_grid(nodes, {"train.local-epochs": 1, **partition}), initial_arrays)
+    assert len(strategy.topology.groups) == groups
+    assert len(strategy.topology.clusters) == (1 if groups > 1 else nodes)
+
+
+def test_clusters_that_lack_classes_which_other_nodes_hold_are_a_warning(
+    client_grid, initial_arrays, caplog
+):
+    form(quick(groups=2), client_grid(4, RUN_CONFIG), initial_arrays)
+    assert "clusters cannot see all classes that nodes hold" in caplog.text
+    assert re.search(r"that of node \d+ lacks \d, \d, ", caplog.text)
+
+
+def test_a_cluster_lacks_what_others_hold_and_nothing_is_known_if_a_node_does_not_say():
+    clusters = Clusters(seed=0)
+    clusters.form({node: np.eye(2)[[node % 2]] for node in range(4)}, groups=2)
+    held = {node: {0, node + 1} for node in range(4)}
+    lacking = clusters.lacking_classes(held)
+    for cluster in clusters:
+        assert lacking[cluster.head] == sorted({1, 2, 3, 4} - {node + 1 for node in cluster.nodes})
+    assert clusters.lacking_classes({**held, 3: None}) == {}
+    assert clusters.lacking_classes(dict.fromkeys(range(4), {0, 1})) == {}
 
 
 def test_members_distil_and_only_heads_receive_and_train(client_grid, initial_arrays):
@@ -164,7 +200,8 @@ def test_soft_labels_that_are_no_distributions_are_set_aside(client_grid, initia
 
     grid.nodes[FIRST] = junk
     strategy = quick(groups=3, label_knowledge=LabelKnowledge(auxiliary_size=20, initial_steps=1))
-    form(strategy, grid, initial_arrays)
+    with pytest.raises(NothingUsableError):  # of distilling
+        form(strategy, grid, initial_arrays)
     placed = {*strategy.topology.heads, *strategy.topology.head_of}
     assert placed == {FIRST + index for index in (1, 2, 3)}
 
@@ -182,7 +219,8 @@ def test_a_head_holds_only_what_was_handed_to_it_whatever_it_says(client_grid, i
 
         grid.nodes[node] = boasting
     strategy = quick(groups=3)
-    form(strategy, grid, initial_arrays)
+    with pytest.raises(NothingUsableError, match="the virtual data of none of . members reached"):
+        form(strategy, grid, initial_arrays)
     held = [node for cluster in strategy.state_dict()["clusters"] for node in cluster["held"]]
     assert held == []
 
@@ -198,7 +236,7 @@ def test_raw_data_is_shared_only_when_asked_for(client_grid, initial_arrays):
 
 def test_no_usable_soft_labels_end_the_run_with_the_reason(client_grid, initial_arrays):
     grid = client_grid(2, RUN_CONFIG, lambda index, message: True)
-    with pytest.raises(RuntimeError, match="none of 2 nodes sent usable soft labels"):
+    with pytest.raises(NothingUsableError, match="none of 2 nodes sent usable soft labels"):
         form(quick(), grid, initial_arrays)
 
 

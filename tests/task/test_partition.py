@@ -82,6 +82,22 @@ def test_twenty_nodes_of_one_class_hold_each_class_exactly_twice():
     assert [labels[part][0] for part in parts] == list(range(10)) * 2
 
 
+@pytest.mark.parametrize("scheme", ["pathological", "pareto", "shards"])
+@pytest.mark.parametrize(
+    ("nodes", "per_node"), [(1, 10), (2, 5), (3, 4), (4, 3), (5, 2), (7, 2), (10, 2), (20, 2)]
+)
+def test_by_default_nodes_hold_all_classes_together_with_few_on_each(scheme, nodes, per_node):
+    labels = _labels(30, 10)
+    parts = partition_indices(labels, nodes, scheme=scheme)
+    assert set(labels[np.concatenate(parts)]) == set(range(10))
+    if scheme != "shards":
+        assert {len(set(labels[part])) for part in parts} == {per_node}
+
+
+def test_two_classes_on_each_of_one_class_alone_are_one():
+    assert len(partition_indices(np.zeros(20, dtype=np.int64), 4)) == 4
+
+
 def test_pathological_works_with_labels_that_are_not_consecutive():
     labels = np.array([3, 7, 9] * 10)
     parts = partition_indices(labels, 3, classes_per_node=1)
@@ -352,8 +368,8 @@ def test_a_missing_index_file_is_named(tmp_path):
         ({"scheme": "dirichlet", "alpha": float("nan")}, "partition.alpha must be > 0, got nan"),
         ({"scheme": "dirichlet", "alpha": 1e-3}, "raise alpha, use fewer nodes"),
         ({"classes_per_node": 5}, "partition.classes must be 1 to 4.*got 5"),
-        ({"classes_per_node": 0}, "partition.classes must be 1 to 4.*got 0"),
-        ({"scheme": "shards", "classes_per_node": 0}, "partition.classes must be 1 to 2"),
+        ({"classes_per_node": -1}, "partition.classes must be 1 to 4.*got -1"),
+        ({"scheme": "shards", "classes_per_node": -1}, "partition.classes must be 1 to 2"),
         ({"scheme": "shards", "classes_per_node": 3}, "partition.classes must be 1 to 2"),
         ({"scheme": "pareto", "alpha": 0}, "partition.alpha must be > 0, got 0"),
         ({"scheme": "pareto", "classes_per_node": 5}, "partition.classes must be 1 to 4"),
@@ -383,4 +399,5 @@ def test_a_class_with_fewer_samples_than_holders_is_refused():
 
 
 def test_the_settings_know_every_scheme():
-    assert all(PartitionSettings(scheme=scheme).scheme == scheme for scheme in SCHEMES)
+    file = "clients.json"
+    assert all(PartitionSettings(scheme=s, index_file=file).scheme == s for s in SCHEMES)

@@ -62,7 +62,7 @@ def test_replies_come_as_they_were_sent_and_leave_nothing_in_the_superlink(super
             reply.content["arrays"].values(), model(seed).values(), strict=True
         ):
             np.testing.assert_array_equal(found.numpy(), expected.numpy())
-    assert (replies[2].error.code, replies[2].error.reason) == (2, "as asked")
+    assert replies[2].error.reason == "as asked"
     assert link.parts[link.ids[0]] == PARTS
     assert len(link.store) == 0
     sent = sum(record.count_bytes() for record in trained(1)(None).values())
@@ -114,7 +114,7 @@ def test_a_node_that_the_superlink_takes_for_connected_ends_with_the_deadline(
     _, replies = ask(link, deadline=0.5)
     assert 0.5 <= time.monotonic() - begin < 2.0
     assert [reply.metadata.src_node_id for reply in replies] == link.ids[:1]
-    assert f"within 0 s: [{link.ids[1]}]" in caplog.text
+    assert f"within 0 s: {link.ids[1]}" in caplog.text
     assert len(link.store) == 0
 
 

@@ -165,7 +165,7 @@ def test_many_curves_stand_out_by_mean_lowest_and_highest(finished_run):
 
 def test_equal_faults_stand_once_with_the_nodes_name_and_their_rounds(finished_run):
     page = run_page(read_run(finished_run()))
-    row = re.search(r"<tr>\s*<td[^>]*>node-2 failed in train: .*?</tr>", page, re.DOTALL)[0]
+    row = re.search(r"<tr>\s*<td[^>]*>1 node failed in train: node-2: .*?</tr>", page, re.DOTALL)[0]
     assert re.findall(r"<td[^>]*>(.*?)</td>", row)[1:] == ["1–2", "2"]
 
 

@@ -1,0 +1,71 @@
+"""What the server can know beforehand ends a run before any node is asked anything."""
+
+import re
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from server.app import main
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            {"partition.classes": 11},
+            "partition.classes must be 1 to 10, the number of classes in the data, got 11",
+        ),
+        (
+            {"partition.scheme": "pareto", "partition.classes": 11},
+            "partition.classes must be 1 to 10",
+        ),
+        (
+            {"partition.scheme": "cluster-mc", "partition.clusters": ":".join("1" * 11)},
+            "partition.clusters='1:1:1:1:1:1:1:1:1:1:1' must be 1 to 10 sizes",
+        ),
+        (
+            {"partition.scheme": "index-file"},
+            "partition.index-file = '': must name a file for partition.scheme",
+        ),
+        (
+            {"train.feature-layer": "nosuch"},
+            "train.feature-layer = 'nosuch': 'nosuch' is not a dense layer of .*; it has ",
+        ),
+        ({"hfldd.distiller": "kpi"}, "hfldd.distiller = 'kpi': .*choose one of auto, .*kip"),
+        ({"hfldd.start": "nosie"}, "hfldd.start = 'nosie': must be one of class-stats, "),
+        ({"hfldd.auxiliary": "nosie"}, "hfldd.auxiliary = 'nosie': .*did you mean noise?"),
+        (
+            {"strategy": "fedhead-plus", "fedhead.reference": "fashion"},
+            "fedhead.reference = 'fashion': choose noise, .*did you mean fashion-mnist?",
+        ),
+        (
+            {"strategy": "feddf", "fedhead.reference": "/no/such/folder"},
+            "fedhead.reference = '/no/such/folder', on the server: ",
+        ),
+        ({"aggregator": "collections:OrderedDict"}, "aggregator = .* is not a flwr.*Strategy"),
+        ({"aggregator": "krun"}, "aggregator = 'krun': not one of .*krum"),
+        (
+            {"aggregator": "krum", "aggregator-args": '{"num_malicious_nodes": "two"}'},
+            "aggregator-args: num_malicious_nodes = 'two': should be a valid integer",
+        ),
+        (
+            {"strategy": "fedavg", "strategy-args": '{"fraction_train": "all"}'},
+            "strategy-args: fraction_train = 'all': should be a valid number",
+        ),
+        (
+            {"strategy-args": '{"min_available_nodes": 2.5}'},
+            "strategy-args: min_available_nodes = 2.5: .*integer",
+        ),
+        ({"strategy-args": '{"nosuch": 1}'}, "strategy-args = .*nosuch"),
+        ({"model": "resnet9"}, "model='resnet9' is unknown here; choose auto, "),
+        ({"dataset": "digit"}, "digit.*digits"),
+    ],
+)
+def test_a_bad_setting_ends_the_run_before_any_node_is_asked(client_grid, tmp_path, settings, told):
+    config = {"min-nodes": 2, "runs-dir": str(tmp_path), **settings}
+    grid = client_grid(2, config)
+    with pytest.raises(ValueError, match=f"(?s){told}") as error:
+        main(grid, Context(1, 1, {}, RecordDict(), config))
+    assert grid.pushed == []
+    assert "\n" not in str(error.value)
+    assert not re.search(r"Traceback|<class", str(error.value))
