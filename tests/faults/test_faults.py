@@ -191,7 +191,7 @@ class Run:
             (self._faults / f"go.{number}").touch()
         self._submitted.join(90)
         with self.federation._control() as link:
-            self.status = link.run_status(self._run_id, settle=60)
+            self.status = link.run_status(self._run_id, settle=60).status
 
     def _submit(self, **more):
         settings = {
