@@ -60,7 +60,8 @@ def up(
     directory: superlink.log, node-0/node.log and so on.
     """
     if data and nodes not in (None, len(data)):
-        fail(f"nodes={nodes}, but there are {len(data)} --data: drop --nodes", "up")
+        there = "is" if len(data) == 1 else "are"
+        fail(f"nodes={nodes}, but there {there} {len(data)} --data: drop --nodes", "up")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends it like Ctrl-C
     with exit_on(NodeError, command="up"):
         settings = _node_settings(config, device, data or [])

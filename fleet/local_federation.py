@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,8 @@ import yaml
 from fleet.federation_record import FederationFile, FederationRecord
 from fleet.run_config import read_run_config
 from fleet.submission import RunOutcome, submit
-from node.processes import kill_group, start_bound, stop
+from node.nursery import NODE, NURSERIES, NURSERY, can_fork
+from node.processes import Process, kill_group, start_bound, stop
 from node.settings import NodeConfigValue
 from node.supervisor import status_file
 
@@ -38,19 +39,19 @@ _QUIET_FLOWER = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"
 class LocalNode:
     """One node of a local federation; its `index` is also its partition."""
 
-    def __init__(self, index: int, state_dir: Path, start: Callable[[], subprocess.Popen[bytes]]):
+    def __init__(self, index: int, state_dir: Path, start: Callable[[], Process]):
         self.index = index
         self.state_dir = state_dir
         self.log = state_dir / "node.log"
         self._start = start
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
 
     def start(self) -> None:
         """Start the node's main process."""
         self._process = self._start()
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> Process:
         """The node's main process."""
         if self._process is None:
             raise RuntimeError(f"node {self.index} was not started: call start() first")
@@ -183,7 +184,8 @@ class LocalFederation:
         self._data = data
         self._file = FederationFile(self.state_dir)
         self._node_settings = {"node-config": dict(node_config or {}), **(node_settings or {})}
-        self._superlink: subprocess.Popen[bytes] | None = None
+        self._superlink: Process | None = None
+        self._nurseries = ExitStack()
         addresses: list[str | None] = [None] * num_nodes
         if direct_links:
             addresses = [f"127.0.0.1:{port}" for port in free_ports(num_nodes)]
@@ -217,6 +219,7 @@ class LocalFederation:
         deadline = time.monotonic() + timeout
         self._file.lock()
         try:
+            self._start_nurseries()
             self._start_superlink()
             for node in self.nodes:
                 node.start()
@@ -234,6 +237,7 @@ class LocalFederation:
         if self._superlink is not None:
             stop([self._superlink])
             self._superlink = None
+        self._nurseries.close()
         self._file.unlock()
 
     @property
@@ -317,7 +321,7 @@ class LocalFederation:
 
     def node_command(self, settings: Path) -> list[str]:
         """Return the command that starts a node with this YAML file of settings."""
-        return ["flwr-distill", "node", "--config", str(settings)]
+        return [sys.executable, "-P", "-m", NODE, str(settings)]
 
     def _wait_for_gpus(self, deadline: float, on_wait: OnWait | None) -> None:
         """Wait until every node has used its GPU: one that cannot would leave runs waiting."""
@@ -340,7 +344,7 @@ class LocalFederation:
     def _make_node(self, index: int, peer_addresses: list[str | None]) -> LocalNode:
         state_dir = self.state_dir / f"node-{index}"
 
-        def start() -> subprocess.Popen[bytes]:
+        def start() -> Process:
             state_dir.mkdir(parents=True, exist_ok=True)
             status_file(state_dir).unlink(missing_ok=True)  # of a node that was killed
             settings = {
@@ -419,6 +423,31 @@ class LocalFederation:
             env=self.env,
             cwd=self._cwd,
         )
+
+    def _start_nurseries(self) -> None:
+        """Start the processes that nodes' processes are forked from, where that is possible."""
+        if not can_fork():
+            return
+        folder = self._nurseries.enter_context(TemporaryDirectory())  # paths of sockets are short
+        self.env[NURSERY] = folder
+        self._nurseries.callback(self.env.pop, NURSERY)
+        env = {
+            **self.env,
+            "OMP_NUM_THREADS": str(self._node_settings.get("threads", 1)),
+            "FLWR_LOG_LEVEL": str(self._node_settings.get("log-level", "INFO")),
+        }
+        for name in NURSERIES:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                listener.bind(str(Path(folder, name)))
+                listener.listen(socket.SOMAXCONN)
+                command = [sys.executable, "-P", "-m", "node.nursery", name, str(listener.fileno())]
+                nursery = start_bound(
+                    command,
+                    log=self.state_dir / "nursery.log",
+                    env=env,
+                    pass_fds=[listener.fileno()],
+                )
+            self._nurseries.callback(stop, [nursery])
 
     def _three_ports(self) -> list[int]:
         if self._port is None:

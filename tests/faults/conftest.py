@@ -118,6 +118,9 @@ class Federation(LocalFederation):
             command = ["env", f"LD_PRELOAD={self.late_clock}", *command]
         return self.hosts.on(index, command) if self.hosts else command
 
+    def _start_nurseries(self):
+        """None: what they fork would not be on a node's own host, nor have its clock."""
+
     def _start_superlink(self):
         fleet, control, appio = self._ports
         self.fleet_address = f"{self.hosts.address if self.hosts else '127.0.0.1'}:{fleet}"
