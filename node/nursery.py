@@ -56,7 +56,10 @@ def can_fork() -> bool:
 
 
 class ForkedProcess:
-    """A process that a nursery has forked; what is used of a `subprocess.Popen`."""
+    """A process that a nursery has forked; what is used of a `subprocess.Popen`.
+
+    The process ends when this object is dropped.
+    """
 
     def __init__(self, pid: int, nursery: socket.socket) -> None:
         self.pid = pid

@@ -34,7 +34,8 @@ def main():
     if what == "start":
         from node.processes import start_bound
         command = [sys.executable, "-P", "-m", "forkling", "sleep"]
-        print("child", start_bound(command).pid, flush=True)
+        child = start_bound(command)
+        print("child", child.pid, flush=True)
     if what in ("start", "sleep"):
         time.sleep(60)
 """
