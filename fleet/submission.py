@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -72,12 +73,10 @@ def submit(
     SuperLinkError
         From `control`, if the SuperLink does not answer.
     """
-    from flwr.cli.build import build_fab_from_disk  # here: imports Flower
-
     from fleet.superlink import SuperLinkError
 
     try:
-        bundle = build_fab_from_disk(app_dir)
+        bundle = app_bundle(app_dir)
         with control() as link:
             run_id = link.start_run(bundle, run_config)
     except (ValueError, SuperLinkError) as error:
@@ -92,6 +91,27 @@ def submit(
     add(f"started run {run_id}")
     status = _follow(run_id, control, add, timeout)
     return RunOutcome(run_id, status.status, lines, status.details)
+
+
+def app_bundle(app_dir: Path) -> bytes:
+    """Pack an app as ``flwr run`` does, but without a look into hidden folders.
+
+    Flower looks at each file of a virtual environment before it leaves them all out.
+
+    Raises
+    ------
+    ValueError
+        If Flower cannot pack it; says why.
+    """
+    from flwr.cli.build import build_fab_from_files  # here: imports Flower
+
+    files: dict[str, bytes | Path] = {}
+    for folder, folders, names in os.walk(app_dir):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for file in (Path(folder, name) for name in names):
+            if not file.is_symlink():
+                files[file.relative_to(app_dir).as_posix()] = file
+    return build_fab_from_files(files)[0]
 
 
 def _follow(

@@ -37,7 +37,7 @@ NURSERY = "FLWR_DISTILL_NURSERY"
 NODE = "node.main"
 NURSERIES = {
     "nodes": (NODE, "node.supernode", "node.executor"),
-    "workers": ("node.worker", "torch", "torch._dynamo", "sklearn.datasets"),
+    "workers": ("node.worker", "torch", "torch._dynamo"),
 }
 """Names of sockets, and what is imported there. The modules of `node` have a function `main`."""
 

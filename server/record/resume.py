@@ -58,7 +58,9 @@ def find_run_to_resume(settings: RunSettings, run_id: int) -> Path:
     if checkpoints(runs / settings.resume):
         return runs / settings.resume
     try:
-        return runs / full_id(settings.resume, [f.name for f in runs.glob("*") if checkpoints(f)])
+        return runs / full_id(
+            settings.resume, sorted(f.name for f in runs.glob("*") if checkpoints(f))
+        )
     except RunIdError as error:
         raise CheckpointError(
             f"resume = {settings.resume!r}: {error} with checkpoints in {runs.resolve()} (name a "
