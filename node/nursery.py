@@ -42,7 +42,7 @@ NURSERIES = {
 """Names of sockets, and what is imported there. The modules of `node` have a function `main`."""
 
 _LONGEST_REQUEST = 1 << 20
-_ANSWERS_WITHIN = 120.0
+_ANSWERS_WITHIN = 600.0
 """Seconds for a nursery to fork: the first worker waits until PyTorch is imported."""
 
 
