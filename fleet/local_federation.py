@@ -19,9 +19,9 @@ import yaml
 from fleet.federation_record import FederationFile, FederationRecord
 from fleet.run_config import read_run_config
 from fleet.submission import RunOutcome, submit
-from node.nursery import NODE, NURSERIES, NURSERY, can_fork
+from node.nursery import NODE, NODES, NURSERY, WORKERS, can_fork
 from node.processes import Process, kill_group, start_bound, stop
-from node.settings import NodeConfigValue
+from node.settings import NodeConfigValue, NodeSettings
 from node.supervisor import status_file
 
 if TYPE_CHECKING:
@@ -436,13 +436,14 @@ class LocalFederation:
             "OMP_NUM_THREADS": str(self._node_settings.get("threads", 1)),
             "FLWR_LOG_LEVEL": str(self._node_settings.get("log-level", "INFO")),
         }
-        for name in NURSERIES:
+        preload = self._node_settings.get("preload", NodeSettings.model_fields["preload"].default)
+        for name, modules in ((NODES, ()), (WORKERS, preload)):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
                 listener.bind(str(Path(folder, name)))
                 listener.listen(socket.SOMAXCONN)
                 command = [sys.executable, "-P", "-m", "node.nursery", name, str(listener.fileno())]
                 nursery = start_bound(
-                    command,
+                    [*command, *modules],
                     log=self.state_dir / "nursery.log",
                     env=env,
                     pass_fds=[listener.fileno()],

@@ -35,11 +35,9 @@ NURSERY = "FLWR_DISTILL_NURSERY"
 """Environment variable with the folder of the nurseries' sockets."""
 
 NODE = "node.main"
-NURSERIES = {
-    "nodes": (NODE, "node.supernode", "node.executor"),
-    "workers": ("node.worker", "torch", "torch._dynamo"),
-}
-"""Names of sockets, and what is imported there. The modules of `node` have a function `main`."""
+NODES, WORKERS = "nodes", "workers"
+NURSERIES = {NODES: (NODE, "node.supernode", "node.executor"), WORKERS: ("node.worker",)}
+"""Names of sockets, and the modules that are run there, by their function `main`."""
 
 _LONGEST_REQUEST = 1 << 20
 _ANSWERS_WITHIN = 600.0
@@ -257,8 +255,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="node.nursery", description=main.__doc__)
     parser.add_argument("name", choices=NURSERIES)
     parser.add_argument("listener", type=int, help="file descriptor of the socket")
+    parser.add_argument("preload", nargs="*", help="more modules to import")
     args = parser.parse_args()
-    _import(NURSERIES[args.name])
+    _import([*NURSERIES[args.name], *args.preload])
     Nursery(socket.socket(fileno=args.listener)).serve()
 
 
