@@ -96,7 +96,7 @@ def revoke(
     Its certificate stays valid for direct links to other nodes until it expires, but the server
     introduces only registered nodes to each other.
     """
-    from fleet.registration import RegistrationError, SecureControl  # imports Flower
+    from fleet.registration import SecureControl, SuperLinkError  # imports Flower
 
     authority = CertificateFolder(folder)
     with exit_on(CertificateError, command="certs"):
@@ -110,7 +110,7 @@ def revoke(
                     node_id = control.node_id(issued.public_key)
                     if node_id is not None:
                         control.unregister(node_id)
-            except RegistrationError as error:
+            except SuperLinkError as error:
                 raise CertificateError(f"{name} is not revoked: {error}") from error
         authority.mark_revoked(issued)
     typer.echo(f"{name} is revoked")

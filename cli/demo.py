@@ -1,23 +1,22 @@
 """`flwr-distill demo`: FedAvg and another strategy on a local federation of real processes."""
 
 import json
-import re
 import shutil
 import signal
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from cli.errors import exit_on
+from cli.errors import exit_on, fail
 from cli.options import NodesDevice
 from cli.results import results_table
+from cli.run_log import RunLog
+from cli.up import start
 from fleet.local_federation import LocalFederation
 
 APP_DIR = Path(__file__).resolve().parent.parent
-ROUND_LINE = re.compile(r"round +\d+/\d+ .*")
 SECTORED = ("fedhead", "fedhead-plus")
 FEDHEAD_TASK: dict[str, int | float | str] = {
     "partition.scheme": "dirichlet",
@@ -66,24 +65,20 @@ def demo(
     }
     split = "digits by Dirichlet 0.1" if sectored else f"{classes} digits a node"
     results: dict[str, Any] = {}
-    with console.status(f"starting a SuperLink and {nodes} nodes ..."):
-        federation = LocalFederation(
-            nodes, state_dir, node_settings={"device": device}, direct_links=sectored
-        )
-        with exit_on(RuntimeError, command="demo"):
-            federation.start()
+    federation = LocalFederation(
+        nodes, state_dir, node_settings={"device": device}, direct_links=sectored
+    )
+    with exit_on(RuntimeError, command="demo"):
+        start(federation, console)
     with federation:
         console.print(f"{nodes} nodes are online; their logs are in {state_dir}")
         for name in ("fedavg", strategy):
             console.rule(f"{name}: {rounds} rounds, {split}")
-            outcome = federation.run(
-                APP_DIR, {**config, "strategy": name}, on_line=partial(_show_round, console)
-            )
-            summary = runs_dir / str(outcome.run_id) / "summary.json"
-            if not outcome.completed or not summary.exists():
-                console.print("\n".join(outcome.lines[-30:]), markup=False)
-                console.print(f"[red]{name} ended as {outcome.status}[/]; the log is above")
-                raise typer.Exit(1)
+            with RunLog(console) as log:
+                outcome = federation.run(APP_DIR, {**config, "strategy": name}, on_line=log.show)
+            if not outcome.completed or log.folder is None:
+                fail(f"{name} ended as {outcome.status}: {log.reason(outcome.details)}", "demo")
+            summary = log.folder / "summary.json"
             results[name] = {**json.loads(summary.read_text()), "run_id": str(outcome.run_id)}
     (runs_dir / "demo.json").write_text(json.dumps(results, indent=2) + "\n")
     console.print(results_table("Handwritten digits, each node with a few of them", results))
@@ -97,11 +92,6 @@ def demo(
     console.print("Reports, to open in a browser:", runs_dir / "demo.html")
     for folder in folders:
         console.print(f"  {folder / 'report.html'}", soft_wrap=True)
-
-
-def _show_round(console: Console, line: str) -> None:
-    if match := ROUND_LINE.search(line):
-        console.print(match[0], markup=False, highlight=False)
 
 
 def _draw(results: dict[str, Any], runs_dir: Path) -> None:

@@ -8,8 +8,8 @@ import typer
 
 
 def fail(error: Exception | str, command: str = "") -> NoReturn:
-    """Print an error and exit with 1."""
-    typer.echo(f"{f'flwr-distill {command}'.strip()}: {error}", err=True)
+    """Print an error, in red on a terminal, and exit with 1."""
+    typer.secho(f"{f'flwr-distill {command}'.strip()}: {error}", err=True, fg="red")
     raise typer.Exit(1)
 
 

@@ -1,12 +1,14 @@
 """The `flwr-distill` command: one file per subcommand, gathered here."""
 
+from importlib import metadata
+from typing import Annotated
+
 import typer
 
 from cli.certs import certs
 from cli.demo import demo
 from cli.distill import distill
 from cli.doctor import doctor
-from cli.down import down
 from cli.node import node
 from cli.partition import partition
 from cli.register import register
@@ -15,6 +17,7 @@ from cli.run import run
 from cli.runs import runs
 from cli.settings import settings
 from cli.status import status
+from cli.stop import stop
 from cli.up import up
 
 app = typer.Typer(
@@ -24,9 +27,29 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"flwr-distill {metadata.version('flwr-distill')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
 for command in (
     *(demo, distill, partition, settings, doctor, node),
-    *(up, status, down, register, run, report),
+    *(up, status, stop, register, run, report),
 ):
     app.command()(command)
 app.add_typer(certs, name="certs")

@@ -25,9 +25,10 @@ DataRoot = Annotated[
     typer.Option(help="Folder of data sets.", show_default="$FLWR_DISTILL_DATA_ROOT, else data"),
 ]
 NodesDevice = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--device",
+        show_default="auto",
         metavar="auto|cpu|cuda|cuda:N",
         help="What nodes compute on: GPUs, spread evenly, if there are any (auto) or in any case "
         "(cuda); all on one GPU (cuda:N); or the CPU.",

@@ -18,10 +18,10 @@ def register(
 
     Waits for the SuperLink to answer. Registered nodes stay as they are, revoked ones are left out.
     """
-    from fleet.registration import RegistrationError, SecureControl  # imports Flower
+    from fleet.registration import SecureControl, SuperLinkError  # imports Flower
 
     authority = CertificateFolder(folder)
-    with exit_on(CertificateError, RegistrationError, command="register"):
+    with exit_on(CertificateError, SuperLinkError, command="register"):
         nodes = [each for each in authority.issued() if each.is_node and not each.revoked]
         typer.echo(f"waiting for the SuperLink at {superlink} ...")
         with SecureControl(superlink, authority.certificate) as control:

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from cli.run_folders import DEFAULT_RUNS_DIR, RunsDir, read_runs
+from cli.run_folders import DEFAULT_RUNS_DIR, RUN_HELP, RunsDir, read_runs
 
 
 def report(
-    runs: Annotated[list[str], typer.Argument(help="Run ids, their folders, or latest.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help=f"One or more. {RUN_HELP}")],
     runs_dir: RunsDir = DEFAULT_RUNS_DIR,
     output: Annotated[
         Path | None,

@@ -1,87 +1,136 @@
-"""`flwr-distill run`: submit a run to a SuperLink with TLS, and follow it to its end."""
+"""`flwr-distill run`: submit a run, follow it to its end, and show its results."""
 
 from __future__ import annotations
 
+import difflib
 import json
-import os
-import subprocess
-import sys
-import tempfile
-import threading
+import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from cli.connection import Address, Authority, Connection, NoTls, find_superlink
 from cli.errors import exit_on, fail
-from cli.options import ControlAddress, Timeout
+from cli.options import DEFAULT_FEDERATION_DIR, FederationDir, Timeout
 from cli.results import results_table
-from fleet.submission import RunError, submit
-from node.settings import flat_toml
+from cli.run_log import RunLog
+from fleet.run_config import RunConfigError, read_run_config
+from fleet.submission import RunError, RunOutcome, submit
+from task.settings import RunConfigValue, SettingsError
 
 APP_DIR = Path(__file__).resolve().parent.parent
-CONNECTION = "flwr-distill-run"
+PRESETS = APP_DIR / "presets"
 
 
 def run(
     run_config: Annotated[
-        str, typer.Option("--run-config", "-c", help="As for flwr run.", show_default="none")
-    ] = "",
-    superlink: ControlAddress = "127.0.0.1:9093",
-    root_certificates: Annotated[
-        Path,
-        typer.Option(help="PEM file of the SuperLink's authority.", exists=True),
-    ] = Path("certs/ca.crt"),
-    runs_dir: Annotated[Path, typer.Option(help="Folder of the ServerApp's results.")] = Path(
-        "runs"
-    ),
+        list[str] | None,
+        typer.Option(
+            "--run-config",
+            "-c",
+            metavar="KEY=VALUE...|FILE.toml",
+            help="Settings of the run (flwr-distill settings), as in 'num-rounds=5 "
+            'strategy="fedavg"\'; or a TOML file. Can be repeated: the last one counts.',
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="Settings of a paper: a file of presets/, by name.", metavar="NAME"),
+    ] = None,
+    superlink: Address = None,
+    root_certificates: Authority = None,
+    insecure: NoTls = False,
+    state_dir: FederationDir = DEFAULT_FEDERATION_DIR,
+    runs_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the ServerApp's results are seen from here.",
+            show_default="where it says it writes them",
+        ),
+    ] = None,
     timeout: Timeout = 60.0,
 ) -> None:
-    """Submit a run of this app, print its log and its results; exit with 1 if it fails.
+    """Run this app: show how it goes on, and its results; exit with 1 if it fails.
 
-    Like `flwr run . --stream`, but it waits for the SuperLink, survives the SuperLink's restarts,
-    and its exit status is the run's.
+    Without options, on the federation that `flwr-distill up` started, with all of its nodes. Else
+    on the SuperLink that is named. Ctrl-C leaves the run to itself.
     """
-    from fleet.registration import RegistrationError, SecureControl  # imports Flower
+    with exit_on(RunConfigError, SettingsError, command="run"):
+        overrides = read_run_config(str(_preset(preset))) if preset else {}
+        for text in run_config or ():
+            overrides |= read_run_config(text)
+        _check(overrides)
+    link = find_superlink(superlink, root_certificates, insecure, state_dir, "run")
+    if link.federation:
+        overrides = {"min-nodes": len(link.federation.node_dirs)} | overrides
 
-    def control() -> SecureControl:
-        link = SecureControl(superlink, root_certificates)
-        link.wait(timeout)
-        return link
+    console = Console()
+    with RunLog(console) as log:
+        outcome = _follow(link, overrides, log, timeout)
+    if not outcome.completed:
+        if outcome.status == "finished:stopped":
+            fail(f"run {outcome.run_id} was stopped", "run")
+        reason = log.reason(outcome.details) or "the log above says why"
+        fail(f"run {outcome.run_id} failed: {reason}", "run")
+    if log.folder:
+        _show_results(console, log.folder if runs_dir is None else runs_dir / log.folder.name)
 
-    with tempfile.TemporaryDirectory() as home:
-        config = {"address": superlink, "root-certificates": str(root_certificates.resolve())}
-        (Path(home) / "config.toml").write_text(
-            f"[superlink.{CONNECTION}]\n{flat_toml(config)}", encoding="utf-8"
-        )
-        commands = str(Path(sys.executable).parent)
-        path = os.pathsep.join([commands, os.environ.get("PATH", os.defpath)])
-        env = {**os.environ, "PATH": path, "FLWR_HOME": home}
-        with exit_on(RunError, RegistrationError, command="run"):
-            with control():
-                typer.echo(f"submitting to {superlink}")
-            outcome = submit(
-                APP_DIR,
-                CONNECTION,
-                run_config,
-                env=env,
-                control=control,
-                on_line=typer.echo,
-                timeout=threading.TIMEOUT_MAX,
+
+def _preset(name: str) -> Path:
+    names = sorted(file.stem for file in PRESETS.glob("*.toml"))
+    if name in names:
+        return PRESETS / f"{name}.toml"
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise RunConfigError(f"preset={name}: {hint}There are {', '.join(names) or 'none here'}")
+
+
+def _check(overrides: dict[str, RunConfigValue]) -> None:
+    """Check settings before anything is submitted, or raise a `SettingsError`."""
+    from server.settings import RunSettings  # here: imports Flower
+
+    RunSettings.from_run_config(overrides)
+    app: dict[str, Any] = tomllib.loads((APP_DIR / "pyproject.toml").read_text("utf-8"))
+    for key in overrides:
+        known: Any = app["tool"]["flwr"]["app"]["config"]
+        for part in key.split("."):
+            known = known.get(part) if isinstance(known, dict) else None
+        if known is None:
+            raise SettingsError(
+                f"run config: {key}: a plug-in's settings go into strategy-args, as in "
+                f"strategy-args='{{\"{key.rpartition('.')[2]}\": ...}}'"
             )
-            status = outcome.status
-            while not status.startswith("finished"):
-                typer.echo("the SuperLink was away; the run's log from the start:")
-                subprocess.run(
-                    ["flwr", "log", str(outcome.run_id), CONNECTION, "--stream"], env=env
-                )
-                with control() as link:
-                    status = link.run_status(outcome.run_id)
-    if status != "finished:completed":
-        fail(f"run {outcome.run_id} ended as {status}", "run")
-    summary = runs_dir / str(outcome.run_id) / "summary.json"
-    if summary.exists():
-        result = json.loads(summary.read_text())
-        Console().print(results_table(f"Run {outcome.run_id}", {result["strategy"]: result}))
-        typer.echo(f"Results in {summary.parent}")
+
+
+def _follow(
+    link: Connection, overrides: dict[str, RunConfigValue], log: RunLog, timeout: float
+) -> RunOutcome:
+    """Submit the run and follow it; Ctrl-C ends the command, and not the run."""
+    from fleet.superlink import SuperLinkError  # here: imports Flower
+
+    run_id = ""
+
+    def show(line: str) -> None:
+        nonlocal run_id
+        run_id = run_id or line.rpartition(" ")[2]
+        log.show(line)
+
+    try:
+        with exit_on(RunError, SuperLinkError, command="run"):
+            return submit(APP_DIR, overrides, control=lambda: link.open(timeout), on_line=show)
+    except KeyboardInterrupt:
+        if run_id:
+            typer.echo(f"run {run_id} goes on; `flwr-distill stop {run_id}` stops it", err=True)
+        raise typer.Exit(130) from None
+
+
+def _show_results(console: Console, folder: Path) -> None:
+    summary = folder / "summary.json"
+    if not summary.exists():
+        typer.echo(f"The results are with the server, in {folder} (here: --runs-dir)")
+        return
+    result = json.loads(summary.read_text(encoding="utf-8"))
+    console.print(results_table(f"Run {folder.name}", {result["strategy"]: result}))
+    typer.echo(f"Results in {folder}")

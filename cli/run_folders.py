@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.errors import fail
+from server.record.run_ids import RunIdError, full_id
 
 if TYPE_CHECKING:
     from server.page import RunFiles
 
+RUN_HELP = "Run id or its first digits, its folder, or latest."
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder that the runs' folders are in.")]
 DEFAULT_RUNS_DIR = Path("runs")
 
 
 def read_runs(names: list[str], runs_dir: Path) -> "list[RunFiles]":
-    """Read runs by id, folder or ``latest``; ends the command if one does not exist."""
+    """Read runs by id, its first digits, folder or ``latest``; ends the command on a wrong one."""
     from server.page import RunFilesError, read_run
 
     try:
@@ -31,6 +33,9 @@ def run_folders(runs_dir: Path) -> list[Path]:
 
 
 def _folder(name: str, runs_dir: Path) -> Path:
-    if name == "latest" and (folders := run_folders(runs_dir)):
-        return folders[-1]
-    return Path(name) if (Path(name) / "settings.json").exists() else runs_dir / name
+    if (Path(name) / "settings.json").exists():
+        return Path(name)
+    try:
+        return runs_dir / full_id(name, [folder.name for folder in run_folders(runs_dir)])
+    except RunIdError as error:
+        fail(f"{error} in {runs_dir} (flwr-distill runs list shows them)")

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from cli.errors import exit_on, fail
-from cli.run_folders import DEFAULT_RUNS_DIR, RunsDir, read_runs, run_folders
+from cli.run_folders import DEFAULT_RUNS_DIR, RUN_HELP, RunsDir, read_runs, run_folders
 
 if TYPE_CHECKING:
     from strategies.common.sections import Table as PageTable
 
 runs = typer.Typer(help="List, show and compare runs; export their models.", no_args_is_help=True)
-Run = Annotated[str, typer.Argument(help="Run id, its folder, or latest.")]
+Run = Annotated[str, typer.Argument(help=RUN_HELP)]
 
 
 @runs.command("list")
@@ -27,7 +27,15 @@ def list_runs(runs_dir: RunsDir = DEFAULT_RUNS_DIR) -> None:
 
     from server.page.words import data_size, percent
 
-    table = Table("run", "started", "strategy", "data set", "rounds", "accuracy", "server")
+    table = Table(
+        Column("run", no_wrap=True, overflow="fold"),
+        "started",
+        "strategy",
+        "data set",
+        "rounds",
+        "accuracy",
+        "server",
+    )
     for run in all_runs:
         last = run.rows[-1] if run.rows else {}
         table.add_row(
@@ -59,7 +67,7 @@ def show(run: Run, runs_dir: RunsDir = DEFAULT_RUNS_DIR) -> None:
 
 @runs.command()
 def compare(
-    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Two or more.")],
+    names: Annotated[list[str], typer.Argument(metavar="RUN...", help=f"Two or more. {RUN_HELP}")],
     runs_dir: RunsDir = DEFAULT_RUNS_DIR,
 ) -> None:
     """Compare runs: results, cost of equal accuracy, and settings that differ."""

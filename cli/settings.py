@@ -30,7 +30,7 @@ def settings(
     NAME is a table (core, partition, train, hfldd ...) or a method, which may share a table.
 
     With --preset, they are written to a file at their defaults, explained in comments: change what
-    you want to, and start a run with `flwr run . -c FILE`.
+    you want to, and start a run with `flwr-distill run -c FILE`.
     """
     from protocol.registry import all_methods
     from server import settings_catalogue
@@ -65,7 +65,7 @@ def settings(
 
 def _write(file: Path, text: str) -> None:
     if file.suffix != ".toml":
-        fail(f"{file}: Flower reads a run config from files that end in .toml only")
+        fail(f"{file}: a run config is read from files that end in .toml only")
     try:
         with file.open("x", encoding="utf-8") as stream:
             stream.write(text)
@@ -73,7 +73,7 @@ def _write(file: Path, text: str) -> None:
         fail(f"{file} is there already (name another file)")
     except OSError as error:
         fail(f"{file}: {error.strerror}")
-    typer.echo(f"flwr run . -c {file}")
+    typer.echo(f"flwr-distill run -c {file}")
 
 
 def _show(tables: list["SettingsTable"], strategy: str) -> None:
@@ -94,7 +94,7 @@ def _show(tables: list["SettingsTable"], strategy: str) -> None:
     if example:
         given = f"{example.key}={json.dumps(example.default)}"
         chosen = f'strategy="{strategy}" ' if strategy else ""
-        console.print(f"Set them: flwr run . -c '{chosen}{given}'")
+        console.print(f"Set them: flwr-distill run -c '{chosen}{given}'")
         console.print("Write them to a file: --preset FILE.toml")
 
 

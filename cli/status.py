@@ -25,15 +25,13 @@ def status(state_dir: FederationDir = DEFAULT_FEDERATION_DIR) -> None:
     typer.echo(
         f"SuperLink: Control API at {record.control_address}, FLWR_HOME={record.flower_home}"
     )
-    table = Table(
-        *("node", "state", "device", "Flower's node id", "pid", "SuperNode", "executor", "worker")
-    )
-    columns = ("device", "online", "pid", "supernode", "executor", "worker")
-    for index, directory in enumerate(record.node_dirs):
-        parts = _node(Path(directory))
+    table = Table("node", "state", "device", "pid", "SuperNode", "executor", "worker")
+    columns = ("device", "pid", "supernode", "executor", "worker")
+    for directory in map(Path, record.node_dirs):
+        parts = _node(directory)
         state = "online" if "online" in parts else "starting" if parts else "down"
         table.add_row(
-            str(index),
+            directory.name,
             f"{state}, warm" if "ready" in parts else state,
             *(str(parts.get(name, "-")) for name in columns),
         )

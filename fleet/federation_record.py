@@ -40,13 +40,16 @@ class FederationFile:
             file.close()
             raise FederationRunsError(
                 f"a federation already runs in {self._path.parent}: end it with "
-                f"`flwr-distill down --state-dir {self._path.parent}`, or use another directory"
+                f"`flwr-distill stop --state-dir {self._path.parent}`, or use another directory"
             ) from None
+        file.truncate(0)  # what an earlier federation left
         self._locked_file = file
 
     def write(self, record: FederationRecord) -> None:
         """Write the record; the state directory must be locked."""
-        self._path.write_text(json.dumps(asdict(record), indent=2), encoding="utf-8")
+        assert self._locked_file is not None
+        self._locked_file.write(json.dumps(asdict(record), indent=2))  # in one piece
+        self._locked_file.flush()
 
     def unlock(self) -> None:
         """Unlock the state directory."""
@@ -55,13 +58,17 @@ class FederationFile:
             self._locked_file = None
 
     def read(self) -> FederationRecord | None:
-        """Return the record of the federation running in the state directory, if any."""
+        """Return the record of the federation running in the state directory.
+
+        None if there is none, or if it has not yet written its record.
+        """
         try:
             with self._path.open(encoding="utf-8") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    return FederationRecord(**json.load(file))
+                    content = file.read()
+                    return FederationRecord(**json.loads(content)) if content else None
         except FileNotFoundError:
             pass
         return None

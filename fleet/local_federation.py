@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from fleet.federation_record import FederationFile, FederationRecord
+from fleet.run_config import read_run_config
 from fleet.submission import RunOutcome, submit
-from node.processes import kill_group, start_bound, stop
-from node.settings import NodeConfigValue, flat_toml
+from node.nursery import NODE, NODES, NURSERY, WORKERS, can_fork
+from node.processes import Process, kill_group, start_bound, stop
+from node.settings import NodeConfigValue, NodeSettings
 from node.supervisor import status_file
 
 if TYPE_CHECKING:
@@ -28,25 +30,28 @@ if TYPE_CHECKING:
 CONNECTION = "flwr-distill-local"
 """Name of the connection to the SuperLink in the federation's own Flower configuration."""
 
+OnWait = Callable[[Sequence["LocalNode"]], None]
+"""Called again and again with the nodes that are still awaited."""
+
 _QUIET_FLOWER = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 
 class LocalNode:
     """One node of a local federation; its `index` is also its partition."""
 
-    def __init__(self, index: int, state_dir: Path, start: Callable[[], subprocess.Popen[bytes]]):
+    def __init__(self, index: int, state_dir: Path, start: Callable[[], Process]):
         self.index = index
         self.state_dir = state_dir
         self.log = state_dir / "node.log"
         self._start = start
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
 
     def start(self) -> None:
         """Start the node's main process."""
         self._process = self._start()
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> Process:
         """The node's main process."""
         if self._process is None:
             raise RuntimeError(f"node {self.index} was not started: call start() first")
@@ -63,12 +68,19 @@ class LocalNode:
         return self.process.poll() is None
 
     @property
+    def name(self) -> str:
+        """What the node is called: ``node-3``."""
+        return f"node-{self.index}"
+
+    @property
+    def online(self) -> bool:
+        """Whether the node has signed on at the SuperLink."""
+        return "online" in self._status()
+
+    @property
     def warm(self) -> bool:
         """Whether the node's worker is ready for messages."""
-        try:
-            return "ready" in json.loads(status_file(self.state_dir).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return False
+        return "ready" in self._status()
 
     @property
     def why_unfit(self) -> str:
@@ -78,6 +90,13 @@ class LocalNode:
         *_, last = ["", *self.log.read_text(encoding="utf-8", errors="replace").splitlines()]
         _, said, reason = last.partition("flwr-distill node: ")
         return reason if said else ""
+
+    def _status(self) -> dict[str, Any]:
+        try:
+            status: dict[str, Any] = json.loads(status_file(self.state_dir).read_text("utf-8"))
+        except FileNotFoundError:
+            return {}
+        return status
 
     def kill(self) -> None:
         """Kill the node's main process with SIGKILL; its children end with it."""
@@ -106,6 +125,11 @@ class LocalFederation:
     node_settings : Mapping[str, Any] | None (default: None)
         More settings of the nodes, as in a file for ``flwr-distill node --config``. Nodes use one
         thread unless it holds ``threads``.
+    data : Sequence[Path] (default: ())
+        A folder or file of data for each node; if empty, nodes have none of their own.
+    port : int | None (default: None)
+        Port of the Fleet API, where nodes sign on; the Control API and the ServerAppIo API get the
+        next two. None: any free ports.
     direct_links : bool (default: False)
         Give every node an address on loopback, for direct links.
     database : Path | None (default: None)
@@ -127,7 +151,7 @@ class LocalFederation:
     Raises
     ------
     ValueError
-        If `num_nodes` is below 1.
+        If `num_nodes` is below 1, or there are fewer or more `data` than nodes.
     """
 
     connection = CONNECTION
@@ -139,12 +163,16 @@ class LocalFederation:
         *,
         node_config: Mapping[str, NodeConfigValue] | None = None,
         node_settings: Mapping[str, Any] | None = None,
+        data: Sequence[Path] = (),
+        port: int | None = None,
         direct_links: bool = False,
         database: Path | None = None,
         cwd: Path | None = None,
     ) -> None:
         if num_nodes < 1:
             raise ValueError(f"num_nodes must be at least 1, got {num_nodes}")
+        if data and len(data) != num_nodes:
+            raise ValueError(f"data must hold a path for each of {num_nodes} nodes: {len(data)}")
         self.state_dir = state_dir.resolve()
         self.superlink_log = self.state_dir / "superlink.log"
         self.env = self._environment(self.state_dir / "flower")
@@ -152,9 +180,12 @@ class LocalFederation:
         self.control_address = ""
         self._cwd = cwd
         self._database = database
+        self._port = port
+        self._data = data
         self._file = FederationFile(self.state_dir)
         self._node_settings = {"node-config": dict(node_config or {}), **(node_settings or {})}
-        self._superlink: subprocess.Popen[bytes] | None = None
+        self._superlink: Process | None = None
+        self._nurseries = ExitStack()
         addresses: list[str | None] = [None] * num_nodes
         if direct_links:
             addresses = [f"127.0.0.1:{port}" for port in free_ports(num_nodes)]
@@ -172,7 +203,7 @@ class LocalFederation:
     ) -> None:
         self.stop()
 
-    def start(self, *, timeout: float = 120.0) -> None:
+    def start(self, *, timeout: float = 120.0, on_wait: OnWait | None = None) -> None:
         """Start all processes unless they are started, and wait until every node is online.
 
         Raises
@@ -188,20 +219,14 @@ class LocalFederation:
         deadline = time.monotonic() + timeout
         self._file.lock()
         try:
-            self._start_superlink(deadline)
+            self._start_nurseries()
+            self._start_superlink()
             for node in self.nodes:
                 node.start()
-            self._file.write(
-                FederationRecord(
-                    pid=os.getpid(),
-                    control_address=self.control_address,
-                    flower_home=self.env["FLWR_HOME"],
-                    node_dirs=[str(node.state_dir) for node in self.nodes],
-                )
-            )
-            self.wait_for_nodes(timeout=max(1.0, deadline - time.monotonic()))
+            self._wait_for_superlink(timeout)
+            self.wait_for_nodes(timeout=max(1.0, deadline - time.monotonic()), on_wait=on_wait)
             if str(self._node_settings.get("device")).startswith("cuda"):
-                self._wait_for_gpus(deadline)
+                self._wait_for_gpus(deadline, on_wait)
         except BaseException:
             self.stop()
             raise
@@ -212,6 +237,7 @@ class LocalFederation:
         if self._superlink is not None:
             stop([self._superlink])
             self._superlink = None
+        self._nurseries.close()
         self._file.unlock()
 
     @property
@@ -221,8 +247,8 @@ class LocalFederation:
             raise RuntimeError("the federation was not started: call start() first")
         return self._superlink.pid
 
-    def restart_dead_nodes(self) -> list[int]:
-        """Restart every node whose main process has ended; return their indices.
+    def restart_dead_nodes(self) -> list[LocalNode]:
+        """Restart every node whose main process has ended; return them.
 
         Raises
         ------
@@ -233,19 +259,23 @@ class LocalFederation:
         dead = [node for node in self.nodes if not node.alive]
         for node in dead:
             node.start()
-        return [node.index for node in dead]
+        return dead
 
     def online_nodes(self) -> int:
         """Number of nodes that are online at the SuperLink."""
         with self._control() as control:
             return control.online_nodes()
 
-    def wait_for_nodes(self, count: int | None = None, *, timeout: float = 120.0) -> None:
+    def wait_for_nodes(
+        self, count: int | None = None, *, timeout: float = 120.0, on_wait: OnWait | None = None
+    ) -> None:
         """Wait until `count` nodes (None: all) are online, for at most `timeout` seconds."""
         count = len(self.nodes) if count is None else count
         deadline = time.monotonic() + timeout
         while (online := self.online_nodes()) < count:
             self._check_fit()
+            if on_wait is not None:
+                on_wait([node for node in self.nodes if not node.online])
             if time.monotonic() > deadline or not any(node.alive for node in self.nodes):
                 raise RuntimeError(
                     f"{online} of {count} nodes came online within {timeout:.0f} s: "
@@ -261,15 +291,14 @@ class LocalFederation:
         on_line: Callable[[str], None] | None = None,
         timeout: float = 600.0,
     ) -> RunOutcome:
-        """Submit an app with ``flwr run``, follow its log and return how it ended.
+        """Submit an app, follow its log and return how it ended.
 
         Parameters
         ----------
         app_dir : Path
             Directory of the Flower app.
         run_config : str | Mapping[str, Any] (default: "")
-            Overrides of the app's run config: a mapping, or text as for ``flwr run --run-config``
-            (``'key=value key="text"'``, or the path of a TOML file).
+            Overrides of the app's run config, by dotted key; or text, as `read_run_config` takes.
         on_line : Callable[[str], None] | None (default: None)
             Called with every line of the log.
         timeout : float (default: 600.0)
@@ -277,31 +306,29 @@ class LocalFederation:
 
         Raises
         ------
+        RunConfigError
+            If the text cannot be read.
         RunError
             If the run is refused (the message holds Flower's reason) or takes too long.
+        SuperLinkError
+            If the SuperLink does not answer for a minute.
         """
-        if not isinstance(run_config, str):
-            overrides = self.state_dir / "run-config.toml"
-            overrides.write_text(flat_toml(run_config), encoding="utf-8")
-            run_config = str(overrides)
+        if isinstance(run_config, str):
+            run_config = read_run_config(run_config)
         return submit(
-            app_dir,
-            self.connection,
-            run_config,
-            env=self.env,
-            control=self._control,
-            on_line=on_line,
-            timeout=timeout,
+            app_dir, run_config, control=self._patient_control, on_line=on_line, timeout=timeout
         )
 
     def node_command(self, settings: Path) -> list[str]:
         """Return the command that starts a node with this YAML file of settings."""
-        return ["flwr-distill", "node", "--config", str(settings)]
+        return [sys.executable, "-P", "-m", NODE, str(settings)]
 
-    def _wait_for_gpus(self, deadline: float) -> None:
+    def _wait_for_gpus(self, deadline: float, on_wait: OnWait | None) -> None:
         """Wait until every node has used its GPU: one that cannot would leave runs waiting."""
-        while not all(node.warm for node in self.nodes):
+        while cold := [node for node in self.nodes if not node.warm]:
             self._check_fit()
+            if on_wait is not None:
+                on_wait(cold)
             if time.monotonic() > deadline:
                 raise RuntimeError(
                     "not all nodes came to use a GPU in time: see the logs "
@@ -312,13 +339,14 @@ class LocalFederation:
     def _check_fit(self) -> None:
         for node in self.nodes:
             if reason := node.why_unfit:
-                raise RuntimeError(f"node {node.index} cannot work: {reason}")
+                raise RuntimeError(f"{node.name} cannot work: {reason}")
 
     def _make_node(self, index: int, peer_addresses: list[str | None]) -> LocalNode:
         state_dir = self.state_dir / f"node-{index}"
 
-        def start() -> subprocess.Popen[bytes]:
+        def start() -> Process:
             state_dir.mkdir(parents=True, exist_ok=True)
+            status_file(state_dir).unlink(missing_ok=True)  # of a node that was killed
             settings = {
                 "superlink": self.fleet_address,
                 "insecure": True,
@@ -327,6 +355,7 @@ class LocalFederation:
                 "state-dir": str(state_dir),
                 "threads": 1,
                 "peer-address": peer_addresses[index],
+                **({"data": str(self._data[index].resolve())} if self._data else {}),
                 **self._node_settings,
             }
             file = state_dir / "node.yaml"
@@ -345,8 +374,25 @@ class LocalFederation:
 
         return Control(self.control_address)
 
-    def _start_superlink(self, deadline: float) -> None:
-        fleet, control, serverappio = (f"127.0.0.1:{port}" for port in free_ports(3))
+    def _patient_control(self) -> Control:
+        link = self._control()
+        link.wait(60.0)
+        return link
+
+    def _wait_for_superlink(self, timeout: float) -> None:
+        from fleet.superlink import SuperLinkError
+
+        def is_up() -> bool:
+            return self._superlink is not None and self._superlink.poll() is None
+
+        try:
+            with self._control() as link:
+                link.wait(timeout, is_up=is_up)
+        except SuperLinkError as error:
+            raise RuntimeError(f"the SuperLink did not start: see {self.superlink_log}") from error
+
+    def _start_superlink(self) -> None:
+        fleet, control, serverappio = (f"127.0.0.1:{port}" for port in self._three_ports())
         self.fleet_address, self.control_address = fleet, control
         home = Path(self.env["FLWR_HOME"])
         home.mkdir(parents=True, exist_ok=True)
@@ -354,6 +400,14 @@ class LocalFederation:
             f'[superlink]\ndefault = "{CONNECTION}"\n\n'
             f'[superlink.{CONNECTION}]\naddress = "{control}"\ninsecure = true\n',
             encoding="utf-8",
+        )
+        self._file.write(
+            FederationRecord(
+                pid=os.getpid(),
+                control_address=control,
+                flower_home=str(home),
+                node_dirs=[str(node.state_dir) for node in self.nodes],
+            )
         )
         self._superlink = start_bound(
             [
@@ -369,11 +423,48 @@ class LocalFederation:
             env=self.env,
             cwd=self._cwd,
         )
-        with self._control() as link:
-            while not link.answers(timeout=1.0):
-                if self._superlink.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"the SuperLink did not start: see {self.superlink_log}")
-                time.sleep(0.1)
+
+    def _start_nurseries(self) -> None:
+        """Start the processes that nodes' processes are forked from, where that is possible."""
+        if not can_fork():
+            return
+        folder = self._nurseries.enter_context(TemporaryDirectory())  # paths of sockets are short
+        self.env[NURSERY] = folder
+        self._nurseries.callback(self.env.pop, NURSERY)
+        env = {
+            **self.env,
+            "OMP_NUM_THREADS": str(self._node_settings.get("threads", 1)),
+            "FLWR_LOG_LEVEL": str(self._node_settings.get("log-level", "INFO")),
+        }
+        preload = self._node_settings.get("preload", NodeSettings.model_fields["preload"].default)
+        for name, modules in ((NODES, ()), (WORKERS, preload)):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                listener.bind(str(Path(folder, name)))
+                listener.listen(socket.SOMAXCONN)
+                command = [sys.executable, "-P", "-m", "node.nursery", name, str(listener.fileno())]
+                nursery = start_bound(
+                    [*command, *modules],
+                    log=self.state_dir / "nursery.log",
+                    env=env,
+                    pass_fds=[listener.fileno()],
+                )
+            self._nurseries.callback(stop, [nursery])
+
+    def _three_ports(self) -> list[int]:
+        if self._port is None:
+            return free_ports(3)
+        ports = [self._port + offset for offset in range(3)]
+        for port in ports:
+            with socket.socket() as attempt:
+                attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    attempt.bind(("127.0.0.1", port))
+                except (OSError, OverflowError) as error:
+                    raise RuntimeError(
+                        f"port={self._port}: {port} cannot be used ({error}); give another, with "
+                        "two free ones after it"
+                    ) from error
+        return ports
 
 
 def free_ports(count: int) -> list[int]:

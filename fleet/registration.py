@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
-
 import grpc
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
 from flwr.supercore.constant import NodeStatus
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from fleet.superlink import Control
-
-
-class RegistrationError(Exception):
-    """The SuperLink does not answer, or refuses."""
+from fleet.superlink import Control, SuperLinkError
 
 
 class SecureControl(Control):
-    """A connection to the Control API of a SuperLink with TLS."""
-
-    def __init__(self, address: str, root_certificates: Path) -> None:
-        super().__init__(address, root_certificates)
-        self._address = address
-        self._root_certificates = root_certificates
-
-    def wait(self, timeout: float) -> None:
-        """Wait until the SuperLink answers, at most `timeout` seconds."""
-        deadline = time.monotonic() + timeout
-        while not self.answers(timeout=1.0):
-            if time.monotonic() > deadline:
-                raise RegistrationError(
-                    f"no SuperLink answers at superlink={self._address} within {timeout:.0f} s "
-                    "(is it the Control API's address, 9093 by default, and is its certificate "
-                    f"for that host and from {self._root_certificates}?)"
-                )
+    """A connection to the Control API of a SuperLink with TLS, to register nodes."""
 
     def register(self, public_key: str) -> tuple[int, bool]:
         """Register a node's key (OpenSSH); return Flower's node id and whether the key is new."""
@@ -45,7 +22,7 @@ class SecureControl(Control):
             request = RegisterNodeRequest(public_key=_flower_format(public_key))
             return self._stub.RegisterNode(request, timeout=10).node_id, True
         except grpc.RpcError as error:
-            raise RegistrationError(
+            raise SuperLinkError(
                 f"the SuperLink refuses the key: {error.details()} (a key that was unregistered "
                 "cannot be registered again: issue another)"
             ) from error

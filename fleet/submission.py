@@ -1,28 +1,35 @@
-"""Submits a run with ``flwr run`` and follows it to its end."""
+"""Submits a run to a SuperLink and follows it to its end."""
 
 from __future__ import annotations
 
-import re
-import subprocess
-import threading
+import math
+import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from fleet.superlink import Control
+from task.settings import RunConfigValue
 
-_STARTED_RUN = re.compile(r"Successfully started run (\d+)")
+if TYPE_CHECKING:
+    from fleet.superlink import Control, RunStatus
+
+
+_STREAM_SECONDS = 60.0
+"""A log is asked for again after this time, lest a dead connection go unnoticed."""
+
+_PAUSE = 0.5
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """Final status of a run (``finished:completed``, ``:failed`` or ``:stopped``) and its log."""
+    """How a run ended (``finished:completed``, ``:failed`` or ``:stopped``), why, and its log."""
 
     run_id: int
     status: str
     lines: list[str] = field(repr=False)
+    details: str = ""
 
     @property
     def completed(self) -> bool:
@@ -36,61 +43,105 @@ class RunError(RuntimeError):
 
 def submit(
     app_dir: Path,
-    connection: str,
-    run_config: str,
+    run_config: Mapping[str, RunConfigValue],
     *,
-    env: Mapping[str, str],
     control: Callable[[], Control],
-    on_line: Callable[[str], None] | None,
-    timeout: float,
+    on_line: Callable[[str], None] | None = None,
+    timeout: float = math.inf,
 ) -> RunOutcome:
-    """Submit an app, pass every line of its log to `on_line`, and return how it ended.
+    """Submit a Flower app, pass every line of its log to `on_line`, and return how it ended.
 
-    `run_config` is as for ``flwr run --run-config``, `env` must let ``flwr`` find the connection,
-    `control` opens the SuperLink's Control API. A run that takes longer than `timeout` seconds is
-    stopped, with a `RunError`.
+    The first line is ours and tells the run's id. The SuperLink may restart in the meantime.
+
+    Parameters
+    ----------
+    app_dir : Path
+        Directory of the app.
+    run_config : Mapping[str, RunConfigValue]
+        Overrides of the app's run config, by dotted key.
+    control : Callable[[], Control]
+        Opens the SuperLink's Control API; called again after an outage, so it should wait.
+    on_line : Callable[[str], None] | None (default: None)
+        Called with every line.
+    timeout : float (default: math.inf)
+        Seconds; a run that takes longer is stopped.
+
+    Raises
+    ------
+    RunError
+        If the run is refused, or takes too long.
+    SuperLinkError
+        From `control`, if the SuperLink does not answer.
     """
-    command = ["flwr", "run", str(app_dir), connection, "--stream"]
-    if run_config:
-        command += ["--run-config", run_config]
-    lines: list[str] = []
-    timed_out = threading.Event()
-    process = subprocess.Popen(
-        command,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
+    from fleet.superlink import SuperLinkError
 
-    def give_up() -> None:
-        timed_out.set()
-        process.kill()
-
-    timer = threading.Timer(timeout, give_up)
-    timer.start()
     try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line.rstrip("\n"))
-            if on_line is not None:
-                on_line(lines[-1])
-        process.wait()
-    finally:
-        timer.cancel()
-        process.kill()
-        process.wait()
+        bundle = app_bundle(app_dir)
+        with control() as link:
+            run_id = link.start_run(bundle, run_config)
+    except (ValueError, SuperLinkError) as error:
+        raise RunError(str(error)) from error
+    lines: list[str] = []
 
-    run_ids = [int(match[1]) for line in lines if (match := _STARTED_RUN.search(line))]
-    if not run_ids:
-        raise RunError("the run was not accepted: " + "\n".join(lines[-20:]))
-    with control() as link:
-        if timed_out.is_set():
-            link.stop_run(run_ids[0])
-            raise RunError(
-                f"run {run_ids[0]} was stopped after {timeout:.0f} s: see the SuperLink's log, "
-                "or allow more with timeout="
-            )
-        return RunOutcome(run_ids[0], link.run_status(run_ids[0]), lines)
+    def add(line: str) -> None:
+        lines.append(line)
+        if on_line is not None:
+            on_line(line)
+
+    add(f"started run {run_id}")
+    status = _follow(run_id, control, add, timeout)
+    return RunOutcome(run_id, status.status, lines, status.details)
+
+
+def app_bundle(app_dir: Path) -> bytes:
+    """Pack an app as ``flwr run`` does, but without a look into hidden folders.
+
+    Flower looks at each file of a virtual environment before it leaves them all out.
+
+    Raises
+    ------
+    ValueError
+        If Flower cannot pack it; says why.
+    """
+    from flwr.cli.build import build_fab_from_files  # here: imports Flower
+
+    files: dict[str, bytes | Path] = {}
+    for folder, folders, names in os.walk(app_dir):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for file in (Path(folder, name) for name in names):
+            if not file.is_symlink():
+                files[file.relative_to(app_dir).as_posix()] = file
+    return build_fab_from_files(files)[0]
+
+
+def _follow(
+    run_id: int, control: Callable[[], Control], add: Callable[[str], None], timeout: float
+) -> RunStatus:
+    """Pass on the lines of a run's log until the run is over."""
+    from fleet.superlink import OutageError
+
+    deadline = time.monotonic() + timeout
+    latest, unfinished = 0.0, ""
+    while True:
+        seconds = max(0.1, min(_STREAM_SECONDS, deadline - time.monotonic()))
+        with control() as link:
+            try:
+                for text, time_stamp in link.log(run_id, latest, seconds):
+                    latest = time_stamp
+                    *lines, unfinished = (unfinished + text).split("\n")
+                    for line in lines:
+                        add(line)
+                status = link.run_status(run_id)
+            except OutageError:
+                time.sleep(_PAUSE)
+                continue
+            if not status.finished and time.monotonic() > deadline:
+                link.stop_run(run_id)
+                raise RunError(
+                    f"run {run_id} was stopped after {timeout:.0f} s: see the SuperLink's log, "
+                    "or allow more with timeout="
+                )
+        if status.finished:
+            if unfinished:
+                add(unfinished)
+            return status

@@ -66,6 +66,6 @@ class Child:
 
     def _how_it_ended(self) -> str:
         self.kill()
-        code = self._process.returncode
+        code = self._process.wait()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return f"the ClientApp process died: {how}"

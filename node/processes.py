@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -11,8 +10,31 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
-_PR_SET_PDEATHSIG = 1
+from node.kernel import die_with
+from node.nursery import fork
+
+
+class Process(Protocol):
+    """A process from `start_bound`."""
+
+    @property
+    def pid(self) -> int:
+        """Its id, and that of its group."""
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code, negative for a signal; None while it runs, as far as was asked."""
+
+    def poll(self) -> int | None:
+        """Return the exit code, None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end; return the exit code."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
 
 
 def start_bound(
@@ -22,19 +44,25 @@ def start_bound(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     pass_fds: Sequence[int] = (),
-) -> subprocess.Popen[bytes]:
+) -> Process:
     """Start a command in its own process group; it gets SIGTERM if this process dies.
 
     The kernel ties it to the *thread* that calls this function: call it from one that lives as long
     as the process should. On systems other than Linux it survives a parent killed with -9. Standard
     output and error are appended to `log`; like `env` and `cwd`, None inherits this process's.
+
+    Where a nursery runs (`node.nursery`), it forks the processes of nodes.
     """
-    launcher = [sys.executable, "-P", "-m", "node.processes", str(os.getpid())]
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.nullcontext() if log is None else log.open("ab") as output:
+        if cwd is None:
+            outputs = (1, 2) if output is None else (output.fileno(), output.fileno())
+            forked = fork(command, os.environ if env is None else env, pass_fds, outputs)
+            if forked is not None:
+                return forked
         return subprocess.Popen(
-            [*launcher, *command],
+            [sys.executable, "-P", "-m", "node.processes", str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -45,7 +73,7 @@ def start_bound(
         )
 
 
-def stop(processes: Sequence[subprocess.Popen[bytes]], *, grace: float = 8.0) -> None:
+def stop(processes: Sequence[Process], *, grace: float = 8.0) -> None:
     """Send SIGTERM to processes from `start_bound`, then SIGKILL to what remains of their groups.
 
     `grace` is the time in seconds, for all of them together, between the two signals.
@@ -60,20 +88,13 @@ def stop(processes: Sequence[subprocess.Popen[bytes]], *, grace: float = 8.0) ->
         kill_group(process)
 
 
-def kill_group(process: subprocess.Popen[bytes]) -> None:
+def kill_group(process: Process) -> None:
     """Kill a process from `start_bound` and its group with SIGKILL."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
-def _become(parent: int, command: Sequence[str]) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        sys.exit("the parent process has ended")
-    os.execvp(command[0], list(command))
-
-
 if __name__ == "__main__":
-    _become(int(sys.argv[1]), sys.argv[2:])
+    die_with(int(sys.argv[1]))
+    os.execvp(sys.argv[2], sys.argv[2:])

@@ -15,12 +15,12 @@ from node.pace import Pace
 
 _REMEDIES = {
     "No SuperNode found with the given public key": (
-        "the SuperLink does not know this node's key: register it with "
-        "`flwr supernode register KEY.pub CONNECTION`"
+        "the SuperLink does not know this node's key: register it there with "
+        "`flwr-distill register`"
     ),
     "All SuperNodes must be registered via the CLI": (
-        "the SuperLink admits registered nodes only: give the node a key (auth-key) and register "
-        "it with `flwr supernode register KEY.pub CONNECTION`"
+        "the SuperLink admits registered nodes only: give the node a key (auth-key; "
+        "`flwr-distill certs node` makes one) and register it with `flwr-distill register`"
     ),
 }
 

@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -45,7 +44,7 @@ class _Part:
         self.name = name
         self.reports, writer = Pipe(duplex=False)
         with writer:
-            self.process: subprocess.Popen[bytes] = start_bound(
+            self.process = start_bound(
                 command(writer.fileno()), env=env, pass_fds=[writer.fileno()]
             )
 

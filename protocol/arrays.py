@@ -1,14 +1,18 @@
 """A model's arrays: conversion to and from Flower's records, and checks of received ones."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from flwr.app import Array, ArrayRecord, Message
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from protocol.messages import ARRAYS
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
@@ -151,6 +155,8 @@ def sent_arrays(reply: Message, name: str = ARRAYS) -> ArrayRecord:
 
 def as_tensors(arrays: Arrays) -> dict[str, Tensor]:
     """Arrays as tensors with memory of their own."""
+    import torch  # here: settings are checked where nothing else needs it
+
     return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
 
 

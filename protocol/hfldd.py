@@ -7,8 +7,6 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from distill import DistillError, distiller
-from distill.starts import REAL, STARTS
 from links.records import Parcel
 from protocol.arrays import Arrays, finite_arrays
 from protocol.messages import ARRAYS, PARCEL
@@ -117,6 +115,8 @@ class Distillation(Block):
     @classmethod
     def _is_known(cls, name: str) -> str:
         if ":" not in name:  # a function of a package may be on nodes only
+            from distill import DistillError, distiller  # here: imports torch
+
             try:
                 distiller(name)
             except DistillError as error:
@@ -126,6 +126,8 @@ class Distillation(Block):
     @field_validator("start")
     @classmethod
     def _is_a_start(cls, name: str) -> str:
+        from distill.starts import REAL, STARTS  # here: imports torch
+
         if name not in (*STARTS, REAL):
             raise ValueError(f"must be one of {', '.join((*STARTS, REAL))}")
         return name
@@ -133,7 +135,7 @@ class Distillation(Block):
     @field_validator("allow_real_start")
     @classmethod
     def _permits_start(cls, allowed: bool, info: ValidationInfo) -> bool:
-        if info.data.get("start") == REAL and not allowed:
+        if info.data.get("start") == "real" and not allowed:
             raise ValueError(
                 'must be true for start = "real", with which real images leave the node nearly '
                 "unchanged (allow it, or take start = class-stats)"

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, create_model
 from links.records import LinkMode
 from protocol.method import Method
 from protocol.registry import all_methods
-from strategies.common.registry import read_arguments
+from strategies.common.arguments import read_arguments
 from task.settings import Block, RunConfigValue, SettingsError, TaskSettings, nested
 
 

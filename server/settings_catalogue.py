@@ -58,8 +58,8 @@ _INTRODUCTION = """\
 Every setting of a run is a key of Flower's run config. What is not given has its default:
 
 ```console
-flwr run . -c 'strategy="fedprox" train.proximal-mu=0.1'
-flwr run . -c presets/hfldd-mnist-c1.toml
+flwr-distill run -c 'strategy="fedprox" train.proximal-mu=0.1'
+flwr-distill run --preset hfldd-mnist-c1
 ```
 
 `flwr-distill settings` prints what stands here, with the settings of methods that other packages
@@ -209,7 +209,7 @@ def as_json(tables: Iterable[SettingsTable]) -> list[dict[str, Any]]:
 
 
 def preset(tables: Iterable[SettingsTable], strategy: str = "") -> str:
-    """Write a run config for ``flwr run . -c FILE``: settings at their defaults, explained.
+    """Write a run config for ``flwr-distill run -c FILE``: settings at their defaults, explained.
 
     Flower takes no key that the app does not declare, so the settings of another package's method
     stand in ``strategy-args``.

@@ -295,13 +295,27 @@ def _dotted_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     return keys
 
 
+def _keys_below(key: str, value: Any) -> list[str]:
+    """The dotted keys of a table; the key itself if it is none."""
+    if not isinstance(value, Mapping):
+        return [key]
+    return [below for name, inner in value.items() for below in _keys_below(f"{key}.{name}", inner)]
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    """What to say of an unknown key: a key that ends or begins like it, else the nearest."""
+    near = [name for name in known if name.endswith(f".{key}")]
+    near += [name for name in known if name.startswith(key)]
+    near += difflib.get_close_matches(key, known, n=1)
+    hint = f", did you mean {near[0]}?" if near else ", see flwr-distill settings"
+    return f"{key} is not a known key{hint}"
+
+
 def _described(details: Any, known: list[str]) -> str:
     """One validation error, such as ``key = value: what is allowed``."""
     key = ".".join(str(part) for part in details["loc"])
     if details["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(key, known, n=1)
-        hint = f", did you mean {close[0]}?" if close else ", see flwr-distill settings"
-        return f"{key} is not a known key{hint}"
+        return "; ".join(_unknown(key, known) for key in _keys_below(key, details["input"]))
     if details["type"] == "missing":
         return f"{_hyphenated(key)} is missing"
     message = details["msg"].removeprefix("Value error, ").removeprefix("Input ")

@@ -18,6 +18,7 @@ from protocol.words import counted
 from server.grid.failures import first_line, told
 from server.grid.inbox import open_inbox, retry_sooner
 from server.grid.ledger import Ledger
+from server.grid.progress import Progress
 from server.grid.spool import Spool
 from server.grid.together import name_companions
 from server.record.journal import Journal
@@ -188,7 +189,9 @@ class MeteredGrid(Grid):
         pending.pop("", None)  # messages that the SuperLink refused have no id
         replies, spool = [], Spool()
         by_node = {message.metadata.dst_node_id: message for message in messages}
-        for reply in self._arriving(pending, start + wait):
+        title = self._phases[phase].title if phase in self._phases else phase
+        progress = Progress(title, len(messages))
+        for reply in self._arriving(pending, start + wait, progress):
             self.ledger.book_received(phase, [reply])
             reply = self._accepted(by_node[reply.metadata.src_node_id], reply)
             if reply.has_content():
@@ -255,7 +258,9 @@ class MeteredGrid(Grid):
     def _rank(self, node: int) -> tuple[int, int]:
         return self.order.get(node, len(self.order)), node
 
-    def _arriving(self, messages: Mapping[str, Message], end: float) -> Iterator[Message]:
+    def _arriving(
+        self, messages: Mapping[str, Message], end: float, progress: Progress
+    ) -> Iterator[Message]:
         """Replies as they arrive, until all are in or it is `end`, in monotonic seconds."""
         inbox, poll = open_inbox(self._grid, messages), FIRST_POLL
         while inbox.waiting and time.monotonic() < end:
@@ -263,6 +268,7 @@ class MeteredGrid(Grid):
             for reply in inbox.fetch(end):
                 poll = FIRST_POLL
                 yield reply
+            progress.show(len(messages) - len(inbox.waiting))
             if inbox.waiting:
                 time.sleep(poll)
         inbox.close()

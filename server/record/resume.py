@@ -18,6 +18,7 @@ from protocol.replies import usable
 from server.page.run_files import flat
 from server.record.checkpoint import Checkpoint, CheckpointError, checkpoints, load_checkpoint
 from server.record.packing import PackingError, pack, renamed
+from server.record.run_ids import RunIdError, full_id
 from server.roster import Roster
 from server.settings import RunSettings, default_settings
 
@@ -55,13 +56,17 @@ def find_run_to_resume(settings: RunSettings, run_id: int) -> Path:
         if not files:
             raise CheckpointError(f'resume = "latest": no run in {runs.resolve()} has a checkpoint')
         return max(files, key=lambda file: file.stat().st_mtime).parent.parent
-    folder = runs / settings.resume
-    if not checkpoints(folder):
-        raise CheckpointError(
-            f"resume = {settings.resume!r}: no checkpoints in {folder.resolve()} (name a run by "
-            'its id, or "latest"; flwr-distill runs list shows them)'
+    if checkpoints(runs / settings.resume):
+        return runs / settings.resume
+    try:
+        return runs / full_id(
+            settings.resume, sorted(f.name for f in runs.glob("*") if checkpoints(f))
         )
-    return folder
+    except RunIdError as error:
+        raise CheckpointError(
+            f"resume = {settings.resume!r}: {error} with checkpoints in {runs.resolve()} (name a "
+            'run by its id or its first digits, or "latest"; flwr-distill runs list shows them)'
+        ) from None
 
 
 def checkpoint_to_resume(settings: RunSettings, folder: Path) -> Checkpoint | None:

@@ -1,6 +1,5 @@
 """Strategies by name: of a declared method, or any Flower strategy."""
 
-import json
 from inspect import Parameter, signature
 from typing import Any
 
@@ -8,7 +7,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from protocol.method import Method
 from protocol.registry import all_methods, find_method, method_of
-from strategies.common.arguments import check_types
+from strategies.common.arguments import check_types, read_arguments
 from strategies.common.checked import RobustFedAvg
 from strategies.common.run import Run
 from task.plugin import PluginError, import_object
@@ -45,23 +44,6 @@ def find_strategy(name: str, setting: str = "strategy") -> tuple[type[Strategy],
             f"{setting} = {name!r}: {path} is not a flwr.serverapp.strategy.Strategy"
         )
     return strategy, method or method_of(strategy)
-
-
-def read_arguments(text: str, setting: str) -> dict[str, Any]:
-    """Read the JSON object of a setting such as ``strategy-args``; {} if it is empty.
-
-    Raises
-    ------
-    SettingsError
-        If it is not a JSON object.
-    """
-    try:
-        arguments = json.loads(text or "{}")
-    except json.JSONDecodeError as error:
-        raise SettingsError(f"{setting} = {text!r}: not JSON ({error})") from error
-    if not isinstance(arguments, dict):
-        raise SettingsError(f'{setting} = {text!r}: must be a JSON object, {{"key": 1}}')
-    return arguments
 
 
 def create_strategy(

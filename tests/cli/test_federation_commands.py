@@ -1,16 +1,22 @@
-"""`flwr-distill up`, `status` and `down` on real processes."""
+"""`flwr-distill up`, `status`, `run` and `stop` on real processes."""
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import yaml
 from typer.testing import CliRunner
 
+from cli.connection import Connection
 from cli.main import app
 from fleet.federation_record import FederationFile, FederationRecord
 from fleet.local_federation import LocalFederation
@@ -21,13 +27,13 @@ def command(*arguments: str) -> list[str]:
     return [str(Path(sys.executable).parent / "flwr-distill"), *arguments]
 
 
-def test_status_and_down_say_when_there_is_no_federation(tmp_path: Path) -> None:
+def test_status_and_stop_say_when_there_is_no_federation(tmp_path: Path) -> None:
     status = CliRunner().invoke(app, ["status", "--state-dir", str(tmp_path)])
     assert status.exit_code == 1
     assert "no federation runs" in status.output
-    down = CliRunner().invoke(app, ["down", "--state-dir", str(tmp_path)])
-    assert down.exit_code == 0
-    assert down.output == f"no federation runs in {tmp_path}\n"
+    stop = CliRunner().invoke(app, ["stop", "--state-dir", str(tmp_path)])
+    assert stop.exit_code == 0
+    assert stop.output == f"no federation runs in {tmp_path}\n"
 
 
 def test_status_shows_what_each_node_computes_on(tmp_path: Path) -> None:
@@ -54,37 +60,157 @@ def test_the_device_of_all_nodes_is_an_option_and_a_node_without_it_ends_the_com
 ) -> None:
     asked = []
 
-    def start(self: LocalFederation) -> None:
+    def start(self: LocalFederation, **more: Any) -> None:
         asked.append(self._node_settings["device"])
-        raise RuntimeError("node 0 cannot work: device=cuda: ...")
+        raise RuntimeError("node-0 cannot work: device=cuda: ...")
 
     monkeypatch.setattr(LocalFederation, "start", start)
     monkeypatch.chdir(tmp_path)
     for given in ((), ("--device", "cuda")):
         result = CliRunner().invoke(app, [name, *given])
         assert result.exit_code == 1
-        assert f"flwr-distill {name}: node 0 cannot work" in result.stderr
+        assert f"flwr-distill {name}: node-0 cannot work" in result.stderr
     assert asked == ["auto", "cuda"]
 
 
+def test_each_data_has_a_node_and_a_file_gives_settings_of_all_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes: list[dict[str, Any]] = []
+
+    def start(self: LocalFederation, **more: Any) -> None:
+        assert self._port == 5000
+        for node in self.nodes:
+            with pytest.raises(FileNotFoundError):
+                node.start()
+            nodes.append(yaml.safe_load((node.state_dir / "node.yaml").read_text()))
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(LocalFederation, "start", start)
+    monkeypatch.setattr(LocalFederation, "node_command", lambda *_: missing())
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "all.yaml").write_text("threads: 2\nnode-config: {site: lab}\n")
+    options = ("--data", "a", "--data", "b", "--config", "all.yaml", "--port", "5000")
+    assert "enough" in CliRunner().invoke(app, ["up", *options]).stderr
+    assert [node["data"] for node in nodes] == [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert [node["partition-id"] for node in nodes] == [0, 1]
+    assert {(node["threads"], node["node-config"]["site"]) for node in nodes} == {(2, "lab")}
+
+
+def missing() -> list[str]:
+    raise FileNotFoundError
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--data", "nowhere"), "nowhere does not exist"),
+        (("--nodes", "3", "--data", "a"), "nodes=3, but there is 1 --data: drop --nodes"),
+        (("--config", "own.yaml"), "config=own.yaml: superlink is set by up itself: remove it"),
+        (("--config", "bad.yaml"), "thread=2: there is no such setting"),
+        (("--device", "gpu"), "device=gpu"),
+    ],
+)
+def test_up_refuses_bad_options_in_one_line(
+    options: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "own.yaml").write_text("superlink: host:9092\n")
+    (tmp_path / "bad.yaml").write_text("thread: 2\n")
+    result = CliRunner().invoke(app, ["up", *options])
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_port_that_is_taken_ends_up(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        where = ("--state-dir", str(tmp_path))
+        result = CliRunner().invoke(app, ["up", "--port", str(min(port, 65533)), *where])
+    assert result.exit_code == 1
+    assert f"flwr-distill up: port={port}: {port} cannot be used" in result.stderr
+
+
+class Control:
+    """Of a SuperLink with these runs; notes which is stopped."""
+
+    def __init__(self, runs: list[int]) -> None:
+        self.runs, self.stopped = runs, list[int]()
+
+    def __enter__(self) -> "Control":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def unfinished_runs(self) -> list[int]:
+        return self.runs
+
+    def stop_run(self, run_id: int) -> None:
+        self.stopped.append(run_id)
+
+
+@pytest.mark.parametrize(
+    ("runs", "given", "stopped", "said"),
+    [
+        ([81, 92], "8", [81], "run 81 is stopped"),
+        ([92, 81], "latest", [81], "run 81 is stopped"),
+        ([812, 813], "81", [], "81 begins 2 ids: 812, 813 (give more digits)"),
+        ([812], "9", [], "no run 9"),
+        ([], "latest", [], "no run is going on"),
+    ],
+)
+def test_a_run_is_stopped_by_its_first_digits(
+    runs: list[int],
+    given: str,
+    stopped: list[int],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    control = Control(runs)
+    monkeypatch.setattr(Connection, "open", lambda self, timeout: control)
+    where = ("--superlink", "127.0.0.1:1", "--insecure")
+    result = CliRunner().invoke(app, ["stop", given, *where])
+    assert said in result.output
+    assert control.stopped == stopped
+    assert result.exit_code == (0 if stopped else 1)
+
+
+def test_the_version_is_an_option() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.output == f"flwr-distill {version('flwr-distill')}\n"
+
+
 @pytest.mark.slow
-def test_a_federation_goes_up_mends_a_dead_node_and_goes_down(tmp_path: Path) -> None:
-    where = ("--state-dir", str(tmp_path))
+def test_a_federation_goes_up_mends_a_dead_node_runs_and_is_stopped(tmp_path: Path) -> None:
+    where = ("--state-dir", str(tmp_path / "state"))
+    images, labels = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 10
+    np.savez(tmp_path / "own.npz", images=images, labels=labels)
     up = subprocess.Popen(
-        command("up", "--nodes", "1", *where), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command("up", "--data", str(tmp_path / "own.npz"), *where),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=tmp_path,
     )
     try:
         assert up.stdout is not None
-        wait_for_line(up, b"1 nodes are online")
-        before = node_status(tmp_path)
+        wait_for_line(up, b"1 node is online")
+        wait_for_line(up, b"flwr-distill run")
+        before = node_status(tmp_path / "state")
         shown = subprocess.run(command("status", *where), capture_output=True, text=True)
         assert shown.returncode == 0
         assert "online" in shown.stdout
 
         os.kill(before["pid"], signal.SIGKILL)
-        wait_for_line(up, b"node 0 had died: started again")
+        wait_for_line(up, b"node-0 had died: started again")
         deadline = time.monotonic() + 60
-        while (after := node_status(tmp_path))["pid"] == before["pid"] or "online" not in after:
+        while (after := node_status(tmp_path / "state")).get("pid") in (None, before["pid"]) or (
+            "online" not in after
+        ):
             assert time.monotonic() < deadline
             time.sleep(0.2)
 
@@ -92,7 +218,21 @@ def test_a_federation_goes_up_mends_a_dead_node_and_goes_down(tmp_path: Path) ->
         assert second.returncode == 1
         assert "already runs" in second.stderr
 
-        assert subprocess.run(command("down", *where)).returncode == 0
+        settings = 'dataset="private" private.shape="1x8x8" strategy="fedavg" num-rounds=1'
+        ran = subprocess.run(
+            command("run", "-c", settings, *where), capture_output=True, text=True, cwd=tmp_path
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert "round   1/1" in ran.stdout
+        assert f"Results in {tmp_path / 'runs'}" in ran.stdout
+        bad = 'strategy="nonsense"'
+        ran = subprocess.run(command("run", "-c", bad, *where), capture_output=True, text=True)
+        assert ran.returncode == 1
+        assert "strategy = 'nonsense': not one of" in ran.stderr
+        assert ran.stderr.count("\n") == 1
+        assert "Traceback" not in ran.stdout
+
+        assert subprocess.run(command("stop", *where)).returncode == 0
         assert up.wait(timeout=20) == 0
         assert subprocess.run(command("status", *where), capture_output=True).returncode == 1
         assert not processes_that_name(tmp_path)
@@ -110,7 +250,10 @@ def wait_for_line(process: subprocess.Popen[bytes], text: bytes) -> None:
 
 
 def node_status(state_dir: Path) -> dict[str, int]:
-    status: dict[str, int] = json.loads(status_file(state_dir / "node-0").read_text())
+    try:
+        status: dict[str, int] = json.loads(status_file(state_dir / "node-0").read_text())
+    except FileNotFoundError:  # of a node that is being started again
+        return {}
     return status
 
 

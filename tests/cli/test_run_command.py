@@ -1,14 +1,18 @@
-"""`flwr-distill run`: ends as the run does, and follows it through the SuperLink's restarts."""
+"""`flwr-distill run`: finds its SuperLink, refuses bad settings first, and ends as the run does."""
 
 import json
+import re
+from itertools import chain
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import cli.run
-import fleet.registration
 from cli.main import app
-from fleet.certificates import CertificateFolder
+from cli.run_log import RunLog
+from fleet.federation_record import FederationFile, FederationRecord
+from fleet.run_config import RunConfigError, read_run_config
 from fleet.submission import RunError, RunOutcome
 
 SUMMARY = {
@@ -19,93 +23,221 @@ SUMMARY = {
     "link_bytes": 30_000,
     "seconds": 24.4,
 }
-
-
-class Answering:
-    """A SuperLink that says how run 7 fares, one word after the other."""
-
-    said: list[str]
-
-    def __init__(self, address, root_certificates):
-        assert address == "127.0.0.1:9093"
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        pass
-
-    def wait(self, timeout):
-        pass
-
-    def run_status(self, run_id):
-        assert run_id == 7
-        return self.said.pop(0)
+CRASH = """\
+\x1b[91mERROR \x1b[0m:     ServerApp raised an exception
+Traceback (most recent call last):
+  File "server/app.py", line 33, in main
+    settings.check()
+{error}
+"""
 
 
 @pytest.fixture
-def folder(tmp_path):
-    CertificateFolder(tmp_path).create(5)
+def folder(tmp_path, monkeypatch):
+    """A working directory with the results of run 7."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "7").mkdir(parents=True)
     (tmp_path / "runs" / "7" / "summary.json").write_text(json.dumps(SUMMARY))
     return tmp_path
 
 
 @pytest.fixture
-def invoke(folder, monkeypatch):
-    """Run the command with a SuperLink that ends the run's log with these words."""
-    followed = []
+def up(folder):
+    """A federation of three nodes runs in the state directory, as far as its record says."""
+    file = FederationFile(folder / "state" / "local")
+    file.lock()
+    nodes = [f"node-{i}" for i in range(3)]
+    file.write(FederationRecord(1, "127.0.0.1:1234", "home", nodes))
+    yield
+    file.unlock()
 
-    def run(*said, error=None):
-        def submit(app_dir, connection, run_config, *, on_line, **more):
+
+@pytest.fixture
+def invoke(folder, monkeypatch):
+    """Run the command with a run that ends in this way, after these lines of its log."""
+    submitted = []
+
+    def run(*arguments, status="finished:completed", details="", lines=(), error=None):
+        def submit(app_dir, run_config, *, control, on_line):
             assert (app_dir / "pyproject.toml").exists()
-            assert run_config == "num-rounds=3"
+            submitted.append(run_config)
             if error:
                 raise error
-            on_line("round 1/3")
-            return RunOutcome(7, said[0], [])
+            for line in chain(["started run 7"], lines):
+                on_line(line)
+            return RunOutcome(7, status, [], details)
 
-        Answering.said = list(said[1:])
-        monkeypatch.setattr(fleet.registration, "SecureControl", Answering)
         monkeypatch.setattr(cli.run, "submit", submit)
-        monkeypatch.setattr(cli.run.subprocess, "run", lambda c, **_: followed.append(c))
-        where = ("--root-certificates", folder / "ca.crt", "--runs-dir", folder / "runs")
-        arguments = ["run", "-c", "num-rounds=3", *map(str, where)]
-        return CliRunner().invoke(app, arguments), followed
+        return CliRunner().invoke(app, ["run", *map(str, arguments)])
 
+    run.submitted = submitted
     return run
 
 
-def test_a_run_that_completes_ends_with_its_table(invoke):
-    result, followed = invoke("finished:completed")
+def test_a_run_on_the_local_federation_needs_no_options_and_ends_with_its_table(invoke, up, folder):
+    result = invoke(lines=["INFO :      round   1/3  accuracy", f"Results in {folder}/runs/7"])
     assert result.exit_code == 0, result.output
-    assert "round 1/3" in result.stdout
+    assert invoke.submitted == [{"min-nodes": 3}]
+    assert "round   1/3" in result.stdout
     for number in ("hfldd", "94.2%", "3.45", "0.030", "24"):
         assert number in result.stdout
-    assert followed == []
 
 
-def test_a_run_that_fails_ends_with_1(invoke):
-    result, _ = invoke("finished:failed")
+def test_results_are_shown_from_where_they_are_seen_here(invoke, up, folder):
+    result = invoke("--runs-dir", folder / "runs", lines=["Results in /elsewhere/7"])
+    assert "94.2%" in result.stdout
+    result = invoke(lines=["Results in /elsewhere/7"])
+    assert result.exit_code == 0
+    assert "with the server, in /elsewhere/7" in result.stdout
+
+
+def test_presets_files_and_texts_add_up_and_the_last_counts(invoke, up, folder):
+    (folder / "mine.toml").write_text("num-rounds = 4\n[train]\nlr = 0.5\n")
+    preset = ("--preset", "hfldd-mnist-c1")
+    texts = ("-c", "mine.toml", "-c", "num-rounds=5 strategy='fedavg' min-nodes=2")
+    assert invoke(*preset, *texts).exit_code == 0
+    (overrides,) = invoke.submitted
+    assert overrides["train.lr"] == 0.5
+    assert overrides["num-rounds"] == 5
+    assert overrides["strategy"] == "fedavg"
+    assert overrides["min-nodes"] == 2
+    assert overrides["hfldd.distilled-size"] == 400
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("-c", "train.lrr=0.1"), "train.lrr is not a known key, did you mean train.lr?"),
+        (("-c", "lr=0.1"), "lr is not a known key, did you mean train.lr?"),
+        (("-c", "train.mom=0.1"), "train.mom is not a known key, did you mean train.momentum?"),
+        (("-c", "trian.lr=0.1"), "trian.lr is not a known key, did you mean train.lr?"),
+        (("-c", "train.lr=-1"), "train.lr = -1: should be greater than 0"),
+        (("-c", "strategy=fedavg"), 'a text needs quotes, as in strategy="fedavg"'),
+        (("-c", "num-rounds 3"), "num-rounds 3 is no override: give key=value"),
+        (("-c", "train.lr=[1]"), "train.lr = [1]: Flower takes numbers"),
+        (("-c", "nowhere.toml"), "run-config=nowhere.toml cannot be read"),
+        (("--preset", "hfldd-mnist-c3"), "preset=hfldd-mnist-c3: did you mean hfldd-mnist-c"),
+    ],
+)
+def test_a_bad_setting_is_one_line_before_anything_is_submitted(invoke, given, said):
+    result = invoke(*given)
     assert result.exit_code == 1
-    assert "run 7 ended as finished:failed" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert said in result.stderr
+    assert invoke.submitted == []
 
 
-def test_a_run_whose_log_breaks_off_is_followed_until_it_has_finished(invoke):
-    result, followed = invoke("running", "running", "finished:completed")
-    assert result.exit_code == 0, result.output
-    assert [command[:3] for command in followed] == [["flwr", "log", "7"]] * 2
-
-
-def test_a_run_that_is_not_accepted_says_why(invoke):
-    result, _ = invoke("", error=RunError("the run was not accepted: num-rounds"))
+def test_without_a_federation_it_says_how_to_start_one(invoke):
+    result = invoke()
     assert result.exit_code == 1
-    assert "flwr-distill run: the run was not accepted: num-rounds" in result.stderr
+    assert "no federation runs in state/local: start one with `flwr-distill up`" in result.stderr
+    assert invoke.submitted == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--superlink", "a:1"), "root-certificates=certs/ca.crt does not exist"),
+        (("--insecure", "--root-certificates", "ca.crt"), "exclude each other"),
+    ],
+)
+def test_a_superlink_is_named_with_tls_or_without(invoke, folder, options, said):
+    (folder / "ca.crt").touch()
+    result = invoke(*options)
+    assert result.exit_code == 1
+    assert said in result.stderr
 
 
 def test_a_superlink_that_does_not_answer_is_said_in_one_line(folder):
-    where = ("--superlink", "127.0.0.1:9", "--root-certificates", str(folder / "ca.crt"))
+    where = ("--superlink", "127.0.0.1:9", "--insecure")
     result = CliRunner().invoke(app, ["run", *where, "--timeout", "0"])
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1
     assert "no SuperLink answers at superlink=127.0.0.1:9 within 0 s" in result.stderr
+
+
+def test_a_run_that_is_refused_says_why(invoke, up):
+    result = invoke(error=RunError("the run was not accepted: no space"))
+    assert result.exit_code == 1
+    assert result.stderr == "flwr-distill run: the run was not accepted: no space\n"
+
+
+def test_a_run_that_is_stopped_ends_with_1(invoke, up):
+    result = invoke(status="finished:stopped")
+    assert result.exit_code == 1
+    assert result.stderr == "flwr-distill run: run 7 was stopped\n"
+
+
+def failed(invoke, error, details):
+    said = f"ServerApp failed with exception: {details}"
+    lines = CRASH.format(error=error).splitlines()
+    return invoke(status="finished:failed", details=said, lines=lines)
+
+
+def test_an_error_of_ours_is_one_line_without_its_traceback(invoke, up):
+    result = failed(invoke, "task.settings.SettingsError: x = 1: take 2", "x = 1: take 2")
+    assert result.exit_code == 1
+    assert result.stderr == "flwr-distill run: run 7 failed: x = 1: take 2\n"
+    assert "Traceback" not in result.output
+
+
+def test_a_mistake_in_the_code_comes_with_its_traceback(invoke, up):
+    result = failed(invoke, "KeyError: 'lr'", "'lr'")
+    assert result.stderr == "flwr-distill run: run 7 failed: KeyError: 'lr'\n"
+    assert 'File "server/app.py", line 33' in result.stdout
+
+
+def test_ctrl_c_leaves_the_run_to_itself_and_says_so(invoke, up):
+    result = invoke(error=KeyboardInterrupt())
+    assert result.exit_code == 130
+
+    def interrupts():
+        yield "INFO :      round   0/3"
+        raise KeyboardInterrupt
+
+    result = invoke(lines=interrupts())
+    assert result.exit_code == 130
+    assert "run 7 goes on; `flwr-distill stop 7` stops it" in result.stderr
+
+
+def shown(*lines, terminal=False):
+    console = Console(force_terminal=terminal, width=60, record=True, color_system="standard")
+    with RunLog(console) as log:
+        for line in lines:
+            log.show(line)
+    return console.export_text(styles=terminal)
+
+
+def test_the_log_has_rounds_and_warnings_and_none_of_flowers_chatter():
+    text = shown(
+        "\x1b[92mINFO \x1b[0m:      [ROUND 1/3]",
+        "\x1b[92mINFO \x1b[0m:      configure_train: Sampled 4 nodes (out of 4)",
+        "\x1b[92mINFO \x1b[0m:      round   1/3  accuracy  50.0%",
+        "\x1b[93mWARNING \x1b[0m:   Node 3 is \x07late",
+        "\x1b[92mINFO \x1b[0m:      members distil their data: 1 of 3 nodes, about 8 s left",
+    )
+    assert text.splitlines() == [
+        "round   1/3  accuracy  50.0%",
+        "warning: Node 3 is  late",
+        "members distil their data: 1 of 3 nodes, about 8 s left",
+    ]
+
+
+def test_a_terminal_shows_levels_in_colours_and_progress_in_one_place():
+    text = shown(
+        "WARNING :   late",
+        "ERROR :     nothing was learnt",
+        "INFO :      members distil their data: 1 of 3 nodes, about 8 s left",
+        terminal=True,
+    )
+    assert re.search(r"\x1b\[33mwarning: late", text)
+    assert re.search(r"\x1b\[31merror: nothing was learnt", text)
+    assert text.count("1 of 3 nodes") <= 1
+
+
+def test_overrides_are_read_as_flower_reads_them():
+    text = """a=1 b.c=2.5 d=true e="x y" f='{"g": 1}' h="\\"q\\"" """
+    expected = {"a": 1, "b.c": 2.5, "d": True, "e": "x y", "f": '{"g": 1}', "h": '"q"'}
+    assert read_run_config(text) == expected
+    with pytest.raises(RunConfigError, match="no override"):
+        read_run_config("a=1 b")

@@ -44,6 +44,22 @@ def test_a_run_is_shown_with_its_numbers_and_settings(finished_run):
         assert line in shown
 
 
+def test_a_run_is_named_by_its_first_digits_and_never_cut(finished_run, monkeypatch):
+    ids = ["16120037219058242387", "16420037219058242387"]
+    folders = [finished_run(name) for name in ids]
+    runs_dir = folders[0].parent
+    monkeypatch.setenv("COLUMNS", "40")
+    listed = invoke("list", "--runs-dir", runs_dir).output
+    assert all(name in listed for name in ids)
+    assert f"in {runs_dir / ids[1]}" in invoke(
+        "show", "164", "--runs-dir", runs_dir
+    ).output.replace("\n", "")
+    several = invoke("show", "16", "--runs-dir", runs_dir)
+    assert several.exit_code == 1
+    assert f"16 begins 2 ids: {ids[0]}, {ids[1]} (give more digits)" in several.stderr
+    assert "no run 3 in" in invoke("show", "3", "--runs-dir", runs_dir).stderr
+
+
 def test_runs_are_compared(finished_run):
     folders = [
         finished_run("1", strategy="fedavg", accuracies=(0.1, 0.6)),

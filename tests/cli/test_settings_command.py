@@ -51,7 +51,7 @@ def test_all_settings_are_printed_with_default_values_and_meaning():
     assert " ".join(line.split()) == (
         "train.momentum 0.0 Momentum of `sgd`. (number: at least 0, below 1)"
     )
-    assert "flwr run . -c 'dataset=\"digits\"'" in output
+    assert "flwr-distill run -c 'dataset=\"digits\"'" in output
 
 
 def test_a_narrow_terminal_shows_whole_keys(monkeypatch):
@@ -105,7 +105,7 @@ def test_json_tells_programs_everything():
 def test_a_preset_is_what_flower_takes_for_a_run_config(name, tmp_path):
     file = tmp_path / "mine.toml"
     result = invoke(*name, "--preset", file)
-    assert result.output == f"flwr run . -c {file}\n"
+    assert result.output == f"flwr-distill run -c {file}\n"
     settings = RunSettings.from_run_config(parse_config_args([str(file)]))
     strategy = name[0] if name and name[0] != "train" else "hfldd"
     expected = RunSettings.from_run_config({"strategy": strategy})

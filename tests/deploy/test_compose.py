@@ -154,7 +154,7 @@ def test_keys_are_readable_by_their_owner_only(up):
 def test_a_run_goes_on_without_a_node_that_is_killed_and_the_node_comes_back(up):
     up.wait_for_health("node-1", 60)
     run = up.submit(STRATEGY="fedavg", ROUNDS="12")
-    read_until(run, "[ROUND 3/12]")
+    read_until(run, "round   3/12")
     os.kill(int(up.inspect("node-1", ".State.Pid")), signal.SIGKILL)
     said, _ = run.communicate(timeout=600)
     assert run.returncode == 0, said
@@ -165,15 +165,15 @@ def test_a_run_goes_on_without_a_node_that_is_killed_and_the_node_comes_back(up)
 
 def test_a_run_outlives_a_restart_of_the_superlink(up):
     run = up.submit(STRATEGY="fedavg", ROUNDS="30")
-    read_until(run, "[ROUND 4/30]")
+    read_until(run, "round   4/30")
     docker("restart", up.container("superlink"))
     said, _ = run.communicate(timeout=600)
     assert run.returncode == 0, said
-    assert "[ROUND 30/30]" in said
+    assert "round  30/30" in said
 
 
 def test_a_run_that_fails_ends_with_1(up):
     run = up.submit(STRATEGY="nonsense")
     said, _ = run.communicate(timeout=300)
     assert run.returncode == 1
-    assert "ended as finished:failed" in said
+    assert "failed: strategy = 'nonsense'" in said

@@ -118,7 +118,10 @@ class Federation(LocalFederation):
             command = ["env", f"LD_PRELOAD={self.late_clock}", *command]
         return self.hosts.on(index, command) if self.hosts else command
 
-    def _start_superlink(self, deadline):
+    def _start_nurseries(self):
+        """None: what they fork would not be on a node's own host, nor have its clock."""
+
+    def _start_superlink(self):
         fleet, control, appio = self._ports
         self.fleet_address = f"{self.hosts.address if self.hosts else '127.0.0.1'}:{fleet}"
         self.control_address = f"127.0.0.1:{control}"
@@ -142,10 +145,7 @@ class Federation(LocalFederation):
             command = ("flower-superexec", "--insecure", "--plugin-type", "serverapp")
             command = (*command, "--appio-api-address", f"127.0.0.1:{appio}")
             self._servers.append(start_bound(command, log=self.server_log, env=self.env))
-        with self._control() as link:
-            while not link.answers(timeout=1.0):
-                assert time.monotonic() < deadline, self.superlink_log.read_text()
-                time.sleep(0.1)
+        self._wait_for_superlink(60)
 
     @property
     def server_log(self):
@@ -173,7 +173,7 @@ class Federation(LocalFederation):
 
     def restart_superlink(self):
         kill_group(self._superlink)
-        self._start_superlink(time.monotonic() + 60)
+        self._start_superlink()
 
     def status(self, index):
         with suppress(FileNotFoundError):

@@ -19,6 +19,7 @@ import grpc
 import pytest
 
 from fleet.submission import RunError
+from fleet.superlink import SuperLinkError
 from protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR, TRAIN_SECTOR
 from protocol.fedlgd import TRAIN_VIRTUAL
 from protocol.hfldd import DISTILL, NUM_PARCELS, RECEIVE, TRAIN_POOL
@@ -191,7 +192,7 @@ class Run:
             (self._faults / f"go.{number}").touch()
         self._submitted.join(90)
         with self.federation._control() as link:
-            self.status = link.run_status(self._run_id, settle=60)
+            self.status = link.run_status(self._run_id, settle=60).status
 
     def _submit(self, **more):
         settings = {
@@ -210,7 +211,7 @@ class Run:
                 self._run_id = int(found[1])
 
         def submit():
-            with suppress(RunError, grpc.RpcError):  # its log ends with the SuperLink
+            with suppress(RunError, SuperLinkError):  # its log ends with the SuperLink
                 self.federation.run(self._app, settings, on_line=line, timeout=380)
 
         self._submitted = threading.Thread(target=submit, daemon=True)

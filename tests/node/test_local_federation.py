@@ -60,7 +60,7 @@ def test_a_node_that_cannot_work_is_not_started_again_but_its_reason_is_said(
     federation = LocalFederation(1, tmp_path)
     reason = "device=cuda: this machine has 0 CUDA devices"
     federation.nodes = [ended_with(tmp_path, 1, f"flwr-distill node: {reason}")]
-    with pytest.raises(RuntimeError, match=f"node 0 cannot work: {reason}"):
+    with pytest.raises(RuntimeError, match=f"node-0 cannot work: {reason}"):
         federation.restart_dead_nodes()
 
 
@@ -70,7 +70,7 @@ def test_a_node_that_cannot_work_is_not_started_again_but_its_reason_is_said(
 def test_a_node_that_ended_otherwise_is_started_again(tmp_path: Path, code: int, said: str) -> None:
     federation = LocalFederation(1, tmp_path)
     federation.nodes = [ended_with(tmp_path, code, said)]
-    assert federation.restart_dead_nodes() == [0]
+    assert federation.restart_dead_nodes() == federation.nodes
     federation.stop()
 
 

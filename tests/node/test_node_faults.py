@@ -118,7 +118,7 @@ def test_a_node_killed_whole_leaves_no_process_and_comes_back(tiny: Any) -> None
     while any(_runs(pid) for pid in parts):
         assert time.monotonic() < deadline, "parts of the node outlive it"
         time.sleep(0.1)
-    assert tiny.federation.restart_dead_nodes() == [1]
+    assert tiny.federation.restart_dead_nodes() == [tiny.federation.nodes[1]]
     wait_until_back(tiny, 1, other_than=before["pid"])
     (phase,) = tiny.run({"phases": 1, "nodes": 2})
     assert sum(not reply.error for reply in phase.values()) == 2

@@ -49,7 +49,7 @@ def test_what_no_new_start_mends_is_told_before_the_node_is_online_and_not_after
     exited = (logging.ERROR, "Exit Code: 302\nUnable to parse the private key file.\nSee ...")
     ((first, remedy),) = reports(refused)
     assert first == "unfit"
-    assert "flwr supernode register" in remedy
+    assert "flwr-distill register" in remedy
     assert reports(exited) == [("unfit", "Unable to parse the private key file.")]
     assert reports((logging.INFO, "SuperNode ID: 1"), refused, exited) == [("online", 1)]
 

@@ -65,6 +65,20 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one():
         RunSettings.from_run_config({"hfldd.group": 3})
 
 
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("lr", "train.lr"),
+        ("train.mom", "train.momentum"),
+        ("trian.lr", "train.lr"),
+        ("num-round", "num-rounds"),
+    ],
+)
+def test_a_key_without_its_table_or_its_end_or_misspelt_leads_to_the_right_one(key, meant):
+    with pytest.raises(SettingsError, match=rf"{key} is not .* did you mean {meant}\?"):
+        RunSettings.from_run_config({key: 3})
+
+
 def test_an_unknown_key_that_is_like_no_other_leads_to_the_list_of_all():
     with pytest.raises(
         SettingsError, match=r"^run config: zzz is not .*, see flwr-distill settings$"

@@ -1,6 +1,7 @@
 """What a resumed run learns and how stays as it was; how long and where may change."""
 
 import os
+import re
 
 import pytest
 from flwr.app import ArrayRecord
@@ -118,6 +119,30 @@ def test_the_latest_run_is_the_one_whose_checkpoint_was_written_last(tmp_path):
     folder = find_run_to_resume(settings, run_id=9)
     found = checkpoint_to_resume(settings, folder)
     assert (folder.name, found.run_id, found.round) == ("2", 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("12", None),
+        ("123", None),
+        ("1", "1 begins 2 ids: 123, 145 (give more digits) with checkpoints in"),
+        ("9", "no run 9 with checkpoints in"),
+    ],
+)
+def test_a_run_is_named_by_its_first_digits(tmp_path, given, said):
+    settings = RunSettings.from_run_config(FIRST).model_dump(by_alias=True)
+    for run_id in ("145", "123"):
+        checkpoint = Checkpoint(int(run_id), 1, settings, {}, ArrayRecord(), {}, {})
+        save_checkpoint(tmp_path / run_id, checkpoint)
+    (tmp_path / "99").mkdir()  # broke off before its first checkpoint
+    config = {**FIRST, "runs-dir": str(tmp_path), "resume": given}
+    settings = RunSettings.from_run_config(config)
+    if said is None:
+        assert find_run_to_resume(settings, run_id=2).name == "123"
+    else:
+        with pytest.raises(CheckpointError, match=re.escape(said)):
+            find_run_to_resume(settings, run_id=2)
 
 
 @pytest.mark.parametrize(("rounds", "over"), [(1, True), (2, False)])

@@ -1,0 +1,90 @@
+"""Finds the SuperLink that a command is for: the local federation, or the one that is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.errors import fail
+from fleet.federation_record import FederationFile, FederationRecord
+
+if TYPE_CHECKING:
+    from fleet.superlink import Control
+
+DEFAULT_ADDRESS = "127.0.0.1:9093"
+DEFAULT_AUTHORITY = Path("certs/ca.crt")
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--superlink",
+        metavar="HOST:PORT",
+        help="SuperLink's Control API.",
+        show_default=f"the local federation's, else {DEFAULT_ADDRESS}",
+    ),
+]
+Authority = Annotated[
+    Path | None,
+    typer.Option(
+        "--root-certificates",
+        help="PEM file of the SuperLink's authority.",
+        show_default=str(DEFAULT_AUTHORITY),
+        exists=True,
+    ),
+]
+NoTls = Annotated[bool, typer.Option("--insecure", help="The SuperLink has no TLS.")]
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How to reach a SuperLink; `federation` is the local one that it belongs to, if any."""
+
+    address: str
+    authority: Path | None
+    federation: FederationRecord | None
+    is_up: Callable[[], bool]
+
+    def open(self, timeout: float) -> Control:
+        """Open the Control API once the SuperLink answers, or raise a `SuperLinkError`."""
+        from fleet.superlink import Control  # here: imports Flower
+
+        link = Control(self.address, self.authority)
+        link.wait(timeout, is_up=self.is_up)
+        return link
+
+
+def find_superlink(
+    address: str | None, authority: Path | None, insecure: bool, state_dir: Path, command: str
+) -> Connection:
+    """Find the SuperLink; with no option, that of the local federation in the state directory.
+
+    Ends the command if the options exclude each other, or nothing is there.
+    """
+    if insecure and authority is not None:
+        fail("insecure and root-certificates exclude each other: drop one", command)
+    file = FederationFile(state_dir)
+    if address is None and authority is None and not insecure:
+        if record := file.read():
+            return Connection(record.control_address, None, record, lambda: file.read() is not None)
+        if not DEFAULT_AUTHORITY.exists():
+            fail(
+                f"no federation runs in {state_dir}: start one with `flwr-distill up`, or name a "
+                "SuperLink with --superlink and --root-certificates or --insecure",
+                command,
+            )
+    if not insecure and authority is None and not DEFAULT_AUTHORITY.exists():
+        fail(
+            f"root-certificates={DEFAULT_AUTHORITY} does not exist: name the file of the "
+            "SuperLink's authority, or give --insecure if the SuperLink has no TLS",
+            command,
+        )
+    return Connection(
+        address or DEFAULT_ADDRESS,
+        None if insecure else authority or DEFAULT_AUTHORITY,
+        None,
+        lambda: True,
+    )

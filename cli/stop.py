@@ -1,0 +1,67 @@
+"""`flwr-distill stop`: end a local federation, or a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.connection import Address, Authority, NoTls, find_superlink
+from cli.errors import exit_on, fail
+from cli.options import DEFAULT_FEDERATION_DIR, FederationDir
+from fleet.federation_record import FederationFile
+from server.record.run_ids import RunIdError, full_id
+
+
+def stop(
+    run: Annotated[
+        str,
+        typer.Argument(
+            help="Id of a run or its first digits, or latest.", show_default="the federation"
+        ),
+    ] = "",
+    superlink: Address = None,
+    root_certificates: Authority = None,
+    insecure: NoTls = False,
+    state_dir: FederationDir = DEFAULT_FEDERATION_DIR,
+) -> None:
+    """End the federation that `flwr-distill up` started; with RUN, only that run.
+
+    The options for a SuperLink are those of `flwr-distill run`, and serve to stop a run.
+    """
+    if not run:
+        _end_federation(state_dir)
+        return
+    link = find_superlink(superlink, root_certificates, insecure, state_dir, "stop")
+
+    from fleet.superlink import SuperLinkError  # here: imports Flower
+
+    with exit_on(SuperLinkError, RunIdError, command="stop"), link.open(timeout=10.0) as control:
+        going_on = [str(run_id) for run_id in control.unfinished_runs()]
+        if not going_on:
+            fail("no run is going on", "stop")
+        run_id = full_id(run, going_on)
+        control.stop_run(int(run_id))
+    typer.echo(f"run {run_id} is stopped")
+
+
+def _end_federation(state_dir: Path) -> None:
+    file = FederationFile(state_dir)
+    record = file.read()
+    if record is None:
+        typer.echo(f"no federation runs in {state_dir}")
+        return
+    with suppress(ProcessLookupError):
+        os.kill(record.pid, signal.SIGTERM)
+    deadline = time.monotonic() + 30
+    while file.read() is not None:
+        if time.monotonic() > deadline:
+            remedy = f"kill it with `kill -9 {record.pid}`, its children end with it"
+            fail(f"process {record.pid} does not end: {remedy}", "stop")
+        time.sleep(0.1)
+    typer.echo("the federation has ended")

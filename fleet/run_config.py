@@ -1,0 +1,79 @@
+"""Reads overrides of a run config, as they are given on a command line."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from task.settings import RunConfigValue
+
+_PAIR = re.compile(r"""([^\s=]+)=("(?:[^"\\]|\\.)*"|'[^']*'|\S+)(?:\s+|$)""")
+
+
+class RunConfigError(ValueError):
+    """Overrides cannot be read; says which, and how to write them."""
+
+
+def read_run_config(text: str) -> dict[str, RunConfigValue]:
+    """Read overrides by dotted key, as ``flwr run --run-config`` takes them.
+
+    Parameters
+    ----------
+    text : str
+        ``key=value key="text"``, with values as in TOML, or the path of a TOML file.
+
+    Raises
+    ------
+    RunConfigError
+        If the file or a value cannot be read.
+    """
+    if text.endswith(".toml"):
+        return _flat(_read(Path(text).expanduser()), text)
+    overrides: dict[str, RunConfigValue] = {}
+    rest = text.strip()
+    while rest:
+        if (pair := _PAIR.match(rest)) is None:
+            raise RunConfigError(
+                f"run-config: {_cut(rest)} is no override: give key=value, with texts in quotes, "
+                'as in num-rounds=5 strategy="fedavg"'
+            )
+        key, value = pair.groups()
+        overrides |= _flat({key: _value(key, value)}, key)
+        rest = rest[pair.end() :]
+    return overrides
+
+
+def _read(file: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunConfigError(f"run-config={file} cannot be read: {error}") from error
+
+
+def _value(key: str, text: str) -> object:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        raise RunConfigError(
+            f'run-config: {key}={_cut(text)}: a text needs quotes, as in {key}="{_cut(text)}"'
+        ) from None
+
+
+def _flat(table: dict[str, object], where: str, prefix: str = "") -> dict[str, RunConfigValue]:
+    overrides: dict[str, RunConfigValue] = {}
+    for name, value in table.items():
+        if isinstance(value, dict):
+            overrides |= _flat(value, where, f"{prefix}{name}.")
+        elif isinstance(value, bool | int | float | str):
+            overrides[prefix + name] = value
+        else:
+            raise RunConfigError(
+                f"run-config: {prefix}{name} = {_cut(str(value))}: Flower takes numbers, texts, "
+                f"true and false (in {where})"
+            )
+    return overrides
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:59]}…"

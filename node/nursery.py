@@ -1,0 +1,265 @@
+"""Forks the processes of a machine's nodes from one that has done their imports.
+
+A node is four processes, and what they import takes a node over ten seconds of a core, most of it
+PyTorch. A local federation starts two nurseries: one for workers, and one without PyTorch, which is
+ready sooner, for the rest. `node.processes.start_bound` asks them over sockets in the folder that
+the environment names. Where there is none, it starts a program: on other machines, for other
+programs, and after a nursery has died.
+
+A nursery has one thread, and forks before anything opens a channel, a thread pool or a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import site
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from node.kernel import die_with, name_process
+
+NURSERY = "FLWR_DISTILL_NURSERY"
+"""Environment variable with the folder of the nurseries' sockets."""
+
+NODE = "node.main"
+NODES, WORKERS = "nodes", "workers"
+NURSERIES = {NODES: (NODE, "node.supernode", "node.executor"), WORKERS: ("node.worker",)}
+"""Names of sockets, and the modules that are run there, by their function `main`."""
+
+_LONGEST_REQUEST = 1 << 20
+_ANSWERS_WITHIN = 600.0
+"""Seconds for a nursery to fork: the first worker waits until PyTorch is imported."""
+
+
+def can_fork() -> bool:
+    """Whether forks of a process that has imported PyTorch are safe on this machine.
+
+    Elsewhere than on Linux system libraries do not survive a fork, and a GPU's driver does not if
+    an import has touched it.
+    """
+    return sys.platform == "linux" and not Path("/dev/nvidiactl").exists()
+
+
+class ForkedProcess:
+    """A process that a nursery has forked; what is used of a `subprocess.Popen`.
+
+    The process ends when this object is dropped.
+    """
+
+    def __init__(self, pid: int, nursery: socket.socket) -> None:
+        self.pid = pid
+        self._nursery = nursery
+        self._code: int | None = None
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code, negative for a signal; None while it runs."""
+        return self._code
+
+    def poll(self) -> int | None:
+        """Return the exit code if the process has ended."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(timeout=0)
+        return self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the process to end; return its exit code."""
+        if self._code is None:
+            self._nursery.settimeout(timeout)
+            try:
+                answer = self._nursery.recv(_LONGEST_REQUEST)
+            except (TimeoutError, BlockingIOError):
+                raise subprocess.TimeoutExpired("a forked process", timeout or 0) from None
+            except OSError:
+                answer = b""
+            # A nursery that dies takes its children with it.
+            self._code = json.loads(answer)["code"] if answer else -signal.SIGTERM
+            self._nursery.close()
+        return self._code
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+
+
+def fork(
+    command: Sequence[str], env: Mapping[str, str], pass_fds: Sequence[int], outputs: Sequence[int]
+) -> ForkedProcess | None:
+    """Have a nursery that `env` names fork a command ``python -P -m MODULE ARGUMENTS``.
+
+    `outputs` are file descriptors for standard output and error. None if no nursery does.
+    """
+    if NURSERY not in env or tuple(command[:3]) != (sys.executable, "-P", "-m"):
+        return None
+    names = [name for name, modules in NURSERIES.items() if command[3] in modules]
+    if not names:
+        return None
+    nursery = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    nursery.settimeout(_ANSWERS_WITHIN)
+    request = {"command": list(command[3:]), "env": dict(env), "fds": list(pass_fds)}
+    try:
+        nursery.connect(str(Path(env[NURSERY], names[0])))
+        socket.send_fds(nursery, [json.dumps(request).encode()], [*outputs, *pass_fds])
+        answer = nursery.recv(_LONGEST_REQUEST)
+    except OSError:
+        answer = b""
+    if not answer:
+        nursery.close()
+        return None
+    return ForkedProcess(json.loads(answer)["pid"], nursery)
+
+
+class Nursery:
+    """Forks a process for each connection to its socket, and tells its exit code over it.
+
+    A process gets SIGTERM when whoever asked for it is gone.
+    """
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._wake, self._woken = socket.socketpair()
+        self._wake.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._children: dict[int, socket.socket] = {}
+
+    def serve(self) -> NoReturn:
+        """Fork until this process is ended."""
+        self._wake_on_child()
+        for each in (self._listener, self._woken):
+            self._selector.register(each, selectors.EVENT_READ)
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._listener:
+                    self._selector.register(self._listener.accept()[0], selectors.EVENT_READ)
+                elif key.fileobj is self._woken:
+                    self._woken.recv(4096)
+                    self._tell_of_the_dead()
+                elif isinstance(key.fileobj, socket.socket) and key.fileobj.fileno() >= 0:
+                    self._hear(key.fileobj)  # it may have been closed a moment ago
+
+    def _wake_on_child(self) -> None:
+        signal.set_wakeup_fd(self._wake.fileno())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def _hear(self, connection: socket.socket) -> None:
+        try:
+            message, fds, _, _ = socket.recv_fds(connection, _LONGEST_REQUEST, 16)
+        except OSError:
+            message, fds = b"", []
+        if not message:
+            self._selector.unregister(connection)
+            for pid in [pid for pid, asker in self._children.items() if asker is connection]:
+                del self._children[pid]
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+            connection.close()
+            return
+        request = json.loads(message)
+        parent = os.getpid()
+        if (pid := os.fork()) == 0:
+            self._become(request, fds, parent)
+        with suppress(OSError):
+            os.setpgid(pid, pid)  # here and in the child: whoever comes first
+        for fd in fds:
+            os.close(fd)
+        self._children[pid] = connection
+        with suppress(OSError):
+            connection.send(json.dumps({"pid": pid}).encode())
+
+    def _tell_of_the_dead(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if connection := self._children.pop(pid, None):
+                with suppress(OSError):
+                    code = os.waitstatus_to_exitcode(status)
+                    connection.send(json.dumps({"code": code}).encode())
+                self._selector.unregister(connection)
+                connection.close()
+
+    def _become(self, request: dict[str, Any], fds: list[int], parent: int) -> NoReturn:
+        """Turn this process, just forked, into the one that was asked for."""
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            die_with(parent)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for key in list(self._selector.get_map().values()):
+                key.fileobj.close()  # type: ignore[union-attr]
+            self._wake.close()
+            self._selector.close()
+            _place(fds, [1, 2, *request["fds"]])
+            os.environ.update(request["env"])
+            module, *arguments = request["command"]
+            sys.argv = [module, *arguments]
+            name_process(module)
+            importlib.invalidate_caches()
+            site.addsitepackages(None)  # what has been installed since the nursery started
+            importlib.import_module(module).main()
+            code = 0
+        except SystemExit as ending:
+            if isinstance(ending.code, str):
+                print(ending.code, file=sys.stderr)
+            code = ending.code if isinstance(ending.code, int) else 0 if ending.code is None else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+
+def _place(fds: Sequence[int], numbers: Sequence[int]) -> None:
+    """Give file descriptors these numbers, whatever has them now, and close the old ones."""
+    above = max([*numbers, *fds]) + 1
+    copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in fds]
+    for fd in fds:
+        os.close(fd)
+    for copy, number in zip(copies, numbers, strict=True):
+        os.dup2(copy, number, inheritable=number <= 2)
+        os.close(copy)
+
+
+def _import(modules: Sequence[str]) -> None:
+    """Import what there is; whoever needs the rest says so itself."""
+    for module in modules:
+        with suppress(ImportError):
+            importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # the collector would write to all of these pages, in every process
+
+
+def main() -> None:
+    """Run a nursery; only a local federation starts it."""
+    parser = argparse.ArgumentParser(prog="node.nursery", description=main.__doc__)
+    parser.add_argument("name", choices=NURSERIES)
+    parser.add_argument("listener", type=int, help="file descriptor of the socket")
+    parser.add_argument("preload", nargs="*", help="more modules to import")
+    args = parser.parse_args()
+    _import([*NURSERIES[args.name], *args.preload])
+    Nursery(socket.socket(fileno=args.listener)).serve()
+
+
+if __name__ == "__main__":
+    main()

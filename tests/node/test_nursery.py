@@ -1,0 +1,154 @@
+"""Processes that a nursery forks behave as if they had been started."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from node import nursery
+from node.nursery import NURSERY, ForkedProcess
+from node.processes import Process, kill_group, start_bound, stop
+
+CHILD = """
+import os, sys, time
+
+from node import nursery
+
+nursery.NURSERIES = {"forklings": ("forkling",)}
+
+def main():
+    what, *rest = sys.argv[1:]
+    print(what, os.getpid(), os.environ["MARK"], flush=True)
+    if what == "write":
+        os.write(int(rest[0]), b"through the pipe")
+    if what == "fail":
+        sys.exit("there is a reason")
+    if what == "raise":
+        1 / 0
+    if what == "start":
+        from node.processes import start_bound
+        command = [sys.executable, "-P", "-m", "forkling", "sleep"]
+        child = start_bound(command)
+        print("child", child.pid, flush=True)
+    if what in ("start", "sleep"):
+        time.sleep(60)
+"""
+SERVER = "import socket, sys; from node.nursery import Nursery; import forkling; \
+Nursery(socket.socket(fileno=int(sys.argv[1]))).serve()"
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
+    """A nursery that forks the module above."""
+    (tmp_path / "forkling.py").write_text(CHILD)
+    monkeypatch.setattr(nursery, "NURSERIES", {"forklings": ("forkling",)})
+    root = str(Path(nursery.__file__).parents[1])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), root]))
+    monkeypatch.setenv("MARK", "before")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(tmp_path / "forklings"))
+        listener.listen()
+        command = [sys.executable, "-c", SERVER, str(listener.fileno())]
+        process = start_bound(command, pass_fds=[listener.fileno()], log=tmp_path / "nursery.log")
+    monkeypatch.setenv(NURSERY, str(tmp_path))
+    monkeypatch.setenv("MARK", "after")
+    yield process
+    stop([process])
+
+
+def start(folder: Path, *arguments: str, pass_fds: tuple[int, ...] = ()) -> Process:
+    return start_bound(
+        [sys.executable, "-P", "-m", "forkling", *arguments],
+        log=folder / "log",
+        pass_fds=pass_fds,
+    )
+
+
+def lines(folder: Path, number: int = 1) -> list[str]:
+    """The first lines of the log, once they are there."""
+    deadline = time.monotonic() + 20
+    while len(found := (folder / "log").read_text().splitlines()) < number:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.02)
+    return found
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while not gone(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_process_has_its_environment_its_log_and_the_pipes_that_it_is_given(
+    server: Process, tmp_path: Path
+) -> None:
+    reader, writer = os.pipe()
+    process = start(tmp_path, "write", str(writer), pass_fds=(writer,))
+    os.close(writer)
+    assert isinstance(process, ForkedProcess)
+    assert os.read(reader, 100) == b"through the pipe"
+    assert os.read(reader, 100) == b""  # no copy is left open
+    assert process.wait(timeout=10) == 0
+    assert lines(tmp_path) == [f"write {process.pid} after"]
+    os.close(reader)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [("fail", "there is a reason"), ("raise", "ZeroDivisionError")]
+)
+def test_a_process_that_fails_says_why_and_ends_with_1(
+    what: str, said: str, server: Process, tmp_path: Path
+) -> None:
+    process = start(tmp_path, what)
+    assert process.wait(timeout=10) == 1
+    assert said in (tmp_path / "log").read_text()
+
+
+def test_a_process_is_stopped_and_killed_like_any_other(server: Process, tmp_path: Path) -> None:
+    first, second = start(tmp_path, "sleep"), start(tmp_path, "sleep")
+    lines(tmp_path, 2)
+    assert first.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        first.wait(timeout=0.05)
+    stop([first])
+    assert first.returncode == -signal.SIGTERM
+    kill_group(second)
+    assert second.returncode == -signal.SIGKILL
+    assert gone(first.pid)
+    assert gone(second.pid)
+
+
+def test_a_process_ends_with_the_one_that_asked_for_it(server: Process, tmp_path: Path) -> None:
+    process = start(tmp_path, "start")
+    child = next(int(line.split()[1]) for line in lines(tmp_path, 3) if "child" in line)
+    kill_group(process)
+    wait_until_gone(child)
+
+
+def test_a_nursery_that_dies_takes_its_processes_along_and_programs_take_over(
+    server: Process, tmp_path: Path
+) -> None:
+    process = start(tmp_path, "sleep")
+    lines(tmp_path)
+    kill_group(server)
+    assert process.wait(timeout=10) == -signal.SIGTERM
+    wait_until_gone(process.pid)
+    after = start(tmp_path, "fail")
+    assert isinstance(after, subprocess.Popen)
+    assert after.wait(timeout=10) == 0  # run as a program, that file defines a function and ends
+    assert "Traceback" not in (tmp_path / "log").read_text()

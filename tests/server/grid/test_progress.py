@@ -1,0 +1,59 @@
+"""A long phase says how far it is."""
+
+import logging
+
+import pytest
+from flwr.app import Message, MetricRecord, RecordDict
+
+from server.grid import progress
+from server.grid.metered import MeteredGrid
+from server.grid.progress import Progress
+
+
+class Clock:
+    now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
+
+
+def said(caplog):
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_it_tells_replies_and_the_time_left_at_their_pace(clock, caplog):
+    caplog.set_level(logging.INFO)
+    phase = Progress("members distil their data", 10)
+    for seconds, replied in ((1, 0), (5, 0), (6, 1), (10, 2), (12, 10)):
+        clock.now = 100 + seconds
+        phase.show(replied)
+    assert said(caplog) == [
+        "members distil their data: 0 of 10 nodes, 5 s so far",
+        "members distil their data: 2 of 10 nodes, about 40 s left",
+    ]
+
+
+def test_in_a_phase_of_an_hour_it_does_not_fill_the_log(clock, caplog):
+    caplog.set_level(logging.INFO)
+    phase = Progress("nodes train", 1)
+    for seconds in range(3600):
+        clock.now = 100 + seconds
+        phase.show(0)
+    assert len(caplog.records) < 80
+    assert said(caplog)[0] == "nodes train: 0 of 1 node, 4 s so far"
+
+
+def test_the_grid_says_it_while_it_waits(memory_grid, caplog, monkeypatch):
+    monkeypatch.setattr(progress, "EVERY", 0.05)
+    answered = RecordDict({"metrics": MetricRecord({"x": 1})})
+    inner = memory_grid({1: lambda message: answered, 2: lambda message: None})
+    messages = [Message(RecordDict(), node, "train") for node in (1, 2)]
+    MeteredGrid(inner, deadline=0.5).send_and_receive(messages)
+    assert any("nodes train: 1 of 2 nodes, about 0 s left" in line for line in said(caplog))
