@@ -57,7 +57,9 @@ def test_a_handler_that_fails_to_import_is_named_on_the_node(install):
     )
     site = install("mine", source, mine="mine:METHOD")
     (site / "mine_client.py").write_text("import no_such_thing\n")
-    with pytest.raises(ValueError, match=r"'mine_client' cannot be imported .*no_such_thing"):
+    with pytest.raises(
+        ValueError, match=r"'mine_client' cannot be imported: .*no_such_thing.*line 1"
+    ):
         app(Message(RecordDict(), 1, "query.mine"), Context(1, 1, {}, RecordDict(), {}))
 
 
