@@ -7,14 +7,17 @@ Flower's rule to the arrays that it is meant for.
 """
 
 from collections.abc import Collection, Iterable
+from logging import WARNING
 from typing import Any, Self
 
 import flwr.serverapp.strategy as flower
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-from protocol.arrays import as_arrays, as_record, sent_arrays, trained_names
+from protocol.arrays import Arrays, as_arrays, as_record, sent_arrays, trained_names
 from protocol.averages import weighted_mean
 from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN_LOSS
 from protocol.replies import number, usable
@@ -169,9 +172,11 @@ class _CentralPrivacy(Strategy):
         """Aggregate the usable replies, with noise for as many nodes.
 
         Flower's wrappers skip a round in which a node fails, scale the noise to a number given
-        beforehand, and weigh nodes by samples, so that a large one would be protected less.
+        beforehand, and weigh nodes by samples, so that a large one would be protected less. Those
+        that clip at the server divide by zero for a node that sends back the model as it was.
         """
-        replies = usable(replies)
+        start = as_arrays(getattr(self, "current_arrays", ArrayRecord()))
+        replies = [reply for reply in usable(replies) if _differs(reply, start)]
         if not replies:
             return None, None
         for reply in replies:
@@ -207,6 +212,16 @@ class DifferentialPrivacyClientSideAdaptiveClipping(
 def _part(record: ArrayRecord, names: Collection[str]) -> ArrayRecord:
     """The arrays of these names, in the record's order, in a record of their own."""
     return ArrayRecord({name: array for name, array in record.items() if name in names})
+
+
+def _differs(reply: Message, start: Arrays) -> bool:
+    """Whether a reply's model is another than the node was sent; if not, the log names it."""
+    arrays = as_arrays(sent_arrays(reply))
+    if start and all(np.array_equal(arrays[name], array) for name, array in start.items()):
+        node = reply.metadata.src_node_id
+        log(WARNING, "Model of node %d set aside: it is the one that it was sent", node)
+        return False
+    return True
 
 
 def _mean_of(names: Collection[str], replies: list[Message]) -> dict[str, Any]:
