@@ -15,11 +15,8 @@ from logging import WARNING
 from flwr.common import log
 
 import protocol
-from distill.registry import distiller_names
 from protocol.meeting import PHASES as MEETING
 from protocol.method import EVALUATE_PHASE, TRAIN_PHASE, Method, Phase
-from task.datasets.registry import dataset_names
-from task.models import model_names
 from task.plugin import PluginError, installed_plugins, load_plugin, package_of
 from task.settings import Block, SettingsError
 
@@ -160,9 +157,15 @@ def _shared(code: Mapping[str, str], other: Mapping[str, str]) -> str | None:
 
 def _name_of_ours(plugin: Method) -> str | None:
     """A model, data set or distiller of ours whose name the plug-in takes."""
+    if not (plugin.models or plugin.datasets or plugin.distillers):
+        return None
+    from distill import distiller_names  # here: these import torch
+    from task.datasets.registry import dataset_names
+    from task.models import model_names
+
     ours = (
-        (plugin.models, model_names),
-        (plugin.datasets, dataset_names),
-        (plugin.distillers, distiller_names),
+        (plugin.models, model_names()),
+        (plugin.datasets, dataset_names()),
+        (plugin.distillers, distiller_names()),
     )
-    return next((name for table, names in ours if table for name in table if name in names()), None)
+    return next((name for table, names in ours for name in table if name in names), None)
