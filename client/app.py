@@ -25,6 +25,7 @@ from protocol.messages import (
     TOGETHER,
 )
 from protocol.registry import all_methods, find_method, handlers, plugin_paths
+from protocol.words import counted
 from task.compute.precision import products_in
 from task.evaluation import evaluate_model
 from task.plugin import PluginError, import_object, located, raised_in
@@ -97,10 +98,10 @@ def continue_run(message: Message, context: Context) -> Message:
     files = session.store.take_over(earlier.run_id, earlier.node_id, earlier.round)
     log(
         INFO,
-        "Resuming run %s after round %d: %d files",
+        "Resuming run %s after round %d: %s",
         earlier.run_id,
         earlier.round,
-        files,
+        counted(files, "file"),
     )
     return Message(RecordDict({METRICS: MetricRecord({"files": files})}), reply_to=message)
 
