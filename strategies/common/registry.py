@@ -102,26 +102,23 @@ def create_strategy(
         return strategy(**{**own, **(settings.model_dump() if settings else {}), **arguments})
     except SettingsError:
         raise
-    except TypeError as error:
-        raise SettingsError(f"strategy-args = {arguments}: {error}{_remedy(strategy)}") from error
     except Exception as error:  # whatever another package's code does
         name = f"{strategy.__module__}:{strategy.__qualname__}"
         raise SettingsError(
-            f"strategy = {name!r}, strategy-args = {arguments}: it cannot be made: "
-            f"{located(error, name)}"
+            f"strategy = {name!r}, strategy-args = {arguments}: {_reason(error, strategy)}"
         ) from error
 
 
-def _remedy(strategy: type[Strategy]) -> str:
-    """Name of our method that makes a class of Flower's with what it needs."""
-    if not strategy.__module__.startswith("flwr."):
-        return ""
-    fitted = [
-        method.name
-        for method in built_in_methods().values()
-        if method.strategy == f"strategies.flower:{strategy.__name__}"
-    ]
-    return f" (take strategy = {fitted[0]!r})" if fitted else ""
+def _reason(error: Exception, strategy: type[Strategy]) -> str:
+    """Why a constructor fails: its arguments, or its code."""
+    if not isinstance(error, TypeError):
+        return f"it cannot be made: {located(error, strategy.__module__)}"
+    if strategy.__module__.startswith("flwr."):  # ours of the same name gives it what it needs
+        fitted = f"strategies.flower:{strategy.__name__}"
+        for method in built_in_methods().values():
+            if method.strategy == fitted:
+                return f"{error} (take strategy = {method.name!r})"
+    return str(error)
 
 
 def _sampling(strategy: type[FedAvg], run: Run) -> dict[str, Any]:
@@ -150,7 +147,7 @@ def create_aggregator(name: str, arguments: str) -> Strategy | None:
     options = read_arguments(arguments, "aggregator-args")
     try:
         return strategy(**options)
-    except TypeError as error:
+    except Exception as error:  # whatever another package's code does
         raise SettingsError(
-            f"aggregator = {name!r}, aggregator-args = {options}: {error}"
+            f"aggregator = {name!r}, aggregator-args = {options}: {_reason(error, strategy)}"
         ) from error
