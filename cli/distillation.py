@@ -20,6 +20,7 @@ from distill.contact_sheet import contact_sheet
 from distill.privacy import PrivacyCard
 from distill.registry import Progress as Report
 from protocol.hfldd import Distillation
+from protocol.words import counted
 from task.datasets import DatasetError, Samples
 from task.models import ModelError
 from task.settings import SettingsError
@@ -94,7 +95,8 @@ def condense(options: Options, console: Console) -> None:
     }
     (options.output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     console.print(
-        f"{virtual.method}: {len(virtual)} virtual images in {virtual.steps} steps, "
+        f"{virtual.method}: {counted(len(virtual), 'virtual image')} in "
+        f"{counted(virtual.steps, 'step')}, "
         f"{seconds:.1f} s, {len(packed):,} bytes"
     )
     console.print(_score_table(scores, source))

@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
+from client.clipping import clipped
 from client.lacks import lacking
 from client.local_round import LocalRound, build_model, received_arrays
 from client.session import Session
@@ -27,12 +28,13 @@ from protocol.messages import (
     SECTOR,
     TOGETHER,
 )
-from protocol.registry import all_methods, handlers
+from protocol.registry import all_methods, handlers, plugin_paths
+from protocol.words import counted
 from task.compute.precision import products_in
 from task.datasets import DatasetError
 from task.datasets.private import class_names
 from task.evaluation import evaluate_model
-from task.plugin import import_object
+from task.plugin import PluginError, import_object, located, raised_in
 from task.settings import SettingsError, TaskSettings
 
 Handler = Callable[[Message, Context], Message]
@@ -48,9 +50,20 @@ class MethodApp(ClientApp):
         ------
         SettingsError
             If the message is of a method that is not installed here.
+        PluginError
+            If a plug-in's code fails; the text has its file and line.
         """
         with products_in("float32"):  # whatever PyTorch's defaults on a GPU
-            return self._handler(message, context)(message, context)
+            try:
+                return self._handler(message, context)(message, context)
+            except SettingsError:
+                raise
+            except Exception as error:
+                named = [value for value in context.run_config.values() if ":" in str(value)]
+                paths = [*plugin_paths(), *map(str, named)]
+                if raised_in(error, paths):
+                    raise PluginError(f"plug-in failed: {located(error, *paths)}") from error
+                raise
 
     def _handler(self, message: Message, context: Context) -> Handler:
         message_type = message.metadata.message_type
@@ -109,15 +122,15 @@ def continue_run(message: Message, context: Context) -> Message:
     files = session.store.take_over(earlier.run_id, earlier.node_id, earlier.round)
     log(
         INFO,
-        "Resuming run %s after round %d: %d files",
+        "Resuming run %s after round %d: %s",
         earlier.run_id,
         earlier.round,
-        files,
+        counted(files, "file"),
     )
     return Message(RecordDict({METRICS: MetricRecord({"files": files})}), reply_to=message)
 
 
-@app.train()
+@app.train(mods=[clipped])
 def train(message: Message, context: Context) -> Message:
     """Train the received model on the node's data (Flower's plain contract).
 
@@ -170,7 +183,7 @@ def _missing(what: str, context: Context) -> SettingsError:
     strategy = context.run_config.get("strategy", "")
     return SettingsError(
         f"no {what} is installed on this node: strategy = {strategy!r} comes with a package that "
-        "is missing here (install it with pip where the node runs, and start the node again)"
+        "is missing here (install it with pip where the node runs, and start the run again)"
     )
 
 

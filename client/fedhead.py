@@ -36,6 +36,7 @@ from protocol.messages import (
     SERVER_ROUND,
 )
 from protocol.outliers import absurdly_large, update_norm
+from protocol.words import counted
 from task.models import create_model
 
 OWN = 0
@@ -191,7 +192,7 @@ def distil_sector(
         batch_size=request.distill_batch_size,
         generator=session.generator("distill-sector", server_round),
     )
-    log(INFO, "Distilled %d models: %s", len(members["weights"]), distilled)
+    log(INFO, "Distilled %s: %s", counted(len(members["weights"]), "model"), distilled)
     return distilled
 
 

@@ -65,7 +65,7 @@ def _method(requirement: Requirement) -> Method:
     if method is None:
         raise SettingsError(
             f"strategy = {requirement.method!r} needs a package that is missing on this node (pip "
-            f"install '{requirement.package}' where the node runs, and start the node again)"
+            f"install '{requirement.package}' where the node runs, and start the run again)"
         )
     return method
 

@@ -25,6 +25,7 @@ from client.training import Trained
 from client.training_together import Weights, train_together, why_one_by_one
 from links.store import NodeStore
 from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, PARTITIONS, TOGETHER
+from protocol.words import counted
 
 AT_ONCE = 50
 """Nodes trained at once, so that their models, gradients and activations fit into memory."""
@@ -101,7 +102,8 @@ def _train(
         )
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
-        _log_once(context.run_id, f"the GPU has no room for {len(sessions)} models at once")
+        models = counted(len(sessions), "model")
+        _log_once(context.run_id, f"the GPU has no room for {models} at once")
         return
     for session, (weights, trained) in zip(sessions, results, strict=True):
         yield session.identity, _payload(weights, trained)

@@ -5,7 +5,7 @@ from distill.distribution_matching import distill_dm
 from distill.errors import DistillError, VirtualDataError
 from distill.gradient_matching import distill_gm
 from distill.kip import distill_kip
-from distill.registry import Distiller, distiller, register
+from distill.registry import Distiller, distiller, distiller_names, register
 from distill.virtual_data import VirtualData
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "distill_gm",
     "distill_kip",
     "distiller",
+    "distiller_names",
     "register",
 ]

@@ -85,6 +85,11 @@ def register(name: str) -> Callable[[D], D]:
     return add
 
 
+def distiller_names() -> list[str]:
+    """Names that `distiller` knows without plug-ins."""
+    return sorted(_DISTILLERS)
+
+
 def distiller(name: str) -> Distiller:
     """Find a distiller by name.
 
@@ -100,10 +105,13 @@ def distiller(name: str) -> Distiller:
     """
     if name in _DISTILLERS:
         return _DISTILLERS[name]
-    path = name if ":" in name else plugged_in("distillers", name)
+    try:
+        path = name if ":" in name else plugged_in("distillers", name)
+    except PluginError as error:
+        raise DistillError(str(error)) from error
     if path is None:
         raise DistillError(
-            f"distiller {name!r} is unknown here; choose one of {', '.join(sorted(_DISTILLERS))}, "
+            f"distiller {name!r} is unknown here; choose one of {', '.join(distiller_names())}, "
             "give your own as 'package.module:function', or install the package that brings it"
         )
     try:

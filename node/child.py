@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from multiprocessing import Pipe
 
+from node.packages import installed_packages
 from node.processes import kill_group, start_bound
 
 
@@ -17,12 +18,15 @@ class ChildDiedError(Exception):
 class Child:
     """A worker process and the pipe for notes to and from it.
 
-    `bundle` is the hash of the app bundle whose tasks it serves, None before the first task;
-    `ready` says whether it is warm.
+    `bundle` is the hash of the app bundle whose tasks it serves and `run_id` the run of the last
+    one, None before the first task; `ready` says whether it is warm; `packages` are those that were
+    installed when it started.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.bundle: str | None = None
+        self.run_id: int | None = None
+        self.packages = installed_packages()
         self.ready = False
         self._notes, child_notes = Pipe()
         with child_notes:

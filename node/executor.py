@@ -4,10 +4,9 @@ The executor speaks the ClientAppIo API to a SuperNode with ``--isolation proces
 torch, so its heartbeats go on whatever its child (`node.worker`) does.
 
 If the child dies, the executor reports an error and starts another. It also starts another for a
-different app bundle, after an error that CUDA does not recover from, and after a while without
-tasks, to free (GPU) memory. If it cannot answer a
-task, it exits. Its supervisor must then restart the SuperNode too: Flower waits for the answer
-forever.
+different app bundle, for a new run if packages were installed since, after an error that CUDA does
+not recover from, and after a while without tasks, to free (GPU) memory. If it cannot answer a task,
+it exits. Its supervisor must then restart the SuperNode too: Flower waits for the answer forever.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from flwr.proto.appio_pb2 import (
 )
 from flwr.proto.clientappio_pb2_grpc import ClientAppIoStub
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
+from flwr.proto.task_pb2 import Task as PendingTask
 from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.interceptors import AppIoTokenClientInterceptor
@@ -42,6 +42,7 @@ from node.appio import open_channel
 from node.child import Child, ChildDiedError
 from node.device import UnfitError
 from node.pace import Pace
+from node.packages import installed_packages
 
 
 class UnanswerableError(Exception):
@@ -78,8 +79,7 @@ class Executor:
             if (claim := self._claim()) is None:
                 time.sleep(self._pace.pause)
                 continue
-            token, bundle = claim
-            self._serve_task(token, bundle)
+            self._serve_task(*claim)
             self._pace.worked()
 
     def close(self) -> None:
@@ -118,8 +118,8 @@ class Executor:
             self._send_report("device", reason)
             self._send_report("ready", self._child.pid)
 
-    def _claim(self) -> tuple[str, str] | None:
-        """Claim the oldest pending task; return its token and the hash of its app bundle."""
+    def _claim(self) -> tuple[str, PendingTask] | None:
+        """Claim the oldest pending task; return its token and the task."""
         try:
             pending = self._stub.PullPendingTasks(PullPendingTasksRequest(), timeout=10).tasks
             if not pending:
@@ -130,12 +130,12 @@ class Executor:
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 return None
             raise
-        return (token, pending[0].fab_hash) if token else None
+        return (token, pending[0]) if token else None
 
-    def _serve_task(self, token: str, bundle: str) -> None:
-        if self._child.bundle not in (None, bundle):
+    def _serve_task(self, token: str, pending: PendingTask) -> None:
+        if self._child.bundle not in (None, pending.fab_hash) or self._is_outdated(pending.run_id):
             self._replace_child()
-        self._child.bundle = bundle
+        self._child.bundle, self._child.run_id = pending.fab_hash, pending.run_id
         task = _Task(self._channel, token)
         try:
             with task.heartbeats():
@@ -144,6 +144,10 @@ class Executor:
                     task.answer(message, error)
         except grpc.RpcError as error:
             raise UnanswerableError(f"the SuperNode refused to serve a task: {error}") from error
+
+    def _is_outdated(self, run_id: int) -> bool:
+        """Whether a run begins and the child may hold modules of packages that have changed."""
+        return self._child.run_id != run_id and self._child.packages != installed_packages()
 
     def _run(self, token: str, tree: ObjectTree) -> Error | None:
         """Have the child run a task; return the error if it failed."""

@@ -26,14 +26,19 @@ class DecodedArray(Array):
         self.is_finite = bool(np.isfinite(values).all())
         self._values = values
 
-    def numpy(self) -> NDArray[np.generic]:
+    @property
+    def values(self) -> NDArray[np.generic]:
         """The values, read-only."""
         return self._values
+
+    def numpy(self) -> NDArray[np.generic]:
+        """A copy of the values, as Flower's arrays give: some strategies compute in place."""
+        return self.values.copy()
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
         """The array's bytes, encoded again on each access."""
-        return Array(self.numpy()).data
+        return Array(self.values).data
 
 
 DecodedArray.__qualname__ = Array.__qualname__  # Flower writes it into messages
@@ -46,7 +51,7 @@ class RecordArrays(Mapping[str, NDArray[np.generic]]):
         self._record = record
 
     def __getitem__(self, name: str) -> NDArray[np.generic]:
-        return self._record[name].numpy()
+        return _values(name, self._record[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._record)
@@ -97,12 +102,17 @@ def finite_arrays(record: ArrayRecord) -> Arrays:
 def model_arrays(record: ArrayRecord, like: Arrays) -> Arrays:
     """Arrays of a received model, checked to match ``like`` so that they can be averaged.
 
+    The record gets the order of ``like``, because some of Flower's strategies go by position.
+
     Raises
     ------
     ValueError
         If names, shapes or types differ from ``like``, or a value is not finite.
     """
     _check_names(record, like)
+    if list(record) != list(like):
+        for name in like:
+            record[name] = record.pop(name)
     decode(record)
     for name, array in record.items():
         _check_form(name, array.shape, array.dtype, like[name])
@@ -126,6 +136,8 @@ def check_arrays(arrays: Arrays, like: Arrays) -> Arrays:
 
 
 def _values(name: str, array: Array) -> NDArray[np.generic]:
+    if isinstance(array, DecodedArray):
+        return array.values
     try:
         values = array.numpy()
     except Exception as error:  # hostile bytes make NumPy raise all sorts

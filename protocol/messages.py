@@ -15,6 +15,9 @@ SERVER_ROUND = "server-round"
 TRAIN_ACCURACY = "train-accuracy"
 TRAIN_LOSS = "train-loss"
 
+CLIPPING_NORM = "clipping_norm"
+"""Key of a train message's config: the longest update that the node may send. Flower's name."""
+
 PARCEL = "parcel"
 """Record with what a node sends to another (``parcel.<rank>`` if there are several)."""
 

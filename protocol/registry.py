@@ -6,9 +6,10 @@ an entry point in the group ``flwr_distill.methods``.
 
 import importlib
 import pkgutil
+from collections import ChainMap
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from importlib.metadata import EntryPoint
 from logging import WARNING
 
 from flwr.common import log
@@ -16,7 +17,7 @@ from flwr.common import log
 import protocol
 from protocol.meeting import PHASES as MEETING
 from protocol.method import EVALUATE_PHASE, TRAIN_PHASE, Method, Phase
-from task.plugin import PluginError, installed_plugins, load_plugin
+from task.plugin import PluginError, installed_plugins, load_plugin, package_of
 from task.settings import Block, SettingsError
 
 
@@ -82,9 +83,36 @@ def phases_of(method: Method | None) -> dict[str, Phase]:
     return {p.message_type: p for p in (*MEETING, TRAIN_PHASE, EVALUATE_PHASE, *own)}
 
 
+def plugin_paths() -> list[str]:
+    """``module:attribute`` of the code that installed packages bring for nodes."""
+    paths = []
+    for method in all_methods().values():
+        if method.package:
+            paths += [phase.handler for phase in method.phases]
+            for table in (method.terms, method.models, method.datasets, method.distillers):
+                paths += table.values()
+    return paths
+
+
 def _installed_method(name: str) -> Method:
+    """Method of an installed package that nothing else gets in the way of."""
+    method = _declared(name)
+    for other in installed_plugins().names - {name}:
+        try:
+            neighbour = _declared(other)
+        except SettingsError:
+            continue  # it cannot be used, and cannot be in the way
+        if shared := _shared(_code(method), _code(neighbour)):
+            raise SettingsError(
+                f"method {name!r} of {method.package}: {shared!r} is also of method {other!r} of "
+                f"{neighbour.package}, with other code (rename it, or uninstall one of them)"
+            )
+    return method
+
+
+def _declared(name: str) -> Method:
     points = list(installed_plugins().select(name=name))
-    packages = [_package(point) for point in points]
+    packages = [package_of(point) for point in points]
     where = f"method {name!r} of {' and '.join(packages)}"
     if len(points) > 1:
         raise SettingsError(f"{where}: only one can have the name (uninstall the others)")
@@ -107,20 +135,37 @@ def _installed_method(name: str) -> Method:
     lacking = [k for k, f in (plugin.settings or Block).model_fields.items() if f.is_required()]
     if lacking:
         raise SettingsError(f"{where}: its setting {lacking[0]!r} has no default (give it one)")
-    if taken := _taken(plugin):
+    if taken := _shared(_code(plugin), _code_of_ours()) or _name_of_ours(plugin):
         raise SettingsError(f"{where}: {taken!r} is taken by flwr-distill (rename it)")
     return replace(plugin, package=packages[0])
 
 
-def _package(point: EntryPoint) -> str:
-    return f"{point.dist.name}=={point.dist.version}" if point.dist else "an installed package"
+def _code(method: Method) -> dict[str, str]:
+    """Code on nodes by what asks for it: message types, and records or keys of loss terms."""
+    return {p.message_type: p.handler for p in method.phases} | dict(method.terms)
 
 
-def _taken(plugin: Method) -> str | None:
-    """A message type or loss-term key of the plug-in that already means something else."""
-    ours = built_in_methods().values()
-    phases = [*MEETING, TRAIN_PHASE, EVALUATE_PHASE, *(p for m in ours for p in m.phases)]
-    code = {p.message_type: p.handler for p in phases}
-    code |= {key: path for method in ours for key, path in method.terms.items()}
-    own = {p.message_type: p.handler for p in plugin.phases} | dict(plugin.terms)
-    return next((key for key, path in own.items() if code.get(key, path) != path), None)
+def _code_of_ours() -> Mapping[str, str]:
+    common = {p.message_type: p.handler for p in (*MEETING, TRAIN_PHASE, EVALUATE_PHASE)}
+    return ChainMap(common, *map(_code, built_in_methods().values()))
+
+
+def _shared(code: Mapping[str, str], other: Mapping[str, str]) -> str | None:
+    """What asks for other code in one mapping than in the other."""
+    return next((key for key, path in code.items() if other.get(key, path) != path), None)
+
+
+def _name_of_ours(plugin: Method) -> str | None:
+    """A model, data set or distiller of ours whose name the plug-in takes."""
+    if not (plugin.models or plugin.datasets or plugin.distillers):
+        return None
+    from distill import distiller_names  # here: these import torch
+    from task.datasets.registry import dataset_names
+    from task.models import model_names
+
+    ours = (
+        (plugin.models, model_names()),
+        (plugin.datasets, dataset_names()),
+        (plugin.distillers, distiller_names()),
+    )
+    return next((name for table, names in ours for name in table if name in names), None)

@@ -24,8 +24,8 @@ class RunSettings(TaskSettings):
         strategy. Settings of plug-ins go here, because Flower's ``-c`` accepts only keys that the
         app declares.
     aggregator : str (default: "")
-        Strategy that replaces the weighted mean of models, such as ``krum``, ``fedtrimmedavg`` or
-        ``fedmedian``; for HFLDD, FedLGD and MOON.
+        Strategy that replaces the weighted mean of models: ``krum``, ``multikrum``, ``bulyan``,
+        ``fedtrimmedavg``, ``fedmedian`` or your own; for HFLDD, FedLGD and MOON.
     aggregator_args : str (default: "")
         JSON object of the aggregator's constructor arguments, ``{"num_malicious_nodes": 2}``.
     num_rounds : int (default: 10)

@@ -254,6 +254,9 @@ def page() -> str:
             for s in table.settings
         ]
         parts.append(_markdown_table(("key", "type", "default", "allowed", "what it is"), rows))
+    rest = (m for m in built_in_methods().values() if not m.settings)
+    parts.append("## Methods without settings of their own\n")
+    parts.append("".join(f"- `{m.name}`: {m.summary}\n" for m in rest))
     return "\n".join(parts)
 
 

@@ -6,6 +6,7 @@ declaration (:class:`protocol.method.Method`).
 
 import importlib
 import traceback
+from collections.abc import Collection
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import cast
 
@@ -23,14 +24,14 @@ def import_object(path: str) -> object:
         raise PluginError(f"{path!r} is not of the form 'package.module:attribute'")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise PluginError(
-            f"module {module_name!r} cannot be imported ({error}); install its package "
-            "or put its folder on PYTHONPATH"
-        ) from error
     except Exception as error:  # whatever another package's code does
+        if isinstance(error, ModuleNotFoundError) and _holds(module_name, error.name):
+            raise PluginError(
+                f"module {module_name!r} cannot be imported ({error}); install its package "
+                "or put its folder on PYTHONPATH"
+            ) from error
         raise PluginError(
-            f"module {module_name!r} cannot be imported: {_located(error)}"
+            f"module {module_name!r} cannot be imported: {located(error, path)}"
         ) from error
     try:
         return cast(object, getattr(module, attribute))
@@ -48,26 +49,79 @@ def load_plugin(point: EntryPoint) -> object:
     try:
         return point.load()
     except Exception as error:  # whatever another package's code does
-        raise PluginError(f"{point.value} cannot be loaded: {_located(error)}") from error
+        raise PluginError(
+            f"{point.value} cannot be loaded: {located(error, point.value)}"
+        ) from error
+
+
+def package_of(point: EntryPoint) -> str:
+    """Distribution that an entry point comes with, ``name==version``."""
+    return f"{point.dist.name}=={point.dist.version}" if point.dist else "an installed package"
 
 
 def plugged_in(kind: str, name: str) -> str | None:
-    """``module:attribute`` of an installed package's model, dataset or distiller, or None."""
+    """``module:attribute`` of an installed package's model, dataset or distiller, or None.
+
+    Parameters
+    ----------
+    kind : str
+        ``models``, ``datasets`` or ``distillers``.
+    name : str
+        As the package names it.
+
+    Raises
+    ------
+    PluginError
+        If several packages bring it.
+    """
+    paths = {}
     for point in installed_plugins():
         try:
             table = getattr(load_plugin(point), kind, {})
         except PluginError:
             continue  # a broken plug-in must not stop others; its own users get the error
         if name in table:
-            return str(table[name])
-    return None
+            paths[package_of(point)] = str(table[name])
+    if len(set(paths.values())) > 1:
+        raise PluginError(
+            f"{kind.removesuffix('s')}={name!r} comes with {' and '.join(sorted(paths))}: only one "
+            "can have the name (uninstall the others, or name it as 'package.module:attribute')"
+        )
+    return next(iter(paths.values()), None)
 
 
-def _located(error: Exception) -> str:
-    """Format an error with the file and line that raised it or has the syntax error."""
+def located(error: Exception, *paths: str) -> str:
+    """Format an error with the file and line where it comes from.
+
+    That is where the syntax error is, or the innermost frame of the packages of `paths`
+    (``module:attribute``), or else of all.
+    """
     if isinstance(error, SyntaxError):
-        file, line, reason = error.filename, error.lineno, error.msg
-    else:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        file, line, reason = frame.filename, frame.lineno, str(error)
-    return f"{type(error).__name__}: {reason} ({file}, line {line})"
+        return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
+    file, line = (_frames(error, paths) or _frames(error))[-1]
+    return f"{type(error).__name__}: {error} ({file}, line {line})"
+
+
+def raised_in(error: Exception, paths: Collection[str]) -> bool:
+    """Whether an error passed through the packages of `paths` (``module:attribute``)."""
+    return bool(_frames(error, paths))
+
+
+def _frames(error: Exception, paths: Collection[str] | None = None) -> list[tuple[str, int]]:
+    """File and line of an error's frames, outermost first; None means those of all packages."""
+    packages = None if paths is None else {_package(path) for path in paths}
+    return [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if packages is None or _package(frame.f_globals.get("__name__", "")) in packages
+    ]
+
+
+def _package(path: str) -> str:
+    """Top-level package of ``package.module:attribute``."""
+    return path.partition(":")[0].partition(".")[0]
+
+
+def _holds(module: str, missing: str | None) -> bool:
+    """Whether a missing module is this one or a package that it is in."""
+    return missing is not None and f"{module}.".startswith(f"{missing}.")

@@ -50,8 +50,11 @@ def memory_grid():
 
 @pytest.fixture
 def little_distillation():
-    """Settings with which any strategy that distils does so at once."""
+    """Settings with which any strategy that distils does so at once, and none draws noise."""
     return {
+        "dp-fixed.noise-multiplier": 0.0,
+        "dp-adaptive.noise-multiplier": 0.0,
+        "dp-adaptive.clipped-count-stddev": 0.0,
         "hfldd.distiller": "dm",
         "hfldd.distill-steps": 2,
         "hfldd.distilled-size": 4,

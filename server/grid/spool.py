@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from protocol.arrays import DecodedArray, decode
+from protocol.arrays import DecodedArray, as_arrays, decode
 
 IN_MEMORY = 64 * 2**20
 """Bytes of a phase's arrays that stay in memory."""
@@ -41,10 +41,10 @@ class Spool:
         """
         for record in content.array_records.values():
             decode(record)
-            self._memory_left -= sum(array.numpy().nbytes for array in record.values())
+            self._memory_left -= sum(array.nbytes for array in as_arrays(record).values())
             if self._memory_left < 0:
-                for name, array in list(record.items()):
-                    record[name] = StoredArray(array.numpy(), self)
+                for name, array in as_arrays(record).items():
+                    record[name] = StoredArray(array, self)
 
     def write(self, data: bytes) -> int:
         """Append data to the file; return their offset."""
@@ -81,7 +81,8 @@ class StoredArray(DecodedArray):
         self._type = values.dtype
         self._offset = spool.write(values.tobytes())
 
-    def numpy(self) -> NDArray[np.generic]:
+    @property
+    def values(self) -> NDArray[np.generic]:
         """The values, read-only."""
         size = self._type.itemsize * int(np.prod(self.shape, dtype=np.int64))
         return np.frombuffer(self._spool.read(self._offset, size), self._type).reshape(self.shape)

@@ -1,17 +1,21 @@
 """Strategies by name: of a declared method, or any Flower strategy."""
 
+import difflib
 from inspect import Parameter, signature
 from typing import Any
 
-from flwr.serverapp.strategy import FedAvg, Strategy
+from flwr.serverapp.strategy import FedAvg, FedXgbBagging, FedXgbCyclic, Strategy
 
 from protocol.method import Method
-from protocol.registry import all_methods, find_method, method_of
+from protocol.registry import all_methods, built_in_methods, find_method, method_of
 from strategies.common.arguments import check_types, read_arguments
 from strategies.common.checked import RobustFedAvg
 from strategies.common.run import Run
-from task.plugin import PluginError, import_object
+from task.plugin import PluginError, import_object, located
 from task.settings import Block, SettingsError
+
+_OF_TREES = {strategy.__name__.lower(): strategy for strategy in (FedXgbBagging, FedXgbCyclic)}
+"""Flower's strategies that combine XGBoost's trees."""
 
 
 def find_strategy(name: str, setting: str = "strategy") -> tuple[type[Strategy], Method | None]:
@@ -31,17 +35,26 @@ def find_strategy(name: str, setting: str = "strategy") -> tuple[type[Strategy],
     """
     method = find_method(name)
     path = method.strategy if method else name
-    if ":" not in path:
-        known = ", ".join(sorted(name for name, m in all_methods().items() if m.strategy))
-        raise SettingsError(f"{setting} = {name!r}: not one of {known}, nor module:Class")
+    if ":" not in path and name not in _OF_TREES:
+        known = sorted(name for name, m in all_methods().items() if m.strategy)
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f", did you mean {close[0]}?" if close else ""
+        raise SettingsError(
+            f"{setting} = {name!r}: not one of {', '.join(known)}, nor module:Class{hint}"
+        )
     try:
-        strategy = import_object(path)
+        strategy = _OF_TREES.get(name) or import_object(path)
     except PluginError as error:
         of = f" of {method.package}" if method and method.package else ""
         raise SettingsError(f"{setting} = {name!r}{of}, on the server: {error}") from error
     if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
         raise SettingsError(
             f"{setting} = {name!r}: {path} is not a flwr.serverapp.strategy.Strategy"
+        )
+    if issubclass(strategy, tuple(_OF_TREES.values())):
+        raise SettingsError(
+            f"{setting} = {name!r}: {strategy.__name__} combines XGBoost's trees, and nodes here "
+            "train networks (take another strategy, such as fedavg)"
         )
     return strategy, method or method_of(strategy)
 
@@ -71,8 +84,25 @@ def create_strategy(
             return instance
         own = _sampling(strategy, run) if issubclass(strategy, FedAvg) else {}
         return strategy(**{**own, **(settings.model_dump() if settings else {}), **arguments})
-    except TypeError as error:
-        raise SettingsError(f"strategy-args = {arguments}: {error}") from error
+    except SettingsError:
+        raise
+    except Exception as error:  # whatever another package's code does
+        name = f"{strategy.__module__}:{strategy.__qualname__}"
+        raise SettingsError(
+            f"strategy = {name!r}, strategy-args = {arguments}: {_reason(error, strategy)}"
+        ) from error
+
+
+def _reason(error: Exception, strategy: type[Strategy]) -> str:
+    """Why a constructor fails: its arguments, or its code."""
+    if not isinstance(error, TypeError):
+        return f"it cannot be made: {located(error, strategy.__module__)}"
+    if strategy.__module__.startswith("flwr."):  # ours of the same name gives it what it needs
+        fitted = f"strategies.flower:{strategy.__name__}"
+        for method in built_in_methods().values():
+            if method.strategy == fitted:
+                return f"{error} (take strategy = {method.name!r})"
+    return str(error)
 
 
 def _sampling(strategy: type[FedAvg], run: Run) -> dict[str, Any]:
@@ -93,11 +123,16 @@ def create_aggregator(name: str, arguments: str) -> Strategy | None:
     if not name:
         return None
     strategy, _ = find_strategy(name, "aggregator")
+    if strategy.configure_train is not FedAvg.configure_train:
+        raise SettingsError(
+            f"aggregator = {name!r}: {strategy.__name__} does more than combine the models of a "
+            "round (take krum, multikrum, bulyan, fedmedian or fedtrimmedavg)"
+        )
     options = read_arguments(arguments, "aggregator-args")
     check_types(strategy, options, "aggregator-args")
     try:
         return strategy(**options)
-    except TypeError as error:
+    except Exception as error:  # whatever another package's code does
         raise SettingsError(
-            f"aggregator = {name!r}, aggregator-args = {options}: {error}"
+            f"aggregator = {name!r}, aggregator-args = {options}: {_reason(error, strategy)}"
         ) from error

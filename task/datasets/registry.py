@@ -12,7 +12,7 @@ from task.datasets.tables import load_tables
 from task.datasets.text import load_texts, text_spec
 from task.datasets.torchvision_files import IdxFiles, TorchvisionFiles
 from task.datasets.types import Dataset, DatasetError, DataSpec, check_raw_samples
-from task.plugin import PluginError, import_object, plugged_in
+from task.plugin import PluginError, import_object, located, plugged_in
 
 Loader = Callable[[DataSpec, Path, bool], Dataset]
 
@@ -46,9 +46,7 @@ def load_dataset(name: str, root: str | Path | None = None, *, download: bool = 
         If the name is unknown, or files are missing, damaged or do not fit.
     """
     folder = data_root() if root is None else Path(root)
-    if ":" in name:
-        return _load_plugin(name, name, folder, download)
-    if name not in _ENTRIES and (path := plugged_in("datasets", name)):
+    if name not in _ENTRIES and (path := _path(name)):
         return _load_plugin(name, path, folder, download)
     if name not in _ENTRIES:
         raise DatasetError(
@@ -74,6 +72,13 @@ def folder_names(name: str) -> list[str]:
     return sorted({name, name.replace("-", "_")})
 
 
+def _path(name: str) -> str | None:
+    try:
+        return name if ":" in name else plugged_in("datasets", name)
+    except PluginError as error:
+        raise DatasetError(str(error)) from error
+
+
 def _load_plugin(name: str, path: str, root: Path, download: bool) -> Dataset:
     try:
         load = import_object(path)
@@ -81,7 +86,12 @@ def _load_plugin(name: str, path: str, root: Path, download: bool) -> Dataset:
         raise DatasetError(f"dataset={name!r}: {error}") from error
     if not callable(load):
         raise DatasetError(f"dataset={name!r} is a {type(load).__name__}, need a function")
-    dataset = load(root, download)
+    try:
+        dataset = load(root, download)
+    except DatasetError:
+        raise
+    except Exception as error:  # whatever another package's code does
+        raise DatasetError(f"dataset={name!r} cannot be loaded: {located(error, path)}") from error
     if not isinstance(dataset, Dataset):
         raise DatasetError(
             f"dataset={name!r} returned a {type(dataset).__name__}, need a task.datasets.Dataset"

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from task.datasets.types import DataSpec
-from task.plugin import PluginError, import_object, plugged_in
+from task.plugin import PluginError, import_object, located, plugged_in
 
 ModelFactory = Callable[[DataSpec], nn.Module]
 Fits = Callable[[DataSpec], bool]
@@ -74,9 +74,7 @@ def _default_name(spec: DataSpec) -> str:
 
 
 def _find_factory(name: str, spec: DataSpec) -> ModelFactory:
-    if ":" in name:
-        return _import_factory(name, name)
-    if name not in _MODELS and (path := plugged_in("models", name)):
+    if name not in _MODELS and (path := _path(name)):
         return _import_factory(name, path)
     if name not in _MODELS:
         raise ModelError(
@@ -92,6 +90,13 @@ def _find_factory(name: str, spec: DataSpec) -> ModelFactory:
     return factory
 
 
+def _path(name: str) -> str | None:
+    try:
+        return name if ":" in name else plugged_in("models", name)
+    except PluginError as error:
+        raise ModelError(str(error)) from error
+
+
 def _import_factory(name: str, path: str) -> ModelFactory:
     try:
         factory = import_object(path)
@@ -99,20 +104,29 @@ def _import_factory(name: str, path: str) -> ModelFactory:
         raise ModelError(f"model={name!r}: {error}") from error
     if not callable(factory):
         raise ModelError(f"model={name!r} is a {type(factory).__name__}, need a class or function")
-    return factory
+
+    def build(spec: DataSpec) -> nn.Module:
+        try:
+            model = factory(spec)
+        except Exception as error:  # whatever another package's code does
+            raise ModelError(f"model={name!r} cannot be made: {located(error, path)}") from error
+        if not isinstance(model, nn.Module):
+            raise ModelError(f"model={name!r} is a {type(model).__name__}, need a torch.nn.Module")
+        return model
+
+    return build
 
 
-def _check_output(name: str, model: object, spec: DataSpec) -> None:
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"model={name!r} is a {type(model).__name__}, need a torch.nn.Module")
+def _check_output(name: str, model: nn.Module, spec: DataSpec) -> None:
     model.eval()
     try:
         with torch.inference_mode():
             output = model(torch.zeros(2, *spec.shape))
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:  # the model may be another package's
         raise ModelError(
             f"model={name!r} cannot take images of {_dimensions(spec)} from {spec.name!r} "
-            f"({error}); choose one of {', '.join(model_names(spec))}"
+            f"({located(error, type(model).__module__)}); choose one of "
+            f"{', '.join(model_names(spec))}"
         ) from error
     model.train()
     shape = tuple(getattr(output, "shape", ()))

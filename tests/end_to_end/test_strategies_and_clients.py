@@ -69,11 +69,8 @@ def test_the_log_has_one_line_a_round_with_accuracy_bytes_and_time_left(run, mon
 @pytest.mark.parametrize(
     "strategy",
     [
-        "flwr.serverapp.strategy:FedAvg",
         "flwr.serverapp.strategy:FedProx",
         "flwr.serverapp.strategy:FedAdam",
-        "flwr.serverapp.strategy:Krum",
-        "flwr.serverapp.strategy:FedMedian",
     ],
 )
 def test_flowers_own_strategies_run_unchanged_and_evaluate_on_nodes(run, strategy):

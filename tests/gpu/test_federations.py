@@ -7,6 +7,9 @@ from protocol.registry import built_in_methods
 from tests.gpu.work import GPU
 
 LITTLE = {
+    "dp-fixed__noise_multiplier": 0.0,
+    "dp-adaptive__noise_multiplier": 0.0,
+    "dp-adaptive__clipped_count_stddev": 0.0,
     "hfldd__distiller": "dm",
     "hfldd__distill_steps": 2,
     "hfldd__distilled_size": 4,
@@ -24,7 +27,9 @@ LITTLE = {
 }
 
 
-@pytest.mark.parametrize("strategy", sorted(built_in_methods()))
+@pytest.mark.parametrize(
+    "strategy", sorted(built_in_methods().keys() - {"bulyan"})
+)  # it needs three
 def test_every_strategy_gives_what_it_gives_on_the_cpu(gpus, federation, strategy):
     settings = {"strategy": strategy, "fraction_evaluate": 1.0, **LITTLE}
     assert federation(GPU, **settings) == federation("cpu", **settings)

@@ -260,6 +260,31 @@ def test_two_runs_of_different_apps_never_share_a_process(
     assert len({reply["pid"] for reply in replies}) == 3
 
 
+def test_a_run_after_a_package_was_installed_gets_a_fresh_process_that_can_import_it(
+    node: SuperNode, tiny_app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
+    node.submit(tiny_app, run_id=1)
+    node.submit(tiny_app, run_id=2)
+
+    def process_of(run_id: int) -> int:
+        node.send(run_id=run_id)
+        return int(told(node.reply())["pid"])
+
+    with running_executor(node, tmp_path / "home"):
+        first = process_of(1)
+        assert process_of(2) == first
+        (site / "someones-1.0.dist-info").mkdir()
+        assert process_of(2) == first  # a run goes on as it began
+        fresh = process_of(1)
+        assert fresh != first
+        (site / "someones-1.0.dist-info").rename(site / "someones-2.0.dist-info")
+        assert process_of(2) != fresh
+        assert process_of(2) == process_of(1)
+
+
 def test_an_app_may_bring_packages_that_are_called_as_ours(
     node: SuperNode, tmp_path: Path, rewrite_tiny_app: Callable[..., None]
 ) -> None:

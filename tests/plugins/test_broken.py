@@ -1,5 +1,7 @@
 """Packages that cannot be used: what is said of them, and that nothing else suffers."""
 
+import re
+
 import pytest
 from flwr.app import Context, Message, RecordDict
 
@@ -7,6 +9,9 @@ from client.app import app
 from protocol.registry import all_methods, find_method, handlers
 from server.settings import composed_settings
 from strategies.common.registry import find_strategy
+from task.datasets import load_dataset
+from task.models import ModelError, create_model
+from task.plugin import PluginError
 from task.settings import SettingsError
 
 METHOD = "from protocol.method import Method, Phase\nfrom task.settings import Block\n"
@@ -57,7 +62,9 @@ def test_a_handler_that_fails_to_import_is_named_on_the_node(install):
     )
     site = install("mine", source, mine="mine:METHOD")
     (site / "mine_client.py").write_text("import no_such_thing\n")
-    with pytest.raises(ValueError, match=r"'mine_client' cannot be imported .*no_such_thing"):
+    with pytest.raises(
+        ValueError, match=r"'mine_client' cannot be imported: .*no_such_thing.*line 1"
+    ):
         app(Message(RecordDict(), 1, "query.mine"), Context(1, 1, {}, RecordDict(), {}))
 
 
@@ -135,6 +142,107 @@ def test_what_is_ours_cannot_be_given_another_meaning(install, declared, taken):
     install("mine", f"{METHOD}METHOD = Method('mine', 'mine:X', {declared})\n", mine="mine:METHOD")
     assert f"{taken!r} is taken by flwr-distill (rename it)" in refused("mine")
     assert handlers() == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("models", "digits-cnn"), ("datasets", "digits"), ("distillers", "kip")],
+)
+def test_a_model_data_set_or_distiller_cannot_take_the_name_of_one_of_ours(install, kind, name):
+    source = f"{METHOD}METHOD = Method('mine', {kind}={{{name!r}: 'mine:X'}})\n"
+    install("mine", source, mine="mine:METHOD")
+    with pytest.raises(SettingsError, match=f"someones==1.0: '{name}' is taken by flwr-distill"):
+        find_method("mine")
+
+
+@pytest.mark.parametrize(
+    ("declared", "shared"),
+    [
+        ("phases=(Phase('query.means', 'x', (), '{}:tell'),)", "query.means"),
+        ("terms={{'calm': '{}:Calm'}}", "calm"),
+    ],
+)
+def test_two_packages_with_one_message_type_or_record_are_both_named(install, declared, shared):
+    def source(module):
+        return f"{METHOD}METHOD = Method({module!r}, {declared.format(module)})\n"
+
+    install("mine", source("mine"), mine="mine:METHOD")
+    install("yours", source("yours"), name="others", version="2.0", yours="yours:METHOD")
+    for name in ("mine", "yours"):
+        with pytest.raises(SettingsError, match=f"'{shared}' is also of method") as caught:
+            find_method(name)
+        assert "someones==1.0" in str(caught.value)
+        assert "others==2.0" in str(caught.value)
+    assert not {"mine", "yours"} & all_methods().keys()
+
+
+def test_two_packages_with_one_model_are_both_named(install):
+    def source(module):
+        return f"{METHOD}METHOD = Method({module!r}, models={{'wide': '{module}:Wide'}})\n"
+
+    install("mine", source("mine"), mine="mine:METHOD")
+    install("yours", source("yours"), name="others", version="2.0", yours="yours:METHOD")
+    with pytest.raises(ModelError, match=r"model='wide' comes with others==2\.0 and some"):
+        create_model("wide", load_dataset("digits").spec)
+
+
+THINGS = """
+from torch import nn
+from flwr.serverapp.strategy import FedAvg
+
+class Unmade(nn.Module):
+    def __init__(self, spec):
+        {}["width"]
+
+class Unfit(nn.Flatten):
+    def forward(self, inputs):
+        return inputs.nothing
+
+class Strict(FedAvg):
+    def __init__(self, **kwargs):
+        raise KeyError("depth")
+
+def load(root, download):
+    return open("no-such-file")
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "line"),
+    [
+        ({"model": "things:Unmade"}, "model='things:Unmade' cannot be made: KeyError", 7),
+        ({"model": "things:Unfit"}, "model='things:Unfit' cannot take images", 11),
+        ({"dataset": "things:load"}, "dataset='things:load' cannot be loaded: FileNotFound", 18),
+        ({"strategy": "things:Strict"}, "strategy = 'things:Strict', strategy-args = {}", 15),
+    ],
+)
+def test_code_that_fails_when_it_is_used_is_named_with_setting_file_and_line(
+    on_path, tmp_path, run, settings, said, line
+):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "things.py").write_text(THINGS)
+    on_path(tmp_path / "site")
+    with pytest.raises(ValueError, match=re.escape(said)) as caught:
+        run(
+            **{
+                "strategy": "fedavg",
+                "model": "mlp" if "dataset" in settings else "auto",
+                **settings,
+            }
+        )
+    assert f"things.py, line {line})" in str(caught.value)
+    assert run.grid.pushed == []
+
+
+def test_a_handler_that_fails_on_a_node_is_named_with_file_and_line(install):
+    source = METHOD + (
+        "def tell(message, context):\n    return message['nothing']\n"
+        "METHOD = Method('mine', phases=(Phase('query.mine', 'nodes do', (), 'mine:tell'),))\n"
+    )
+    install("mine", source, mine="mine:METHOD")
+    context = Context(1, 1, {}, RecordDict(), {"strategy": "mine"})
+    with pytest.raises(PluginError, match=r"plug-in failed: TypeError: .*mine\.py, line 4\)"):
+        app(Message(RecordDict(), 1, "query.mine"), context)
 
 
 def test_a_package_may_use_our_phases_and_terms_as_they_are(install):

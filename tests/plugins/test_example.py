@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -187,12 +188,12 @@ def test_a_node_without_the_package_takes_no_part_and_is_told_what_to_install(ru
 
 
 def test_without_the_package_the_server_says_which_methods_there_are():
-    with pytest.raises(SettingsError, match="not one of cadis"):
+    with pytest.raises(SettingsError, match="not one of bulyan, cadis"):
         find_strategy("class-anchors")
 
 
 @pytest.mark.slow
-def test_in_real_processes_a_node_that_lacks_the_package_says_so_and_the_others_go_on(
+def test_in_real_processes_a_node_that_lacks_the_package_says_so_and_takes_part_once_it_is_there(
     example_site, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("PYTHONPATH", str(example_site))
@@ -201,32 +202,35 @@ def test_in_real_processes_a_node_that_lacks_the_package_says_so_and_the_others_
     start = lacking.start
 
     def start_without():
-        path = federation.env.pop("PYTHONPATH")
+        path = federation.env["PYTHONPATH"]
+        federation.env["PYTHONPATH"] = str(tmp_path / "site")
         start()
         federation.env["PYTHONPATH"] = path
 
+    run_config = {
+        "strategy": "class-anchors",
+        "strategy-args": json.dumps({"weight": 0.5}),
+        "num-rounds": 1,
+        "min-nodes": 2,
+        "train.local-epochs": 1,
+        "runs-dir": str(tmp_path / "runs"),
+        "phase-timeout": 60.0,
+    }
+    (tmp_path / "site").mkdir()
     monkeypatch.setattr(lacking, "start", start_without)
     with federation:
-        outcome = federation.run(
-            ROOT,
-            {
-                "strategy": "class-anchors",
-                "strategy-args": json.dumps({"weight": 0.5}),
-                "num-rounds": 2,
-                "min-nodes": 2,
-                "train.local-epochs": 1,
-                "runs-dir": str(tmp_path / "runs"),
-                "phase-timeout": 60.0,
-            },
-        )
-    text = "\n".join(outcome.lines)
-    assert outcome.completed, text
+        without = federation.run(ROOT, run_config)
+        shutil.copytree(example_site, tmp_path / "site", dirs_exist_ok=True)
+        complete = federation.run(ROOT, run_config)
+    text = "\n".join(without.lines)
     assert "pip install 'class-anchors==0.1.0' where the node runs" in text
-    folder = tmp_path / "runs" / str(outcome.run_id)
-    entries = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
-    took_part = {
-        phase: [len(entry["nodes"]) for entry in entries if entry.get("phase") == phase]
-        for phase in (SURVEY, "train")
-    }
-    assert took_part == {SURVEY: [2, 2], "train": [2, 2]}
-    assert "Class anchors" in (folder / "report.html").read_text()
+    for outcome, num_nodes in ((without, 2), (complete, 3)):
+        assert outcome.completed, "\n".join(outcome.lines)
+        folder = tmp_path / "runs" / str(outcome.run_id)
+        entries = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+        took_part = {
+            phase: [len(entry["nodes"]) for entry in entries if entry.get("phase") == phase]
+            for phase in (SURVEY, "train")
+        }
+        assert took_part == {SURVEY: [num_nodes], "train": [num_nodes]}
+        assert "Class anchors" in (folder / "report.html").read_text()

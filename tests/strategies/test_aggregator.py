@@ -122,7 +122,8 @@ def test_without_a_name_there_is_no_aggregator():
 
 def test_an_aggregator_gets_its_own_arguments():
     krum = create_aggregator("krum", '{"num_malicious_nodes": 3}')
-    assert (type(krum), krum.num_malicious_nodes) == (Krum, 3)
+    assert isinstance(krum, Krum)
+    assert krum.num_malicious_nodes == 3
 
 
 @pytest.mark.parametrize(
