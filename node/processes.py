@@ -70,6 +70,13 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 def _become(parent: int, command: Sequence[str]) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    else:
+        print(
+            f"flwr-distill: {sys.platform} does not end a process with its parent: after kill -9 "
+            f"of process {parent}, end process {os.getpid()} by hand",
+            file=sys.stderr,
+            flush=True,
+        )
     if os.getppid() != parent:
         sys.exit("the parent process has ended")
     os.execvp(command[0], list(command))

@@ -1,5 +1,6 @@
 """A node's own data: a folder of images by class, or an ``.npz`` file."""
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,10 @@ import numpy as np
 from task.datasets.images import fit_samples, read_image
 from task.datasets.npz import read_npz_samples
 from task.datasets.types import DatasetError, DataSpec, RawSamples, check_raw_samples
+from task.image_files import UnusableFileError, beside_class_folders, class_folders, visible
+from task.survey import skipped_in_a_line
+
+logger = logging.getLogger("task")
 
 
 def load_private_data(path: str | Path, spec: DataSpec) -> RawSamples:
@@ -18,14 +23,15 @@ def load_private_data(path: str | Path, spec: DataSpec) -> RawSamples:
         An ``.npz`` file with ``images`` (uint8) and ``labels``, or a folder with one folder of
         images per class. If all class folders have integer names, these are the labels, and classes
         may be missing. Otherwise folders are numbered in sorted order, and every class needs one
-        (it may be empty), so that nodes agree on the numbers. Hidden files are skipped.
+        (it may be empty), so that nodes agree on the numbers. Hidden files are skipped, and with a
+        warning files that are no images or cannot be read. Links are followed.
     spec : DataSpec
         Images are converted to its channels, height and width.
 
     Raises
     ------
     DatasetError
-        If there is no data, a file cannot be read, or labels or shapes do not fit.
+        If there is no usable image, or labels or shapes do not fit.
     """
     path = Path(path)
     if path.is_dir():
@@ -38,16 +44,21 @@ def load_private_data(path: str | Path, spec: DataSpec) -> RawSamples:
 
 
 def _read_class_folders(root: Path, spec: DataSpec) -> RawSamples:
-    folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
-    if not folders:
-        raise DatasetError(f"{root}: has no class folders; sort the images into one per class")
-    labels, images = [], []
+    folders = class_folders(root)
+    labels, images, skipped = [], [], beside_class_folders(root)
     for label, folder in zip(_folder_labels(root, folders, spec), folders, strict=True):
-        for file in sorted(p for p in folder.iterdir() if not p.name.startswith(".")):
-            images.append(read_image(file, spec))
-            labels.append(label)
+        for file in visible(folder):
+            try:
+                images.append(read_image(file, spec))
+                labels.append(label)
+            except UnusableFileError as error:
+                skipped.append(error.finding)
     if not images:
-        raise DatasetError(f"{root}: its class folders have no images")
+        raise DatasetError(
+            f"{root}: its class folders have no usable image{skipped_in_a_line(skipped)}"
+        )
+    if skipped:
+        logger.warning("%s: %d images%s", root, len(images), skipped_in_a_line(skipped))
     raw = RawSamples(np.stack(images), np.array(labels, dtype=np.int64))
     return check_raw_samples(raw, spec, str(root))
 
