@@ -47,6 +47,9 @@ def look_through(path: Path, output: Path, console: Console) -> Survey:
 
         found = survey(path, watch)
     console.print(_class_table(found))
+    if found.sizes:
+        modes = ", ".join(f"{mode} {number:,}" for mode, number in found.modes.most_common())
+        console.print(f"Height x width {found.size_range()}; modes: {modes}", soft_wrap=True)
     if found.findings:
         console.print(_findings_table(found))
     output.mkdir(parents=True, exist_ok=True)
@@ -74,7 +77,7 @@ def refusal(found: Survey, *, strict: bool) -> str:
 
 
 def _class_table(found: Survey) -> Table:
-    table = Table(title=escape(f"{found.path}"))
+    table = Table()
     table.add_column("class")
     table.add_column("rows" if found.path.suffix == ".csv" else "images", justify="right")
     shown = list(found.counts.items())[:MOST_CLASSES]
@@ -84,15 +87,12 @@ def _class_table(found: Survey) -> Table:
         table.add_row(f"{len(others)} more", f"{sum(others):,}")
     table.add_section()
     table.add_row("all", f"{found.usable:,}")
-    if found.sizes:
-        modes = (f"{mode} {number:,}" for mode, number in found.modes.most_common())
-        table.caption = f"height x width: {found.size_range()}; modes: {', '.join(modes)}"
     return table
 
 
 def _findings_table(found: Survey) -> Table:
-    table = Table(title="What is wrong")
-    table.add_column("kind")
+    table = Table()
+    table.add_column("what is wrong")
     table.add_column("files" if found.sizes else "samples", justify="right")
     table.add_column(f"the first {MOST_EXAMPLES}", overflow="fold")
     for kind, meaning in MEANINGS.items():

@@ -1,7 +1,6 @@
 """Loads the images for `flwr-distill distill` from a folder, an npz or a named data set."""
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from task.datasets.npz import read_npz, read_npz_images
 from task.datasets.registry import dataset_names
 from task.image_files import UnusableFileError, class_folders, open_image, visible
 from task.settings import PrivateSettings
+from task.survey import skipped_in_a_line
 
 HELD_BACK = 0.2
 MOST_CLASSES = torch.iinfo(torch.int16).max + 1
@@ -105,14 +105,19 @@ def _spec_of_folder(root: Path, folders: list[str], shape: str | None) -> DataSp
 
 def _common_shape(root: Path, files: Iterable[Path]) -> tuple[int, int, int]:
     """Shape of all images of a folder, from their headers; grey only if all of them are grey."""
-    sizes, bases = set(), set()
+    sizes, bases, skipped = set(), set(), []
     for file in files:
-        with suppress(UnusableFileError):  # it is skipped with a warning when images are read
+        try:
             image = open_image(file, decode=False)
+        except UnusableFileError as error:
+            skipped.append(error.finding)
+        else:
             sizes.add(image.size)
             bases.add(Image.getmodebase(image.mode))
     if not sizes:
-        raise DatasetError(f"{root}: its class folders have no usable image")
+        raise DatasetError(
+            f"{root}: its class folders have no usable image{skipped_in_a_line(skipped)}"
+        )
     if len(sizes) > 1:
         examples = ", ".join(f"{height}x{width}" for width, height in sorted(sizes)[:3])
         raise DatasetError(

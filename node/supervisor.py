@@ -96,7 +96,9 @@ class Node:
             timeout=settings.connect_timeout,
         )
         if settings.data is not None and settings.data.is_dir():
-            threading.Thread(target=_log_data, args=[settings.data], daemon=True).start()
+            threading.Thread(
+                target=_log_data, args=[settings.data], name="data", daemon=True
+            ).start()
         if settings.metrics_port is not None:
             from node.metrics import serve_metrics  # imports Prometheus
 

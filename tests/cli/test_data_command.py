@@ -32,7 +32,7 @@ def test_counts_findings_and_a_picture_are_shown_and_written(check, pets):
     (pets / "dog" / "[red]broken.png").write_bytes(b"no image")
     result, output = check(pets)
     assert result.exit_code == 0, result.output
-    assert "10x20; modes: RGB 3" in result.output
+    assert "Height x width 10x20; modes: RGB 3\n" in result.output
     assert "dog/[red]broken.png: not a readable image" in result.output
     with (output / "findings.csv").open() as file:
         rows = list(csv.reader(file))

@@ -111,7 +111,7 @@ def test_names_that_would_write_to_the_terminal_are_escaped(tmp_path):
     assert all(text.isprintable() for text in (found.in_a_line(), *found.counts))
 
 
-def test_a_line_for_the_log_needs_neither_torch_nor_numpy(pets):
+def test_a_line_for_the_log_needs_headers_alone_and_neither_torch_nor_numpy(pets):
     code = (
         "import sys; from pathlib import Path; from task.survey import survey_class_folders as s\n"
         "print(s(Path(sys.argv[1])).in_a_line()); print({'torch', 'numpy'} & sys.modules.keys())"
@@ -119,8 +119,8 @@ def test_a_line_for_the_log_needs_neither_torch_nor_numpy(pets):
     command = [sys.executable, "-c", code, str(pets)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     line, imported = done.stdout.splitlines()
-    assert line.startswith("5 samples of 3 classes (cat: 3, dog: 2, fish: 0), 6x8 to 10x20")
-    assert "L/RGB; skipped 3 unusable files, first beside.png: lies beside" in line
+    assert line.startswith("6 samples of 3 classes (cat: 3, dog: 3, fish: 0), 6x8 to 10x20")
+    assert "L/RGB; skipped 2 unusable files, first beside.png: lies beside" in line
     assert imported == "set()"
 
 
