@@ -3,7 +3,12 @@
 # Bytecode is kept, and written once at the set-up: processes then start in half the time.
 unexport PYTHONDONTWRITEBYTECODE
 
-PYTHON ?= python3.11
+# The newest of these that is there and can make a virtual environment; PYTHON=... takes another.
+PYTHONS := python3.13 python3.12 python3.11
+PYTHON ?= $(shell for python in $(PYTHONS); do \
+	$$python -c "import ensurepip, venv" 2>/dev/null && echo $$python && break; done)
+NO_PYTHON = looked for $(PYTHONS) with the modules venv and ensurepip, and found none: install one \
+	(on Ubuntu 24.04: apt install python3.12-venv), or name yours, as in make PYTHON=/opt/python3.12
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -30,7 +35,7 @@ help:
 	@echo "make setup   install into $(VENV)"
 
 $(READY): requirements.lock pyproject.toml
-	$(PYTHON) -m venv --clear $(VENV)
+	$(or $(PYTHON),$(error $(NO_PYTHON))) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
@@ -80,7 +85,7 @@ settings: $(READY)
 
 lock: $(READY)
 	$(BIN)/uv pip compile --quiet --upgrade --no-header --no-annotate --no-emit-index-url \
-		--python-version 3.11 --all-extras pyproject.toml --output-file requirements.lock
+		--universal --python-version 3.11 --all-extras pyproject.toml --output-file requirements.lock
 
 proto: $(READY)
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \

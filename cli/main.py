@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from cli.certs import certs
+from cli.data import data
 from cli.demo import demo
 from cli.distill import distill
 from cli.doctor import doctor
@@ -53,4 +54,5 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(certs, name="certs")
+app.add_typer(data, name="data")
 app.add_typer(runs, name="runs")

@@ -20,7 +20,9 @@ from task.datasets import (
 )
 from task.datasets.npz import read_npz, read_npz_images
 from task.datasets.registry import dataset_names
+from task.image_files import UnusableFileError, class_folders, open_image, visible
 from task.settings import PrivateSettings
+from task.survey import skipped_in_a_line
 
 HELD_BACK = 0.2
 MOST_CLASSES = torch.iinfo(torch.int16).max + 1
@@ -52,7 +54,7 @@ def load_source(source: str, *, data_root: Path | None, shape: str | None, seed:
     if source in dataset_names() or (":" in source and not path.exists()):
         dataset, names = load_dataset(source, data_root), None
     elif path.is_dir():
-        folders = sorted(p.name for p in path.iterdir() if p.is_dir() and p.name[0] != ".")
+        folders = [folder.name for folder in class_folders(path)]
         names = None if all(name.isdecimal() for name in folders) else tuple(folders)
         spec = _spec_of_folder(path, folders, shape)
         dataset = _split(load_private_data(path, spec), spec, seed)
@@ -89,14 +91,12 @@ def _read_npz(path: Path) -> tuple[RawSamples, DataSpec]:
 
 
 def _spec_of_folder(root: Path, folders: list[str], shape: str | None) -> DataSpec:
-    if not folders:
-        raise DatasetError(f"{root}: has no class folders; sort the images into one a class")
     numbered = all(name.isdecimal() for name in folders)
     num_classes = max(map(int, folders)) + 1 if numbered else len(folders)
     if num_classes > MOST_CLASSES:
         raise DatasetError(f"{root}: has a class {num_classes - 1}, need 0 to {MOST_CLASSES - 1}")
     if shape is None:
-        files = (p for f in folders for p in sorted((root / f).iterdir()) if p.name[0] != ".")
+        files = (file for folder in folders for file in visible(root / folder))
         return _spec(root.name, _common_shape(root, files), num_classes)
     checked = PrivateSettings.checked({"shape": shape}, "command line").shape
     channels, height, width = (int(side) for side in checked.split("x"))
@@ -105,18 +105,19 @@ def _spec_of_folder(root: Path, folders: list[str], shape: str | None) -> DataSp
 
 def _common_shape(root: Path, files: Iterable[Path]) -> tuple[int, int, int]:
     """Shape of all images of a folder, from their headers; grey only if all of them are grey."""
-    sizes, bases = set(), set()
+    sizes, bases, skipped = set(), set(), []
     for file in files:
         try:
-            with Image.open(file) as image:
-                sizes.add(image.size)
-                bases.add(Image.getmodebase(image.mode))
-        except (OSError, ValueError) as error:
-            raise DatasetError(
-                f"{file}: not a readable image ({error}); replace or remove it"
-            ) from error
+            image = open_image(file, decode=False)
+        except UnusableFileError as error:
+            skipped.append(error.finding)
+        else:
+            sizes.add(image.size)
+            bases.add(Image.getmodebase(image.mode))
     if not sizes:
-        raise DatasetError(f"{root}: its class folders have no images")
+        raise DatasetError(
+            f"{root}: its class folders have no usable image{skipped_in_a_line(skipped)}"
+        )
     if len(sizes) > 1:
         examples = ", ".join(f"{height}x{width}" for width, height in sorted(sizes)[:3])
         raise DatasetError(

@@ -1,4 +1,4 @@
-"""What a process asks the kernel about itself; on systems other than Linux nothing happens."""
+"""What a process asks the kernel about itself; systems other than Linux have none of it."""
 
 import ctypes
 import os
@@ -13,6 +13,13 @@ def die_with(parent: int) -> None:
     """Get SIGTERM when the parent dies; exit if that has happened already."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    else:
+        print(
+            f"flwr-distill: {sys.platform} does not end a process with its parent: after kill -9 "
+            f"of process {parent}, end process {os.getpid()} by hand",
+            file=sys.stderr,
+            flush=True,
+        )
     if os.getppid() != parent:
         sys.exit("the parent process has ended")
 

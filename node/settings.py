@@ -12,7 +12,6 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
-from links.loopback import is_loopback
 from links.records import NodeName
 
 NodeConfigValue = bool | int | float | str

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -93,6 +94,10 @@ class Node:
             root_certificates=settings.root_certificates,
             timeout=settings.connect_timeout,
         )
+        if settings.data is not None and settings.data.is_dir():
+            threading.Thread(
+                target=_log_data, args=[settings.data], name="data", daemon=True
+            ).start()
         if settings.metrics_port is not None:
             from node.metrics import serve_metrics  # imports Prometheus
 
@@ -207,6 +212,18 @@ class Node:
 def status_file(state_dir: Path) -> Path:
     """Return the file with the state and process ids of a running node."""
     return state_dir / "node.json"
+
+
+def _log_data(folder: Path) -> None:
+    """Log what a folder of images holds, for those who start the node; it never ends the node."""
+    from task.errors import DatasetError  # here: imports Pillow
+    from task.survey import survey_class_folders
+
+    try:
+        line = survey_class_folders(folder).in_a_line()
+    except DatasetError as error:
+        line = str(error)
+    print(f"flwr-distill node: data={folder}: {line}", file=sys.stderr, flush=True)
 
 
 def _raise_stop_signal(number: int, frame: FrameType | None) -> None:

@@ -7,26 +7,17 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from task.datasets.types import DatasetError, DataSpec, RawSamples
+from task.image_files import open_image
 
 _MODES = {1: "L", 3: "RGB"}
 
 
 def read_image(path: Path, spec: DataSpec) -> NDArray[np.uint8]:
-    """Read an image file as uint8 (C, H, W) in the spec's channels and size."""
-    try:
-        with Image.open(path) as image:
-            if image.mode.startswith(("I", "F")):
-                raise DatasetError(
-                    f"{path}: has more than 8 bits per pixel (mode {image.mode}); save it with "
-                    "pixels 0 to 255"
-                )
-            return fit_image(image, spec)
-    except DatasetError:
-        raise
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DatasetError(
-            f"{path}: not a readable image ({error}); replace or remove it"
-        ) from error
+    """Read an image file as uint8 (C, H, W) in the spec's channels and size.
+
+    Raises `task.image_files.UnusableFileError` if it is no image or cannot be decoded.
+    """
+    return fit_image(open_image(path), spec)
 
 
 def fit_image(image: Image.Image, spec: DataSpec) -> NDArray[np.uint8]:

@@ -29,7 +29,7 @@ def read_npz_images(path: Path) -> NDArray[np.uint8]:
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise DatasetError(
             f"{path}: images are {images.dtype} {images.shape}, need uint8 of shape "
-            "(n, H, W) or (n, H, W, C)"
+            "(n, H, W) or (n, H, W, C); save pixels 0 to 255 with images.astype(numpy.uint8)"
         )
     with_channels = images[..., None] if images.ndim == 3 else images
     return np.ascontiguousarray(with_channels.transpose(0, 3, 1, 2))

@@ -1,5 +1,6 @@
 """A node's own data: a folder of images by class, or an ``.npz`` file."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +9,10 @@ import numpy as np
 from task.datasets.images import fit_samples, read_image
 from task.datasets.npz import read_npz_samples
 from task.datasets.types import DatasetError, DataSpec, RawSamples, check_raw_samples
+from task.image_files import UnusableFileError, beside_class_folders, class_folders, visible
+from task.survey import skipped_in_a_line
+
+logger = logging.getLogger("task")
 
 LONGEST_NAME = 60
 
@@ -19,8 +24,9 @@ def load_private_data(path: str | Path, spec: DataSpec, classes: Sequence[str] =
     ----------
     path : str or Path
         An ``.npz`` file with ``images`` (uint8) and ``labels``, or a folder with one folder of
-        images per class. If all class folders have integer names, these are the labels. Hidden
-        files are skipped.
+        images per class. If all class folders have integer names, these are the labels, and classes
+        may be missing. Hidden files are skipped, and with a warning files that are no images or
+        cannot be read. Links are followed.
     spec : DataSpec
         Images are converted to its channels, height and width.
     classes : Sequence[str] (default: ())
@@ -30,7 +36,7 @@ def load_private_data(path: str | Path, spec: DataSpec, classes: Sequence[str] =
     Raises
     ------
     DatasetError
-        If there is no data, a file cannot be read, or labels or shapes do not fit.
+        If there is no usable image, or labels or shapes do not fit.
     """
     path = Path(path)
     if path.is_dir():
@@ -51,7 +57,8 @@ def class_names(path: str | Path) -> tuple[str, ...]:
         If a name cannot stand in ``private.classes``.
     """
     path = Path(path)
-    names = tuple(folder.name for folder in _class_folders(path)) if path.is_dir() else ()
+    folders = [folder for folder in visible(path) if folder.is_dir()] if path.is_dir() else []
+    names = tuple(folder.name for folder in folders)
     if all(name.isdecimal() for name in names):
         return ()
     for name in names:
@@ -63,22 +70,23 @@ def class_names(path: str | Path) -> tuple[str, ...]:
     return names
 
 
-def _class_folders(root: Path) -> list[Path]:
-    return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
-
-
 def _read_class_folders(root: Path, spec: DataSpec, classes: Sequence[str]) -> RawSamples:
-    folders = _class_folders(root)
-    if not folders:
-        raise DatasetError(f"{root}: has no class folders; sort the images into one per class")
+    folders = class_folders(root)
+    labels, images, skipped = [], [], beside_class_folders(root)
     labels_of = _folder_labels(root, folders, spec, classes)
-    labels, images = [], []
     for label, folder in zip(labels_of, folders, strict=True):
-        for file in sorted(p for p in folder.iterdir() if not p.name.startswith(".")):
-            images.append(read_image(file, spec))
-            labels.append(label)
+        for file in visible(folder):
+            try:
+                images.append(read_image(file, spec))
+                labels.append(label)
+            except UnusableFileError as error:
+                skipped.append(error.finding)
     if not images:
-        raise DatasetError(f"{root}: its class folders have no images")
+        raise DatasetError(
+            f"{root}: its class folders have no usable image{skipped_in_a_line(skipped)}"
+        )
+    if skipped:
+        logger.warning("%s: %d images%s", root, len(images), skipped_in_a_line(skipped))
     raw = RawSamples(np.stack(images), np.array(labels, dtype=np.int64))
     return check_raw_samples(raw, spec, str(root))
 

@@ -1,12 +1,18 @@
 """Tables of numbers with a label column from CSV files, such as network traffic flows."""
 
 import csv
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples
+from task.image_files import printable
 
 LABEL = "label"
 
@@ -51,35 +57,78 @@ def _samples(features: NDArray[np.float64], names: list[str], classes: list[str]
     return RawSamples(features.astype(np.float32)[:, :, None, None], labels)
 
 
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: its line in the file, its label, and its features or what is wrong."""
+
+    line: int
+    label: str
+    values: list[float]
+    problem: str = ""
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Read a table row by row; DatasetError if it is not readable or lacks columns."""
+    with _open_csv(path) as (header, rows):
+        place = _label_column(path, header)
+        for row in rows:
+            label = row[place].strip() if place < len(row) else ""
+            yield Row(rows.line_num, label, *_features(row, header, place))
+
+
 def _read_csv(path: Path) -> tuple[list[str], NDArray[np.float64], list[str]]:
     """Names of the features, features (n, d) and labels."""
+    with _open_csv(path) as (header, _):
+        place = _label_column(path, header)
+    rows = list(read_rows(path))
+    if not rows:
+        raise DatasetError(f"{path}: has a header but no rows; need at least one")
+    if broken := [row for row in rows if row.problem]:
+        others = f" ({len(broken)} such rows: flwr-distill data check {path})"
+        raise DatasetError(
+            f"{path}, line {broken[0].line}: {broken[0].problem}{others if broken[1:] else ''}"
+        )
+    features = np.array([row.values for row in rows])
+    return header[:place] + header[place + 1 :], features, [row.label for row in rows]
+
+
+def _features(row: list[str], header: list[str], place: int) -> tuple[list[float], str]:
+    """Numbers of a row, and what is wrong with it."""
+    try:
+        if len(row) != len(header):
+            raise ValueError(f"it has {len(row)}")
+        values = [float(value) for i, value in enumerate(row) if i != place]
+    except ValueError as error:
+        return [], (
+            f"need {len(header)} values, numbers except the label ({printable(str(error))}); "
+            "drop columns such as addresses and times"
+        )
+    if all(map(math.isfinite, values)):
+        return values, ""
+    names = header[:place] + header[place + 1 :]
+    name, value = next(
+        pair for pair in zip(names, values, strict=True) if not math.isfinite(pair[1])
+    )
+    return [], f"{name} is {value}; drop the row"
+
+
+def _label_column(path: Path, header: list[str]) -> int:
+    lowered = [name.lower() for name in header]
+    if lowered.count(LABEL) != 1 or len(header) < 2:
+        raise DatasetError(
+            f"{path}: need one column {LABEL!r} and features, got {printable(str(header))}"
+        )
+    return lowered.index(LABEL)
+
+
+@contextmanager
+def _open_csv(path: Path) -> Iterator[tuple[list[str], Any]]:
+    """Header and reader of a CSV file."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            header, *rows = csv.reader(file, skipinitialspace=True)
+            reader = csv.reader(file, skipinitialspace=True)
+            yield [name.strip() for name in next(reader, [])], reader
+    except DatasetError:
+        raise
     except (OSError, ValueError, csv.Error) as error:
         raise DatasetError(f"{path}: not a readable CSV file ({error})") from error
-    columns = [name.strip() for name in header]
-    lowered = [name.lower() for name in columns]
-    if lowered.count(LABEL) != 1 or len(columns) < 2 or not rows:
-        raise DatasetError(f"{path}: need one column {LABEL!r}, features and rows, got {columns}")
-    place = lowered.index(LABEL)
-    names = [name for i, name in enumerate(columns) if i != place]
-    features = np.empty((len(rows), len(names)))
-    for line, row in enumerate(rows):
-        try:
-            if len(row) != len(columns):
-                raise ValueError(f"it has {len(row)}")
-            features[line] = [float(value) for i, value in enumerate(row) if i != place]
-        except ValueError as error:
-            raise DatasetError(
-                f"{path}, line {line + 2}: need {len(columns)} values, numbers except the label "
-                f"({error}); drop columns such as addresses and times"
-            ) from error
-    broken = np.argwhere(~np.isfinite(features))
-    if len(broken):
-        row, column = broken[0]
-        raise DatasetError(
-            f"{path}, line {row + 2}: {names[column]} is {features[row, column]}; drop the "
-            f"{len(np.unique(broken[:, 0]))} rows with such values"
-        )
-    return names, features, [row[place].strip() for row in rows]

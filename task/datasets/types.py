@@ -8,9 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-
-class DatasetError(ValueError):
-    """Data is missing, unreadable or unusable; the message gives the remedy."""
+from task.errors import DatasetError as DatasetError  # passed on
 
 
 @dataclass(frozen=True)

@@ -188,11 +188,17 @@ def test_empty_and_unreadable_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="has no class folders"):
         load(tmp_path)
     (tmp_path / "3").mkdir()
-    with pytest.raises(DatasetError, match="class folders have no images"):
+    with pytest.raises(DatasetError, match=r"class folders have no usable image$"):
         load(tmp_path)
     (tmp_path / "3" / "a.png").write_text("no image")
-    with pytest.raises(DatasetError, match=r"a\.png: not a readable image"):
+    with pytest.raises(DatasetError, match=r"skipped 1 .* 3/a\.png: not a readable image"):
         load(tmp_path)
+
+
+def test_one_unreadable_image_among_others_is_skipped(folder: Path) -> None:
+    before = len(load(folder).train)
+    (folder / "above" / "zzz.png").write_text("no image")
+    assert len(load(folder).train) == before
 
 
 def test_numbered_folders_keep_their_numbers(folder: Path) -> None:

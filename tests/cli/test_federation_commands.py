@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -259,12 +260,7 @@ def node_status(state_dir: Path) -> dict[str, int]:
 
 def processes_that_name(directory: Path) -> list[str]:
     """Command lines of live processes that name a directory."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = file.read_text()
-        except OSError:
-            continue
-        if str(directory) in line and "pytest" not in line:
-            found.append(line.replace("\0", " "))
-    return found
+    lines = [
+        " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])
+    ]
+    return [line for line in lines if str(directory) in line and "pytest" not in line]

@@ -1,13 +1,16 @@
 """`flwr-distill node` at its command line."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 import cli.node
 from cli.main import app
+from node import supervisor
 from node.settings import NodeSettings
 
 
@@ -91,3 +94,23 @@ def test_a_node_that_cannot_work_says_why_in_one_line_and_exits_with_1(
     assert result.exit_code == 1
     assert said in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_node_logs_at_its_start_what_its_folder_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data" / "cat").mkdir(parents=True)
+    Image.new("L", (8, 6)).save(tmp_path / "data" / "cat" / "a.png")
+    (tmp_path / "data" / "cat" / "broken.png").touch()
+
+    def wait_for_the_log(node: supervisor.Node) -> None:
+        for thread in threading.enumerate():
+            if thread.name == "data":
+                thread.join()
+
+    monkeypatch.setattr(supervisor, "check_superlink", lambda *args, **kwargs: None)
+    monkeypatch.setattr(supervisor.Node, "_supervise", wait_for_the_log)
+    supervisor.Node(NodeSettings(data=tmp_path / "data", state_dir=tmp_path / "state")).run()
+    line = capsys.readouterr().err
+    assert f"data={tmp_path / 'data'}: 1 sample of 1 class (cat: 1), 6x8, L; skipped" in line
+    assert "skipped 1 unusable file, first cat/broken.png: not a readable image" in line

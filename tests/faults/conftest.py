@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -45,8 +46,8 @@ def ip(*arguments):
 
 
 def compiled(source, library):
-    """The library; None without a C compiler."""
-    if shutil.which("cc") is None:
+    """The library; None without a C compiler, and where LD_PRELOAD does nothing."""
+    if sys.platform != "linux" or shutil.which("cc") is None:
         return None
     command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library), "-ldl"]
     subprocess.run(command, input=source, text=True, check=True)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.cli.build import build_fab_from_disk
@@ -350,6 +351,6 @@ def test_a_machine_that_cannot_do_the_work_is_told_from_one_that_can(
 
 def wait_until_gone(pid: int) -> None:
     deadline = time.monotonic() + 30
-    while Path(f"/proc/{pid}").exists():
+    while psutil.pid_exists(pid):
         assert time.monotonic() < deadline
         time.sleep(0.1)

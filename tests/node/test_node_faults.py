@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from flwr.common.constant import ErrorCode
 
@@ -127,6 +128,6 @@ def test_a_node_killed_whole_leaves_no_process_and_comes_back(tiny: Any) -> None
 def _runs(pid: int) -> bool:
     """Whether a process runs; one that only waits to be reaped does not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False

@@ -7,6 +7,10 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+import pytest
+
+from node.kernel import die_with
 from node.processes import start_bound, stop
 
 PARENT = """
@@ -29,8 +33,8 @@ time.sleep(60)
 
 def ended(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return True
 
 
@@ -42,6 +46,7 @@ def wait_for(condition: object, seconds: float = 10.0) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 def test_a_process_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     told = tmp_path / "pid"
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(told)])
@@ -52,6 +57,14 @@ def test_a_process_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     wait_for(lambda: ended(child))
+
+
+def test_a_system_that_cannot_end_processes_with_their_parent_is_no_obstacle_but_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    die_with(os.getppid())
+    assert "darwin does not end a process with its parent" in capsys.readouterr().err
 
 
 def test_what_ignores_sigterm_is_killed_with_all_that_it_started(tmp_path: Path) -> None:

@@ -1,3 +1,6 @@
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -97,29 +100,68 @@ def test_npz_files_are_taken_as_they_are(tmp_path):
     assert raw.labels.tolist() == [2, 0]
 
 
-@pytest.mark.parametrize("content", [b"no image", b"\x89PNG\r\n\x1a\n broken", b""])
-def test_an_unreadable_image_is_named(tmp_path, content):
-    _save_image(tmp_path / "0" / "a.png")
-    (tmp_path / "0" / "b.png").write_bytes(content)
-    with pytest.raises(DatasetError, match=r"b.png: not a readable image"):
-        load_private_data(tmp_path, GREY)
-
-
-def test_a_truncated_image_is_named(tmp_path):
-    file = tmp_path / "0" / "a.png"
-    file.parent.mkdir()
+@pytest.fixture
+def broken(tmp_path):
+    """A folder with one good image per class, and much that is none."""
+    for name in ("0", "1"):
+        _save_image(tmp_path / name / "a.png")
     noise = np.random.default_rng(0).integers(0, 256, (60, 80), dtype=np.uint8)
-    Image.fromarray(noise).save(file)
-    file.write_bytes(file.read_bytes()[:2000])
-    with pytest.raises(DatasetError, match=r"a.png: not a readable image"):
-        load_private_data(tmp_path, GREY)
+    Image.fromarray(noise).save(tmp_path / "0" / "cut.png")
+    cut = (tmp_path / "0" / "cut.png").read_bytes()[:2000]
+    (tmp_path / "0" / "cut.png").write_bytes(cut)
+    (tmp_path / "0" / "header.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    (tmp_path / "0" / "empty.jpg").touch()
+    Image.fromarray(np.full((6, 8), 1000, np.uint16)).save(tmp_path / "0" / "deep.png")
+    (tmp_path / "1" / "notes.txt").write_text("no image")
+    (tmp_path / "1" / "nested").mkdir()
+    (tmp_path / "1" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    os.mkfifo(tmp_path / "1" / "pipe.png")
+    (tmp_path / "readme.md").write_text("beside the folders")
+    return tmp_path
 
 
-def test_sixteen_bit_images_are_refused_rather_than_clipped(tmp_path):
-    (tmp_path / "0").mkdir()
-    Image.fromarray(np.full((6, 8), 1000, np.uint16)).save(tmp_path / "0" / "a.png")
-    with pytest.raises(DatasetError, match=r"a.png: has more than 8 bits"):
-        load_private_data(tmp_path, GREY)
+def test_what_is_no_image_is_skipped_counted_and_named_in_a_warning(broken, caplog):
+    raw = load_private_data(broken, GREY)
+    assert raw.labels.tolist() == [0, 1]
+    (warning,) = caplog.messages
+    assert "2 images; skipped 9 unusable files, first readme.md: lies beside" in warning
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        ("0/cut.png", "not a readable image"),
+        ("0/header.png", "not a readable image"),
+        ("0/empty.jpg", "not a readable image"),
+        ("0/deep.png", "has more than 8 bits per pixel"),
+        ("1/notes.txt", "is not an image"),
+        ("1/nested", "is a folder within a class folder"),
+        ("1/gone.png", "is neither a file nor a link to one"),
+        ("1/pipe.png", "is neither a file nor a link to one"),
+    ],
+)
+def test_data_without_one_usable_image_are_refused_with_the_first_reason(
+    tmp_path, broken, file, reason
+):
+    own = tmp_path / "own" / "0"
+    own.mkdir(parents=True)
+    (broken / file).rename(own / Path(file).name)
+    with pytest.raises(DatasetError, match=f"no usable image; skipped 1 .*{file[1:]}: {reason}"):
+        load_private_data(own.parent, GREY)
+
+
+def test_a_decompression_bomb_is_skipped(tmp_path, monkeypatch):
+    _save_image(tmp_path / "0" / "a.png")
+    _save_image(tmp_path / "0" / "bomb.png", size=(100, 100))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    assert len(load_private_data(tmp_path, GREY)) == 1
+
+
+def test_a_linked_image_is_read(tmp_path):
+    _save_image(tmp_path / "elsewhere" / "a.png")
+    (tmp_path / "own" / "0").mkdir(parents=True)
+    (tmp_path / "own" / "0" / "a.png").symlink_to(tmp_path / "elsewhere" / "a.png")
+    assert len(load_private_data(tmp_path / "own", GREY)) == 1
 
 
 def test_a_label_beyond_the_classes_is_named(tmp_path):
@@ -144,7 +186,7 @@ def test_a_folder_without_class_folders_is_refused(tmp_path):
 
 def test_class_folders_without_images_are_refused(tmp_path):
     (tmp_path / "0").mkdir()
-    with pytest.raises(DatasetError, match="have no images"):
+    with pytest.raises(DatasetError, match=r"have no usable image$"):
         load_private_data(tmp_path, GREY)
 
 

@@ -97,9 +97,10 @@ def test_a_table_becomes_standardised_channels_and_numbered_classes(tmp_path):
     [
         (["a,label", "x,1"], None, "line 2: need 2 values, numbers except the label"),
         (["a,b,label", "1,1"], None, "line 2"),
-        (["a,label", "1,1", "inf,1"], None, "line 3: a is inf; drop the 1 rows"),
+        (["a,label", "1,1", "inf,1"], None, "line 3: a is inf; drop the row$"),
+        (["a,label", "nan,1", "1,1", "x,2"], None, r"line 2: a is nan.*2 such rows: .*data check"),
         (["a,b", "1,1"], None, "need one column 'label'"),
-        (["a,label"], None, "features and rows"),
+        (["a,label"], None, "a header but no rows"),
         (FLOWS, ["bytes,label", "1,web"], "columns differ from train.csv's: .*duration"),
         (FLOWS, [FLOWS[0], "1,1,game"], r"labels \['game'\] are not in train.csv"),
     ],

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import tempfile
 import tracemalloc
 
@@ -82,6 +83,7 @@ def test_few_or_small_models_never_touch_the_disk(memory_grid, monkeypatch):
     phase(memory_grid, monkeypatch, IN_MEMORY)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for the file in /proc")
 def test_the_file_goes_away_with_the_last_of_its_models(memory_grid, monkeypatch):
     gc.collect()
     before = nameless_files()

@@ -1,0 +1,47 @@
+"""`flwr-distill data`: look at a node's own data before a run does."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cli.errors import exit_on, fail
+
+data = typer.Typer(help="Look at a node's own data before a run does.")
+
+
+@data.callback()
+def _group() -> None:
+    """Make `check` a subcommand although it is the only one."""
+
+
+@data.command()
+def check(
+    path: Annotated[
+        Path, typer.Argument(help="Folder with one folder of images per class, .npz or .csv file.")
+    ],
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 if anything at all is wrong.")
+    ] = False,
+    output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("runs/data-check"),
+) -> None:
+    """Show what a node's data hold, and what a run would skip or refuse.
+
+    Counts images of each class, with their sizes and modes, and finds files that cannot be read,
+    strays (files that are no images, or lie in the wrong place), duplicates, and conflicts: the
+    same image in two classes. A run skips what cannot be read, and strays, with a warning. Links
+    are followed, hidden files are ignored. Of a CSV file, rows are checked; a run refuses a table
+    with unusable rows.
+
+    Writes a picture with the first images of each class (classes.png) and all that is wrong
+    (findings.csv) to OUTPUT. Exits with 1 if a run would refuse the data.
+    """
+    # Here, because every subcommand imports this file, and the node command must not import torch.
+    from cli.data_check import look_through, refusal
+    from task.errors import DatasetError
+
+    with exit_on(DatasetError, OSError, command="data check"):
+        found = look_through(path, output, Console())
+    if reason := refusal(found, strict=strict):
+        fail(f"{path}: {reason}", "data check")

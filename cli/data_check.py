@@ -1,0 +1,127 @@
+"""The work of `flwr-distill data check`: look through the data, show and write what was found."""
+
+import csv
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from distill.contact_sheet import COLUMNS, contact_sheet
+from task.survey import Survey, count, survey
+
+SIDE = 64
+"""Largest height and width of an image in the picture, in pixels."""
+MOST_CLASSES = 100
+"""Classes in the table and the picture; of more, the first are shown."""
+MOST_EXAMPLES = 5
+LONGEST_NAME = 30
+
+MEANINGS = {
+    "unreadable": "cannot be used",
+    "stray": "no image, or in the wrong place",
+    "duplicate": "the same again in its class",
+    "conflict": "the same in another class",
+}
+
+
+def look_through(path: Path, output: Path, console: Console) -> Survey:
+    """Show what is at `path`, and write ``classes.png`` and ``findings.csv`` to `output`."""
+    thumbnails: defaultdict[str, list[Image.Image]] = defaultdict(list)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("checking", total=None)
+
+        def watch(total: int, label: str, image: Image.Image | None) -> None:
+            bar.update(task, advance=1, total=total or None)
+            known = label in thumbnails or len(thumbnails) < MOST_CLASSES
+            if image is not None and known and len(thumbnails[label]) < COLUMNS:
+                image = image.convert("RGB")
+                image.thumbnail((SIDE, SIDE))
+                thumbnails[label].append(image)
+
+        found = survey(path, watch)
+    console.print(_class_table(found))
+    if found.sizes:
+        modes = ", ".join(f"{mode} {number:,}" for mode, number in found.modes.most_common())
+        console.print(f"Height x width {found.size_range()}; modes: {modes}", soft_wrap=True)
+    if found.findings:
+        console.print(_findings_table(found))
+    output.mkdir(parents=True, exist_ok=True)
+    _write_findings(found, output / "findings.csv")
+    written = "findings.csv"
+    if thumbnails:
+        _picture(thumbnails).save(output / "classes.png")
+        written = f"classes.png, {written}"
+    console.print(f"Written to {escape(str(output))}: {written}", soft_wrap=True)
+    return found
+
+
+def refusal(found: Survey, *, strict: bool) -> str:
+    """Why a run would refuse the data, or why strict people do; else empty."""
+    if not found.usable:
+        return "nothing in it can be used; see the reasons above"
+    unusable = found.of_kind("unreadable")
+    if found.path.suffix == ".csv" and unusable:
+        return (
+            f"a run refuses a table with {count(len(unusable), 'unusable row')}; drop or mend them"
+        )
+    if strict and found.findings:
+        return f"--strict: {count(len(found.findings), 'finding')}; mend them, or drop --strict"
+    return ""
+
+
+def _class_table(found: Survey) -> Table:
+    table = Table()
+    table.add_column("class")
+    table.add_column("rows" if found.path.suffix == ".csv" else "images", justify="right")
+    shown = list(found.counts.items())[:MOST_CLASSES]
+    for name, number in shown:
+        table.add_row(escape(_short(name)), f"{number:,}")
+    if others := list(found.counts.values())[MOST_CLASSES:]:
+        table.add_row(f"{len(others)} more", f"{sum(others):,}")
+    table.add_section()
+    table.add_row("all", f"{found.usable:,}")
+    return table
+
+
+def _findings_table(found: Survey) -> Table:
+    table = Table()
+    table.add_column("what is wrong")
+    table.add_column("files" if found.sizes else "samples", justify="right")
+    table.add_column(f"the first {MOST_EXAMPLES}", overflow="fold")
+    for kind, meaning in MEANINGS.items():
+        if findings := found.of_kind(kind):
+            examples = (f"{f.place}: {f.reason}" for f in findings[:MOST_EXAMPLES])
+            lines = escape("\n".join(examples))
+            table.add_row(f"{kind}\n({meaning})", f"{len(findings):,}", lines, end_section=True)
+    return table
+
+
+def _write_findings(found: Survey, file: Path) -> None:
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["kind", "place", "reason"])
+        writer.writerows([f.kind, f.place, f.reason] for f in found.findings)
+
+
+def _picture(thumbnails: dict[str, list[Image.Image]]) -> Image.Image:
+    """One row of images per class, all of them on white squares of the same size."""
+    side = max(max(image.size) for images in thumbnails.values() for image in images)
+    tiles = [
+        np.asarray(ImageOps.pad(image, (side, side), color="white"))
+        for images in thumbnails.values()
+        for image in images
+    ]
+    images = torch.from_numpy(np.stack(tiles)).permute(0, 3, 1, 2).float()
+    labels = [row for row, images in enumerate(thumbnails.values()) for _ in images]
+    return contact_sheet(images, torch.tensor(labels), [_short(name) for name in thumbnails])
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"

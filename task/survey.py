@@ -1,0 +1,205 @@
+"""What a node's own data hold, and what of it cannot be used.
+
+For folders of images it imports neither torch nor NumPy: a node's supervisor looks at its data too.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from PIL import Image
+
+from task.errors import DatasetError
+from task.image_files import (
+    Finding,
+    UnusableFileError,
+    beside_class_folders,
+    class_folders,
+    open_image,
+    printable,
+    visible,
+)
+
+CLASSES_IN_A_LINE = 10
+
+Watch = Callable[[int, str, Image.Image | None], None]
+"""Called for each sample with the number of all (0 if unknown), its class, and its image if any."""
+
+
+@dataclass
+class Survey:
+    """What was found in a node's data.
+
+    Parameters
+    ----------
+    path : Path
+        Folder of class folders, ``.npz`` or ``.csv`` file.
+    counts : dict[str, int]
+        Usable samples of each class, by its name or label.
+    sizes : Counter[tuple[int, int]]
+        Images of each height and width; empty for a table.
+    modes : Counter[str]
+        Images of each of Pillow's modes, such as ``RGB``; empty for a table.
+    findings : list[Finding]
+        All that is wrong, in the order of the data.
+    """
+
+    path: Path
+    counts: dict[str, int] = field(default_factory=dict)
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    modes: Counter[str] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+    _first: dict[bytes, tuple[str, str]] = field(default_factory=dict, repr=False)
+
+    @property
+    def usable(self) -> int:
+        """Number of usable samples."""
+        return sum(self.counts.values())
+
+    def of_kind(self, kind: str) -> list[Finding]:
+        """Findings of a kind."""
+        return [finding for finding in self.findings if finding.kind == kind]
+
+    def size_range(self) -> str:
+        """Height x width: the one that all images have, or smallest, largest and most frequent."""
+        by_area = sorted(self.sizes, key=lambda size: (size[0] * size[1], size))
+        names = [f"{height}x{width}" for height, width in by_area]
+        if len(names) < 2:
+            return "".join(names)
+        usual = names[by_area.index(max(by_area, key=self.sizes.__getitem__))]
+        return f"{names[0]} to {names[-1]}, mostly {usual}"
+
+    def in_a_line(self) -> str:
+        """Counts, sizes, modes and what is skipped, for a log."""
+        classes = [f"{name}: {count}" for name, count in self.counts.items()]
+        more = len(classes) - CLASSES_IN_A_LINE
+        listed = ", ".join(classes[:CLASSES_IN_A_LINE]) + (f" and {more} more" if more > 0 else "")
+        noun = "class" if len(classes) == 1 else "classes"
+        line = f"{count(self.usable, 'sample')} of {len(classes)} {noun} ({listed})"
+        if self.sizes:
+            line += f", {self.size_range()}, {'/'.join(sorted(self.modes))}"
+        return line + skipped_in_a_line(self.findings)
+
+    def add(self, place: str, label: str, content: bytes | None = None) -> None:
+        """Count a sample; `content`, where given, is compared with that of all others."""
+        self.counts[label] = self.counts.get(label, 0) + 1
+        if content is None:
+            return
+        digest = hashlib.blake2b(content, digest_size=16).digest()
+        first_label, first_place = self._first.setdefault(digest, (label, place))
+        if first_label != label:
+            reason = f"is the same as {first_place}, in another class; keep the right one"
+            self.findings.append(Finding("conflict", place, reason))
+        elif first_place != place:
+            reason = f"is the same as {first_place}; remove one of them"
+            self.findings.append(Finding("duplicate", place, reason))
+
+    def add_image(self, place: str, label: str, image: Image.Image, *, compare: bool) -> None:
+        """Count an image, and compare its pixels in RGB with those of all others."""
+        self.sizes[image.height, image.width] += 1
+        self.modes[image.mode] += 1
+        content = f"{image.size}".encode() + image.convert("RGB").tobytes() if compare else None
+        self.add(place, label, content)
+
+
+def survey(path: Path, watch: Watch | None = None) -> Survey:
+    """Look through a node's data: a folder with one folder of images per class, npz or CSV.
+
+    All images are decoded and compared with each other, in one pass. From a folder or a CSV file
+    one sample at a time is in memory, with a few hundred bytes about each earlier one; an npz is
+    read whole.
+
+    Raises
+    ------
+    DatasetError
+        If the data cannot be read at all.
+    """
+    if path.is_dir():
+        return survey_class_folders(path, decode=True, watch=watch)
+    if path.suffix == ".npz" and path.is_file():
+        return _survey_npz(path, watch)
+    if path.suffix == ".csv" and path.is_file():
+        return _survey_csv(path, watch)
+    raise DatasetError(
+        f"{str(path)!r} is neither a folder of images by class nor an existing .npz or .csv file"
+    )
+
+
+def survey_class_folders(root: Path, *, decode: bool = False, watch: Watch | None = None) -> Survey:
+    """Look through folders of images by class.
+
+    With ``decode=False`` only the images' headers are read: damage behind a header and duplicates
+    are not found. Raises DatasetError if there are no class folders, or one cannot be listed.
+    """
+    folders = {folder: visible(folder) for folder in class_folders(root)}
+    total = sum(map(len, folders.values()))
+    found = Survey(root, findings=beside_class_folders(root))
+    for folder, files in folders.items():
+        label = printable(folder.name)
+        found.counts[label] = 0
+        for file in files:
+            image = None
+            try:
+                image = open_image(file, decode=decode)
+                place = printable(f"{folder.name}/{file.name}")
+                found.add_image(place, label, image, compare=decode)
+            except UnusableFileError as error:
+                found.findings.append(error.finding)
+            if watch:
+                watch(total, label, image)
+    return found
+
+
+def skipped_in_a_line(findings: list[Finding]) -> str:
+    """``; skipped 2 files, first ...``, or nothing if all files can be used."""
+    skipped = [finding for finding in findings if finding.kind in ("unreadable", "stray")]
+    if not skipped:
+        return ""
+    number = count(len(skipped), "unusable file")
+    return f"; skipped {number}, first {skipped[0].place}: {skipped[0].reason}"
+
+
+def count(number: int, noun: str) -> str:
+    """``1 file``, ``2 files``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _survey_npz(path: Path, watch: Watch | None) -> Survey:
+    import numpy as np
+
+    from task.datasets.npz import read_npz_samples
+    from task.datasets.types import DataSpec, check_raw_samples
+
+    raw = read_npz_samples(path)
+    channels, height, width = raw.images.shape[1:]
+    if channels not in (1, 3):
+        raise DatasetError(f"{path}: images have {channels} channels, need 1 or 3")
+    any_label = DataSpec(path.name, (channels, height, width), np.iinfo(np.int64).max, (), ())
+    check_raw_samples(raw, any_label, str(path))
+    found = Survey(path, counts={str(label): 0 for label in np.unique(raw.labels)})
+    for number, (pixels, label) in enumerate(zip(raw.images, raw.labels, strict=True)):
+        image = Image.fromarray(pixels[0] if channels == 1 else pixels.transpose(1, 2, 0))
+        found.add_image(f"image {number}", str(label), image, compare=True)
+        if watch:
+            watch(len(raw), str(label), image)
+    return found
+
+
+def _survey_csv(path: Path, watch: Watch | None) -> Survey:
+    import numpy as np
+
+    from task.datasets.tables import read_rows
+
+    found = Survey(path)
+    for row in read_rows(path):
+        label = printable(row.label)
+        if row.problem:
+            found.findings.append(Finding("unreadable", f"line {row.line}", row.problem))
+        else:
+            found.add(f"line {row.line}", label, np.array(row.values).tobytes())
+        if watch:
+            watch(0, label, None)
+    found.counts = dict(sorted(found.counts.items()))
+    return found

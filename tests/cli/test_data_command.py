@@ -1,0 +1,74 @@
+"""`flwr-distill data check`: tables, files and exit codes."""
+
+import csv
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from cli.main import app
+
+
+@pytest.fixture
+def check(tmp_path):
+    def run(path, *arguments):
+        output = tmp_path / "results"
+        command = ["data", "check", str(path), "--output", str(output), *arguments]
+        return CliRunner().invoke(app, command, env={"COLUMNS": "200"}), output
+
+    return run
+
+
+@pytest.fixture
+def pets(tmp_path):
+    for number, (label, colour) in enumerate([("cat", "red"), ("cat", "red"), ("dog", "blue")]):
+        (tmp_path / "pets" / label).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 10), colour).save(tmp_path / "pets" / label / f"{number}.png")
+    return tmp_path / "pets"
+
+
+def test_counts_findings_and_a_picture_are_shown_and_written(check, pets):
+    (pets / "dog" / "[red]broken.png").write_bytes(b"no image")
+    result, output = check(pets)
+    assert result.exit_code == 0, result.output
+    assert "Height x width 10x20; modes: RGB 3\n" in result.output
+    assert "dog/[red]broken.png: not a readable image" in result.output
+    with (output / "findings.csv").open() as file:
+        rows = list(csv.reader(file))
+    assert [row[:2] for row in rows[1:]] == [
+        ["duplicate", "cat/1.png"],
+        ["unreadable", "dog/[red]broken.png"],
+    ]
+    pixels = np.asarray(Image.open(output / "classes.png")).reshape(-1, 3).tolist()
+    assert [255, 0, 0] in pixels
+    assert [0, 0, 255] in pixels
+
+
+def test_strict_refuses_what_is_else_skipped(check, pets):
+    result, _ = check(pets, "--strict")
+    assert result.exit_code == 1
+    assert "--strict: 1 finding; mend them" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("a,label\n1,x\nnan,x\n", "refuses a table with 1 unusable row;"),
+        ("a,label\nnan,x\n", "nothing in it can be used"),
+        ("a,b\n1,2\n", "need one column 'label'"),
+    ],
+)
+def test_what_a_run_would_refuse_ends_with_one_line_and_1(check, tmp_path, content, said):
+    (tmp_path / "own.csv").write_text(content)
+    result, _ = check(tmp_path / "own.csv")
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"flwr-distill data check: {tmp_path / 'own.csv'}: ")
+    assert said in line
+
+
+def test_a_path_without_data_is_named(check, tmp_path):
+    result, _ = check(tmp_path / "none")
+    assert result.exit_code == 1
+    assert "none' is neither a folder of images by class nor" in result.stderr

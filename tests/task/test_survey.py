@@ -1,0 +1,132 @@
+"""What a look through a node's data finds, before a run does."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from task.datasets import DatasetError
+from task.survey import survey, survey_class_folders
+
+
+def save(path, seed=0, size=(8, 6), mode="RGB"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    width, height = size
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    Image.fromarray(pixels).convert(mode).save(path)
+
+
+def kinds(found):
+    return [(finding.kind, finding.place) for finding in found.findings]
+
+
+@pytest.fixture
+def pets(tmp_path):
+    save(tmp_path / "cat" / "1.png", 1)
+    save(tmp_path / "cat" / "2.png", 2, size=(20, 10))
+    save(tmp_path / "cat" / "3.png", 1)
+    save(tmp_path / "dog" / "1.png", 2, size=(20, 10))
+    save(tmp_path / "dog" / "2.png", 3, mode="L")
+    (tmp_path / "dog" / "3.jpg").write_bytes((tmp_path / "dog" / "2.png").read_bytes()[:80])
+    (tmp_path / "dog" / "list.csv").write_text("no image")
+    (tmp_path / "fish").mkdir()
+    save(tmp_path / "beside.png")
+    return tmp_path
+
+
+def test_images_are_counted_and_all_that_is_wrong_is_found(pets):
+    found = survey(pets)
+    assert found.counts == {"cat": 3, "dog": 2, "fish": 0}
+    assert found.sizes == {(6, 8): 3, (10, 20): 2}
+    assert found.size_range() == "6x8 to 10x20, mostly 6x8"
+    assert found.modes == {"RGB": 4, "L": 1}
+    assert kinds(found) == [
+        ("stray", "beside.png"),
+        ("duplicate", "cat/3.png"),
+        ("conflict", "dog/1.png"),
+        ("unreadable", "dog/3.jpg"),
+        ("stray", "dog/list.csv"),
+    ]
+    assert "cat/2.png, in another class" in found.of_kind("conflict")[0].reason
+
+
+def test_a_copy_in_another_format_is_a_duplicate(tmp_path):
+    save(tmp_path / "0" / "a.png")
+    save(tmp_path / "0" / "b.bmp")
+    assert kinds(survey(tmp_path)) == [("duplicate", "0/b.bmp")]
+
+
+def test_each_file_is_watched_with_the_number_of_all(pets):
+    seen = []
+    survey(pets, lambda total, label, image: seen.append((total, label, image is not None)))
+    cats, dogs = [(7, "cat", True)] * 3, [(7, "dog", True)] * 2
+    assert seen == [*cats, *dogs, (7, "dog", False), (7, "dog", False)]
+
+
+def test_an_npz_is_surveyed_like_a_folder(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (4, 6, 8, 3), dtype=np.uint8)
+    images[2] = images[3] = images[0]
+    np.savez(tmp_path / "own.npz", images=images, labels=np.array([2, 0, 2, 10]))
+    found = survey(tmp_path / "own.npz")
+    assert found.counts == {"0": 1, "2": 2, "10": 1}
+    assert (found.sizes, found.modes) == ({(6, 8): 4}, {"RGB": 4})
+    assert kinds(found) == [("duplicate", "image 2"), ("conflict", "image 3")]
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "said"),
+    [
+        (np.zeros((2, 6, 8, 2), np.uint8), [0, 1], "2 channels, need 1 or 3"),
+        (np.zeros((2, 6, 8), np.uint8), [0], "each of the 2"),
+        (np.zeros((2, 6, 8), np.uint8), [0, -1], "labels run from -1"),
+        (np.full((2, 6, 8), 255.0), [0, 1], r"float64.*images.astype\(numpy.uint8\)"),
+    ],
+)
+def test_an_npz_that_a_run_refuses_is_refused(tmp_path, images, labels, said):
+    np.savez(tmp_path / "own.npz", images=images, labels=np.array(labels))
+    with pytest.raises(DatasetError, match=f"own.npz: .*{said}"):
+        survey(tmp_path / "own.npz")
+
+
+def test_rows_of_a_table_are_checked_each(tmp_path):
+    lines = ["bytes,label", "1,web", "nan,web", "2,mail,3", "2,mail", "x,mail", "1,web", "2,web"]
+    (tmp_path / "own.csv").write_text("\n".join(lines))
+    found = survey(tmp_path / "own.csv")
+    assert found.counts == {"mail": 1, "web": 3}
+    assert kinds(found) == [
+        ("unreadable", "line 3"),
+        ("unreadable", "line 4"),
+        ("unreadable", "line 6"),
+        ("duplicate", "line 7"),
+        ("conflict", "line 8"),
+    ]
+
+
+def test_names_that_would_write_to_the_terminal_are_escaped(tmp_path):
+    save(tmp_path / "a\x1b[2Jb" / "a.png")
+    (tmp_path / "a\x1b[2Jb" / "c\n.txt").touch()
+    found = survey(tmp_path)
+    assert all(text.isprintable() for text in (found.in_a_line(), *found.counts))
+
+
+def test_a_line_for_the_log_needs_headers_alone_and_neither_torch_nor_numpy(pets):
+    code = (
+        "import sys; from pathlib import Path; from task.survey import survey_class_folders as s\n"
+        "print(s(Path(sys.argv[1])).in_a_line()); print({'torch', 'numpy'} & sys.modules.keys())"
+    )
+    command = [sys.executable, "-c", code, str(pets)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    line, imported = done.stdout.splitlines()
+    assert line.startswith("6 samples of 3 classes (cat: 3, dog: 3, fish: 0), 6x8 to 10x20")
+    assert "L/RGB; skipped 2 unusable files, first beside.png: lies beside" in line
+    assert imported == "set()"
+
+
+def test_many_classes_make_no_long_line(tmp_path):
+    for label in range(30):
+        (tmp_path / str(label)).mkdir()
+    line = survey_class_folders(tmp_path).in_a_line()
+    assert line.endswith(" and 20 more)")
+    assert len(line) < 200
