@@ -96,7 +96,8 @@ def revoke(
     Its certificate stays valid for direct links to other nodes until it expires, but the server
     introduces only registered nodes to each other.
     """
-    from fleet.registration import SecureControl, SuperLinkError  # imports Flower
+    from fleet.registration import SecureControl  # imports Flower
+    from fleet.superlink import SuperLinkError
 
     authority = CertificateFolder(folder)
     with exit_on(CertificateError, command="certs"):

@@ -18,7 +18,8 @@ def register(
 
     Waits for the SuperLink to answer. Registered nodes stay as they are, revoked ones are left out.
     """
-    from fleet.registration import SecureControl, SuperLinkError  # imports Flower
+    from fleet.registration import SecureControl  # imports Flower
+    from fleet.superlink import SuperLinkError
 
     authority = CertificateFolder(folder)
     with exit_on(CertificateError, SuperLinkError, command="register"):

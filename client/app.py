@@ -5,6 +5,7 @@ from collections.abc import Callable
 from logging import INFO, WARNING
 from typing import Any
 
+import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import log
@@ -109,7 +110,7 @@ def describe(message: Message, context: Context) -> Message:
             metrics[TOGETHER] = 1
         content[INTRODUCTION] = introduce(session)
         if not _has_privacy(context, requirement):
-            config["classes"] = session.data.train.labels.unique().tolist()
+            config["classes"] = torch.unique(session.data.train.labels).tolist()
     if config:
         content[CONFIG] = ConfigRecord(config)
     return Message(content, reply_to=message)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from task.errors import DatasetError
 
@@ -101,7 +101,7 @@ def open_image(path: Path, *, decode: bool = True) -> Image.Image:
             return image
     except UnusableFileError:
         raise
-    except Image.UnidentifiedImageError as error:
+    except UnidentifiedImageError as error:
         if path.suffix.lower() not in Image.registered_extensions():
             reason = "is not an image; move it elsewhere"
             raise UnusableFileError(path, "stray", reason) from error
