@@ -9,6 +9,7 @@ from cli.doctor import doctor
 from cli.down import down
 from cli.node import node
 from cli.partition import partition
+from cli.predict import predict
 from cli.register import register
 from cli.report import report
 from cli.run import run
@@ -26,7 +27,7 @@ app = typer.Typer(
 )
 for command in (
     *(demo, distill, partition, settings, doctor, node),
-    *(up, status, down, register, run, report),
+    *(up, status, down, register, run, report, predict),
 ):
     app.command()(command)
 app.add_typer(certs, name="certs")

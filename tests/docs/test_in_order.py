@@ -1,0 +1,96 @@
+"""The pages' sequences of commands, typed as they stand there, with real processes.
+
+The tutorial is typed from its first command to its last; of README and of docs/recovery.md the
+commands that need a federation. What stays running, or takes minutes, is left once it has said the
+words in `UNTIL`.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .pages import ROOT, commands, files
+from .reader import Reader
+
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+IN_ORDER = {
+    "README.md": [
+        "make demo",
+        "source .venv/bin/activate",
+        "flwr-distill up --nodes 10",
+        "flwr-distill run -c 'strategy=\"fedprox\" num-rounds=20'",
+        "flwr-distill status",
+        "flwr-distill stop latest",
+    ],
+    "docs/recovery.md": [
+        "flwr-distill run -c 'strategy=\"hfldd\" num-rounds=50'",
+        'flwr-distill run -c \'strategy="hfldd" num-rounds=50 resume="latest"\'',
+    ],
+    "docs/tutorial.md": [command.text for command in commands(TUTORIAL) if command.fenced],
+}
+"""What is typed here, by page; tests/docs/test_commands.py has the rest."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A fresh clone: what is in git, and the environment that `make setup` leaves."""
+    folder = tmp_path / "flwr-distill"
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    found = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    for name in filter(None, found.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    (folder / ".venv").mkdir()
+    for name in ("bin", "lib", "pyvenv.cfg"):
+        (folder / ".venv" / name).symlink_to(Path(sys.prefix) / name)
+    (folder / ".venv" / ".ready").touch()
+    return folder
+
+
+@pytest.fixture
+def reader(clone, tmp_path):
+    """Types into the clone; what pip installs goes into a folder of this test."""
+    site = tmp_path / "site"
+    site.mkdir()
+    path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+    typing = Reader(clone, PIP_TARGET=str(site), PIP_NO_DEPS="1", PYTHONPATH=path)
+    yield typing
+    typing.close()
+
+
+def test_the_tutorial_leads_from_nothing_to_a_prediction(reader, clone):
+    for name, content in files(TUTORIAL).items():
+        file = clone / "tutorial" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    said = {}
+    for text in IN_ORDER["docs/tutorial.md"]:
+        until = "online. In another terminal" if text.startswith("flwr-distill up") else None
+        said[text] = reader.type(text, until=until)
+    (prediction,) = (lines for text, lines in said.items() if " predict " in text)
+    rows = [line for line in prediction.splitlines() if "new/three/" in line]
+    assert len(rows) == len(list((clone / "tutorial" / "new" / "three").iterdir()))
+    assert sum("three" in line.split("%")[0].partition(".png")[2] for line in rows) > len(rows) / 2
+
+
+def test_a_federation_of_the_readme_runs_is_stopped_and_resumes(reader):
+    reader.env |= {"NODES": "2", "ROUNDS": "1"}  # what `make demo` takes from the environment
+    demo, source, up, run, status, stop = IN_ORDER["README.md"]
+    first, resumed = IN_ORDER["docs/recovery.md"]
+    assert "hfldd" in reader.type(demo)
+    reader.type(source)
+    reader.type(up, until="online. In another terminal")
+    reader.type(run, until="round   1/20")
+    assert "online" in reader.type(status)
+    assert "is stopped" in reader.type(stop)
+    reader.type(first, until="round   2/50")
+    reader.type(stop)
+    said = reader.type(resumed, until="/50  ")
+    assert "round   1/50" not in said
