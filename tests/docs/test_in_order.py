@@ -5,10 +5,11 @@ commands that need a federation. What stays running, or takes minutes, is left o
 words in `UNTIL`.
 """
 
-import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
@@ -47,20 +48,34 @@ def clone(tmp_path):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
-    (folder / ".venv").mkdir()
-    for name in ("bin", "lib", "pyvenv.cfg"):
-        (folder / ".venv" / name).symlink_to(Path(sys.prefix) / name)
-    (folder / ".venv" / ".ready").touch()
+    set_up(folder / ".venv")
     return folder
 
 
+def set_up(environment):
+    """A virtual environment with all that is installed in this one, and what pip adds to it."""
+    venv.create(environment, symlinks=True)
+    shared = sysconfig.get_path("purelib")
+    own = sysconfig.get_path("purelib", vars={"base": str(environment)})
+    (Path(own) / "shared.pth").write_text(f"import site; site.addsitedir({shared!r})\n")
+    for script in (Path(sys.prefix) / "bin").iterdir():
+        here = environment / "bin" / script.name
+        if here.exists() or script.is_dir():
+            continue
+        content = script.read_bytes()
+        if content.startswith(f"#!{sys.prefix}".encode()):
+            _, _, code = content.partition(b"\n")
+            here.write_bytes(f"#!{environment}/bin/python\n".encode() + code)
+            here.chmod(0o755)
+        else:
+            here.symlink_to(script)
+    (environment / ".ready").touch()
+
+
 @pytest.fixture
-def reader(clone, tmp_path):
-    """Types into the clone; what pip installs goes into a folder of this test."""
-    site = tmp_path / "site"
-    site.mkdir()
-    path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
-    typing = Reader(clone, PIP_TARGET=str(site), PIP_NO_DEPS="1", PYTHONPATH=path)
+def reader(clone):
+    """Types into the clone."""
+    typing = Reader(clone)
     yield typing
     typing.close()
 
