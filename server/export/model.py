@@ -89,7 +89,7 @@ def export_model(run: RunFiles, form: Format, folder: Path) -> Path:
 
 def _torchscript(model: nn.Module, inputs: Tensor, file: Path, metadata: dict[str, str]) -> None:
     program = torch.jit.trace(model, inputs)  # type: ignore[no-untyped-call]
-    torch.jit.save(program, file, metadata)  # type: ignore[no-untyped-call]
+    torch.jit.save(program, file, metadata)
 
 
 def _onnx(model: nn.Module, inputs: Tensor, file: Path, metadata: dict[str, str]) -> None:

@@ -85,10 +85,11 @@ def _read_onnx(file: Path) -> ExportedModel:
     description = _described({entry.key: entry.value for entry in program.metadata_props})
     session = ReferenceEvaluator(program)
 
-    def logits(inputs: Tensor) -> Tensor:
-        return torch.from_numpy(session.run(["logits"], {"inputs": inputs.numpy()})[0])
+    def logits_of(inputs: Tensor) -> Tensor:
+        (logits,) = session.run(["logits"], {"inputs": inputs.numpy()})
+        return torch.from_numpy(logits)
 
-    return ExportedModel(description, logits)
+    return ExportedModel(description, logits_of)
 
 
 def _read_torchscript(file: Path) -> ExportedModel:
