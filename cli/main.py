@@ -12,6 +12,7 @@ from cli.distill import distill
 from cli.doctor import doctor
 from cli.node import node
 from cli.partition import partition
+from cli.predict import predict
 from cli.register import register
 from cli.report import report
 from cli.run import run
@@ -50,7 +51,7 @@ def _main(
 
 for command in (
     *(demo, distill, partition, settings, doctor, node),
-    *(up, status, stop, register, run, report),
+    *(up, status, stop, register, run, report, predict),
 ):
     app.command()(command)
 app.add_typer(certs, name="certs")

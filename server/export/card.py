@@ -1,7 +1,7 @@
 """Model card: training data and settings, accuracy, privacy."""
 
 from protocol.words import counted
-from server.export.model import data_spec_of
+from server.export.description import Description
 from server.page.comparison import best
 from server.page.method import disclosed
 from server.page.privacy import spent
@@ -13,7 +13,8 @@ VALUES = {"image": "pixels in [0, 1]", "text": "token ids", "table": "values"}
 
 def model_card(run: RunFiles, file: str) -> str:
     """Card of a run's model, in Markdown; `file` is the model file next to it."""
-    spec = data_spec_of(run)
+    description = Description.of(run)
+    spec = description.spec
     nodes = run.about["nodes"].values()
     samples = sum(node["samples"] or 0 for node in nodes)
     shape = " x ".join(map(str, spec.shape))
@@ -27,8 +28,10 @@ def model_card(run: RunFiles, file: str) -> str:
             "## Use",
             f"- Input: float32 (n, {shape.replace(' x ', ', ')}), {VALUES[spec.kind]} less a mean "
             f"of {_numbers(spec.mean)}, divided by {_numbers(spec.std)}, for each channel.",
-            f"- Output: logits (n, {spec.num_classes}), one for each class.",
-            f"- Architecture: `{run.settings['model']}` of flwr-distill, for this input.",
+            f"- Output: logits (n, {spec.num_classes}), for the classes "
+            f"{', '.join(description.classes)}.",
+            f"- Architecture: `{description.model}` of flwr-distill, for this input.",
+            *_command(description, file),
             "",
             "## Data",
             f"- Data set: {run.settings['dataset']}, {spec.num_classes} classes, {shape}.",
@@ -50,6 +53,12 @@ def model_card(run: RunFiles, file: str) -> str:
             "",
         ]
     )
+
+
+def _command(description: Description, file: str) -> list[str]:
+    if description.spec.kind != "image":
+        return []
+    return [f"- Classes of image files: `flwr-distill predict {file} IMAGE...`"]
 
 
 def _accuracy(run: RunFiles) -> list[str]:

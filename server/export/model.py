@@ -3,19 +3,20 @@
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
+import onnx
 import torch
 from onnx.reference import ReferenceEvaluator
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from protocol.arrays import as_arrays, as_tensors
+from server.export.description import KEY, Description
 from server.page import RunFiles
 from server.page.comparison import best
 from server.record.checkpoint import checkpoints, load_checkpoint
-from task.datasets import DataSpec
 from task.models import create_model
 
 MODEL = "model.safetensors"
@@ -56,7 +57,8 @@ def export_model(run: RunFiles, form: Format, folder: Path) -> Path:
     """Write the model of a run's last round into `folder`; return the file.
 
     ONNX and TorchScript programs map ``inputs`` (n, C, H, W), normalised as in training, to
-    ``logits`` (n, classes), for any n. Each is run once and must give the model's logits.
+    ``logits`` (n, classes), for any n. Each is run once and must give the model's logits. Every
+    file describes its inputs and classes, for :func:`server.export.prediction.read_model`.
 
     Raises
     ------
@@ -65,39 +67,32 @@ def export_model(run: RunFiles, form: Format, folder: Path) -> Path:
     ModelError
         If the model cannot be built here.
     """
-    weights = _weights(run)
+    weights, description = _weights(run), Description.of(run)
+    metadata = {KEY: description.to_json()}
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / FILES[form]
     if form == "safetensors":
-        save_file(weights, file)
+        save_file(weights, file, metadata)
         return file
-    spec = data_spec_of(run)
-    model = create_model(run.settings["model"], spec)
+    shape = description.spec.shape
+    model = create_model(description.model, description.spec)
     model.load_state_dict(weights)
     model.eval()
-    write, inputs = _WRITERS[form], torch.rand(2, *spec.shape)
+    write, inputs = _WRITERS[form], torch.rand(2, *shape)
     try:
         with warnings.catch_warnings(action="ignore"):  # both are deprecated
-            write(model, inputs, file)
+            write(model, inputs, file, metadata)
     except RuntimeError as error:
-        raise ExportError(f"{form} cannot hold {run.settings['model']!r}: {error}") from error
-    return _checked(model, torch.rand(5, *spec.shape), form, file)
+        raise ExportError(f"{form} cannot hold {description.model!r}: {error}") from error
+    return _checked(model, torch.rand(5, *shape), form, file)
 
 
-def data_spec_of(run: RunFiles) -> DataSpec:
-    """Shape and classes of the run's samples, from its files; needs no data."""
-    spec: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in run.about["spec"].items()
-    }
-    return DataSpec(**spec)
+def _torchscript(model: nn.Module, inputs: Tensor, file: Path, metadata: dict[str, str]) -> None:
+    program = torch.jit.trace(model, inputs)  # type: ignore[no-untyped-call]
+    torch.jit.save(program, file, metadata)
 
 
-def _torchscript(model: nn.Module, inputs: Tensor, file: Path) -> None:
-    torch.jit.trace(model, inputs).save(file)  # type: ignore[no-untyped-call]
-
-
-def _onnx(model: nn.Module, inputs: Tensor, file: Path) -> None:
+def _onnx(model: nn.Module, inputs: Tensor, file: Path, metadata: dict[str, str]) -> None:
     # The newer exporter (dynamo=True) lacks adaptive max pooling, which the digits' network uses.
     torch.onnx.export(
         model,
@@ -108,6 +103,9 @@ def _onnx(model: nn.Module, inputs: Tensor, file: Path) -> None:
         dynamic_axes={"inputs": {0: "n"}, "logits": {0: "n"}},
         dynamo=False,
     )
+    program = onnx.load(file)
+    onnx.helper.set_model_props(program, metadata)
+    onnx.save(program, file)
 
 
 _WRITERS = {"torchscript": _torchscript, "onnx": _onnx}

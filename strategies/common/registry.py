@@ -74,8 +74,9 @@ def create_strategy(
     """
     if run.aggregator and not issubclass(strategy, RobustFedAvg):
         raise SettingsError(
-            f'{strategy.__name__} combines models by a rule of its own (set aggregator to "", or '
-            "strategy to the aggregator itself)"
+            f"aggregator = {type(run.aggregator).__name__.lower()!r}: {strategy.__name__} combines "
+            'models by a rule of its own (set aggregator to "", or strategy to the aggregator '
+            "itself)"
         )
     check_types(strategy, arguments, "strategy-args")
     try:

@@ -1,0 +1,121 @@
+"""Uses an exported model: from an image file to the probability of each class."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import torch
+from google.protobuf.message import DecodeError
+from onnx.reference import ReferenceEvaluator
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from server.export.description import KEY, Description
+from task.datasets.images import read_image
+from task.datasets.types import normalise
+from task.models import create_model
+
+
+class ModelFileError(ValueError):
+    """The file is no exported model, or one that cannot be used here; the message says why."""
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """A model from a file.
+
+    Parameters
+    ----------
+    description : Description
+        Its inputs and classes.
+    logits : Callable[[Tensor], Tensor]
+        Maps inputs (n, C, H, W) to logits (n, classes).
+    """
+
+    description: Description
+    logits: Callable[[Tensor], Tensor]
+
+    @torch.inference_mode()
+    def probabilities(self, image: Path) -> Tensor:
+        """Probability of each class for an image file, (classes,).
+
+        The image is brought to the model's channels and size, as nodes do with theirs.
+
+        Raises
+        ------
+        DatasetError
+            If the file is no image that can be read.
+        """
+        spec = self.description.spec
+        inputs = normalise(read_image(image, spec)[None], spec)
+        return torch.softmax(self.logits(inputs)[0].double(), dim=0)
+
+
+def read_model(file: Path) -> ExportedModel:
+    """Read what :func:`server.export.model.export_model` wrote: the suffix tells the format.
+
+    ONNX and safetensors files are data alone. A TorchScript file is a program that runs here.
+
+    Raises
+    ------
+    ModelFileError
+        If it is no such file, or of a model that takes no images or cannot be built here.
+    """
+    if not file.is_file():
+        raise ModelFileError(f"{file}: there is no such file ({_REMEDY})")
+    if file.suffix not in _READERS:
+        raise ModelFileError(
+            f"{file}: a model's name ends in {', '.join(_READERS)}, got {file.suffix or 'none'!r} "
+            f"({_REMEDY})"
+        )
+    try:
+        model = _READERS[file.suffix](file)
+    except (DecodeError, RuntimeError, SafetensorError, ValueError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ModelFileError(f"{file}: not a model that can be used here: {reason}") from error
+    if (kind := model.description.spec.kind) != "image":
+        raise ModelFileError(f"{file}: its inputs are of kind {kind}; only images can be predicted")
+    return model
+
+
+def _read_onnx(file: Path) -> ExportedModel:
+    program = onnx.load(file)
+    description = _described({entry.key: entry.value for entry in program.metadata_props})
+    session = ReferenceEvaluator(program)
+
+    def logits_of(inputs: Tensor) -> Tensor:
+        (logits,) = session.run(["logits"], {"inputs": inputs.numpy()})
+        return torch.from_numpy(logits)
+
+    return ExportedModel(description, logits_of)
+
+
+def _read_torchscript(file: Path) -> ExportedModel:
+    metadata = {KEY: ""}
+    program = torch.jit.load(file, "cpu", _extra_files=metadata)  # type: ignore[no-untyped-call]
+    return ExportedModel(_described(metadata), program.eval())
+
+
+def _read_safetensors(file: Path) -> ExportedModel:
+    with safe_open(file, "pt") as weights:
+        description = _described(weights.metadata() or {})
+    if ":" in description.model:  # a file does not choose the code that is imported
+        raise ValueError(
+            f"its architecture is code of your own, {description.model!r}; export it with "
+            "--format onnx, which needs no code"
+        )
+    model = create_model(description.model, description.spec)
+    model.load_state_dict(load_file(file))
+    return ExportedModel(description, model.eval())
+
+
+_READERS = {".onnx": _read_onnx, ".pt": _read_torchscript, ".safetensors": _read_safetensors}
+_REMEDY = "flwr-distill runs export RUN --format onnx writes one"
+
+
+def _described(metadata: dict[str, str]) -> Description:
+    if not metadata.get(KEY):
+        raise ValueError(f"it does not say what its inputs are; {_REMEDY}, from the run")
+    return Description.from_json(metadata[KEY])

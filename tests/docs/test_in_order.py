@@ -1,0 +1,111 @@
+"""The pages' sequences of commands, typed as they stand there, with real processes.
+
+The tutorial is typed from its first command to its last; of README and of docs/recovery.md the
+commands that need a federation. What stays running, or takes minutes, is left once it has said the
+words in `UNTIL`.
+"""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from .pages import ROOT, commands, files
+from .reader import Reader
+
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+IN_ORDER = {
+    "README.md": [
+        "make demo",
+        "source .venv/bin/activate",
+        "flwr-distill up --nodes 10",
+        "flwr-distill run -c 'strategy=\"fedprox\" num-rounds=20'",
+        "flwr-distill status",
+        "flwr-distill stop latest",
+    ],
+    "docs/recovery.md": [
+        "flwr-distill run -c 'strategy=\"hfldd\" num-rounds=50'",
+        'flwr-distill run -c \'strategy="hfldd" num-rounds=50 resume="latest"\'',
+    ],
+    "docs/tutorial.md": [command.text for command in commands(TUTORIAL) if command.fenced],
+}
+"""What is typed here, by page; tests/docs/test_commands.py has the rest."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A fresh clone: what is in git, and the environment that `make setup` leaves."""
+    folder = tmp_path / "flwr-distill"
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    found = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    for name in filter(None, found.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    set_up(folder / ".venv")
+    return folder
+
+
+def set_up(environment):
+    """A virtual environment with all that is installed in this one, and what pip adds to it."""
+    venv.create(environment, symlinks=True)
+    shared = sysconfig.get_path("purelib")
+    own = sysconfig.get_path("purelib", vars={"base": str(environment)})
+    (Path(own) / "shared.pth").write_text(f"import site; site.addsitedir({shared!r})\n")
+    for script in (Path(sys.prefix) / "bin").iterdir():
+        here = environment / "bin" / script.name
+        if here.exists() or script.is_dir():
+            continue
+        content = script.read_bytes()
+        if content.startswith(f"#!{sys.prefix}".encode()):
+            _, _, code = content.partition(b"\n")
+            here.write_bytes(f"#!{environment}/bin/python\n".encode() + code)
+            here.chmod(0o755)
+        else:
+            here.symlink_to(script)
+    (environment / ".ready").touch()
+
+
+@pytest.fixture
+def reader(clone):
+    """Types into the clone."""
+    typing = Reader(clone)
+    yield typing
+    typing.close()
+
+
+def test_the_tutorial_leads_from_nothing_to_a_prediction(reader, clone):
+    for name, content in files(TUTORIAL).items():
+        file = clone / "tutorial" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    said = {}
+    for text in IN_ORDER["docs/tutorial.md"]:
+        until = "online. In another terminal" if text.startswith("flwr-distill up") else None
+        said[text] = reader.type(text, until=until)
+    (prediction,) = (lines for text, lines in said.items() if " predict " in text)
+    rows = [line for line in prediction.splitlines() if "new/three/" in line]
+    assert len(rows) == len(list((clone / "tutorial" / "new" / "three").iterdir()))
+    assert sum("three" in line.split("%")[0].partition(".png")[2] for line in rows) > len(rows) / 2
+
+
+def test_a_federation_of_the_readme_runs_is_stopped_and_resumes(reader):
+    reader.env |= {"NODES": "2", "ROUNDS": "1"}  # what `make demo` takes from the environment
+    demo, source, up, run, status, stop = IN_ORDER["README.md"]
+    first, resumed = IN_ORDER["docs/recovery.md"]
+    assert "hfldd" in reader.type(demo)
+    reader.type(source)
+    reader.type(up, until="online. In another terminal")
+    reader.type(run, until="round   1/20")
+    assert "online" in reader.type(status)
+    assert "is stopped" in reader.type(stop)
+    reader.type(first, until="round   2/50")
+    reader.type(stop)
+    said = reader.type(resumed, until="/50  ")
+    assert "round   1/50" not in said
