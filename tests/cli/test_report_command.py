@@ -33,5 +33,5 @@ def test_several_runs_are_compared_in_one_page(finished_run, tmp_path):
 def test_an_unknown_run_is_an_error_with_the_remedy(tmp_path):
     result = invoke("nope", "--runs-dir", tmp_path)
     assert result.exit_code == 1
-    assert "nope is not the folder of a run" in result.stderr
+    assert "no run nope in " in result.stderr
     assert "runs list" in result.stderr

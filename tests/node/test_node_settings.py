@@ -101,7 +101,7 @@ def test_an_address_on_loopback_needs_no_certificate(address: str) -> None:
         ({"connect_timeout": -1}, "connect-timeout=-1"),
         ({"partition_id": -1, "num_partitions": 2}, "partition-id=-1"),
         ({"partition_id": 0, "num_partitions": 0}, "num-partitions=0"),
-        ({"superlnk": "x"}, "superlnk=x: there is no such setting (there are superlink, "),
+        ({"superlnk": "x"}, "superlnk=x: there is no such setting (there are name, superlink, "),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_value_in_one_line(

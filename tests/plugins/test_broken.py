@@ -7,6 +7,7 @@ from flwr.app import Context, Message, RecordDict
 
 from client.app import app
 from protocol.registry import all_methods, find_method, handlers
+from server.roster import TooFewNodesError
 from server.settings import composed_settings
 from strategies.common.registry import find_strategy
 from task.datasets import load_dataset
@@ -68,9 +69,7 @@ def test_a_handler_that_fails_to_import_is_named_on_the_node(install):
         app(Message(RecordDict(), 1, "query.mine"), Context(1, 1, {}, RecordDict(), {}))
 
 
-def test_a_loss_term_that_fails_to_import_is_named_and_hurts_its_method_alone(
-    install, run, rows, caplog
-):
+def test_a_loss_term_that_fails_to_import_is_named_and_hurts_its_method_alone(install, run, rows):
     source = (
         STRATEGY
         + METHOD
@@ -85,9 +84,8 @@ def test_a_loss_term_that_fails_to_import_is_named_and_hurts_its_method_alone(
         )
     )
     install("mine", source, mine="mine:METHOD")
-    caplog.set_level("INFO")
-    run(strategy="mine", num_rounds=1)
-    assert "loss term of 'mine': module 'mine_client' cannot be imported" in caplog.text
+    with pytest.raises(TooFewNodesError, match="module 'mine_client' cannot be imported"):
+        run(strategy="mine", num_rounds=1)
     assert len(rows(run(strategy="fedavg", num_rounds=1, run_id=8))) == 2
 
 

@@ -161,7 +161,9 @@ def required(sent):
 def test_nodes_are_asked_whether_they_have_the_package_that_brings_their_code(install, run, sent):
     install("mine", HANDLER, asking="mine:METHOD")
     run(strategy="asking", num_rounds=1)
-    assert required(sent) == [{"method": "asking", "package": "someones==1.0"}] * 3
+    assert (
+        required(sent) == [{"method": "asking", "package": "someones==1.0", "settings": "{}"}] * 3
+    )
 
 
 def test_a_strategy_that_runs_no_code_on_nodes_is_not_asked_of_them(install, run, sent):

@@ -49,9 +49,12 @@ def test_a_value_of_strategy_args_that_a_method_cannot_have_is_named():
 @pytest.mark.parametrize(
     ("key", "named"),
     [
-        ("nosuch.mu", "nosuch is"),
+        ("nosuch.mu", "nosuch.mu is not a known key"),
         ("moon.nosuch", "moon.nosuch is"),
-        ("fedhead-plus.sectors", "fedhead-plus is"),
+        (
+            "fedhead-plus.sectors",
+            "fedhead-plus.sectors is not a known key, did you mean fedhead.sec",
+        ),
         ("hfldd", "hfldd = 1"),
     ],
 )

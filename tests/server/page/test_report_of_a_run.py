@@ -22,6 +22,7 @@ def run(client_grid, tmp_path):
         "fraction-evaluate": 1.0,
         "train.local-epochs": 1,
         "hfldd.distill-steps": 3,
+        "hfldd.groups": 2,
         "partition.scheme": "iid",
         "runs-dir": str(tmp_path),
     }

@@ -159,7 +159,7 @@ def test_a_run_that_is_over_or_unknown_is_never_begun_again(run):
     with pytest.raises(CheckpointError, match=r"no run in .* has a checkpoint"):
         run(resume="latest")
     folder = run(num_rounds=1)
-    with pytest.raises(CheckpointError, match=r"is over: 1 rounds of 1 .raise num-rounds"):
+    with pytest.raises(CheckpointError, match=r"is over: round 1 of 1 .raise num-rounds"):
         run(num_rounds=1, resume=folder.name)
     with pytest.raises(CheckpointError, match="resume = '999': no checkpoints in"):
         run(resume="999")
