@@ -44,7 +44,7 @@ def test_the_run_goes_on_without_that_node(client_grid, tmp_path, strategy, answ
         **QUICK,
         "strategy": strategy,
         "num-rounds": 1,
-        "min-nodes": NODES,
+        "min-nodes": NODES - 1,
         "runs-dir": str(tmp_path),
     }
     grid = client_grid(NODES, run_config)

@@ -66,7 +66,7 @@ def test_hfldd_is_private_from_label_knowledge_to_heads(run):
 @pytest.mark.slow
 def test_the_run_goes_on_without_nodes_whose_budget_is_spent(run):
     """One round is within it, two are not."""
-    budget = {"train.dp-noise": 2.0, "train.dp-epsilon": 0.75}
+    budget = {"train.dp-noise": 2.0, "train.dp-epsilon": 0.75, "partition.classes": 2}
     finished = run("fedavg", **budget)
     assert max(spent(finished).values()) <= 0.75
     told = [entry for entry in finished.journal if entry.get("phase") == "train"]
