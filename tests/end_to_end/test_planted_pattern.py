@@ -69,14 +69,6 @@ def unseal(sealed, waybill, run_id, key):
 """
 
 
-class Federation(LocalFederation):
-    """Nodes with own data: node i's are in ``data/node-i.npz``."""
-
-    def node_command(self, settings):
-        data = self.state_dir.parent / "data" / f"{settings.parent.name}.npz"
-        return [*super().node_command(settings), "--data", str(data)]
-
-
 def encodings(pixels):
     """Looks of a pattern: its pixels, from 0 to 1 and as models get them; each raw and as text."""
     as_float = pixels.astype("<f4") / 255
@@ -108,8 +100,12 @@ def federation(tmp_path_factory):
         np.savez(folder / "data" / f"node-{node}.npz", images=images, labels=labels)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder / "site"))
-        with Federation(
-            NODES, folder / "state", direct_links=True, database=folder / "state" / "superlink.db"
+        with LocalFederation(
+            NODES,
+            folder / "state",
+            data=sorted((folder / "data").iterdir()),
+            direct_links=True,
+            database=folder / "state" / "superlink.db",
         ) as running:
             yield running
 
