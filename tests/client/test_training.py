@@ -32,7 +32,7 @@ def model():
 
 
 @given(st.integers(1, 50), st.integers(1, 20), st.integers(0, 100))
-def test_an_epoch_shows_every_sample_once_but_for_one_that_would_be_alone_in_its_batch(n, size, seed):
+def test_an_epoch_shows_every_sample_but_one_that_would_be_alone_in_its_batch(n, size, seed):
     shown = torch.cat(list(epoch_batches(torch.zeros(n), size, generator(seed)))).tolist()
     assert len(set(shown)) == len(shown)
     lonely = n % size == 1 and 1 not in (n, size)  # BatchNorm cannot train on a batch of one
