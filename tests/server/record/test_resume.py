@@ -36,6 +36,7 @@ QUICK = {
     "hfldd.groups": 2,
     "fedlgd.every": 2,
 }
+STATEFUL = [name for name in built_in_methods() if hasattr(find_strategy(name)[0], "state_dict")]
 TRAINING = ("train", TRAIN_VIRTUAL, TRAIN_POOL, TRAIN_SECTOR)
 
 
@@ -97,9 +98,6 @@ def assert_same(resumed, whole):
 def scores(folder):
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [(row["round"], row["accuracy"], row["loss"], row["node_accuracy"]) for row in rows]
-
-
-STATEFUL = [name for name in built_in_methods() if hasattr(find_strategy(name)[0], "state_dict")]
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", *STATEFUL, "flwr.serverapp.strategy:FedAdam"])
