@@ -75,8 +75,9 @@ class BiLSTM(nn.Module):
         """Map token ids, float (n, 1, 1, length), to logits (n, classes)."""
         tokens = torch.flatten(inputs, 1).long()
         words = (tokens > 0).sum(dim=1).clamp(min=1)
-        run = self._sum_of_packed if tokens.device.type == "cpu" else self._sum_without_waiting
-        logits: Tensor = self.dense(run(self.embedding(tokens), words) / words[:, None])
+        on_cpu = tokens.device.type == "cpu"
+        sum_of_states = self._sum_of_packed if on_cpu else self._sum_without_waiting
+        logits: Tensor = self.dense(sum_of_states(self.embedding(tokens), words) / words[:, None])
         return logits
 
     def _sum_of_packed(self, embedded: Tensor, words: Tensor) -> Tensor:
@@ -87,10 +88,10 @@ class BiLSTM(nn.Module):
         return states.sum(dim=1)
 
     def _sum_without_waiting(self, embedded: Tensor, words: Tensor) -> Tensor:
-        """Do the same for a GPU, which packing waits for: it needs the lengths on the CPU.
+        """Give the same sum without packing, which needs the lengths on the CPU: a GPU would wait.
 
-        Padding at the end leaves the forward states alone, and padding in front the backward ones:
-        each half of the batch is padded for one of them.
+        Padding at the end does not change the forward states, padding in front not the backward
+        ones. So each text is run twice, padded once for each direction.
         """
         count, length, _ = embedded.shape
         places = torch.arange(length, device=words.device)
