@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from task.durable import replacing
+
 CONTINUES = "continues"
 """Blob that names the run that this run resumes, and the node's id in it."""
 
@@ -46,16 +48,15 @@ class NodeStore:
         return replace(self, round=server_round)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write ``data`` under ``name``, atomically."""
+        """Write ``data`` under ``name``, atomically; it outlasts a power cut."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".", delete=False) as file:
-            file.write(data)
-        if self.round is None:
-            os.replace(file.name, self.folder / name)
-            return
-        os.replace(file.name, self.folder / f"{name}@{self.round:06d}")
-        for old in self._rounds(name)[:-KEPT_ROUNDS]:
-            old.unlink()
+        file = name if self.round is None else f"{name}@{self.round:06d}"
+        with replacing(self.folder / file) as partial:
+            partial.touch(mode=0o600)
+            partial.write_bytes(data)
+        if self.round is not None:
+            for old in self._rounds(name)[:-KEPT_ROUNDS]:
+                old.unlink()
 
     def read(self, name: str) -> bytes | None:
         """Read the blob ``name`` of the last round; None if there is none."""
