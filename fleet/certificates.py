@@ -16,7 +16,6 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace

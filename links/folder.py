@@ -46,6 +46,10 @@ class LinkFolder:
             raise LinkError("this node has no mailbox for that run and receiver")
         return key
 
+    def parcel(self, token: str) -> Path:
+        """File of a parcel in the mailbox."""
+        return self._mailbox / token
+
     def put(self, token: str, chunks: Iterable[bytes], size: int, sha256: str) -> None:
         """Write a parcel into the mailbox if its token is unspent and size and checksum match."""
         self.check_unspent(token)
@@ -64,13 +68,13 @@ class LinkFolder:
             if checksum.hexdigest() != sha256:
                 raise LinkError("its checksum differs from the announced one")
             try:
-                os.link(file.name, self._mailbox / token)
+                os.link(file.name, self.parcel(token))
             except FileExistsError:
                 raise LinkError(_SPENT) from None
 
     def take(self, token: str) -> bytes:
         """Remove a parcel from the mailbox and return it."""
-        path = self._mailbox / token
+        path = self.parcel(token)
         try:
             sealed = path.read_bytes()
         except FileNotFoundError:

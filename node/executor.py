@@ -3,8 +3,8 @@
 The executor speaks the ClientAppIo API to a SuperNode with ``--isolation process``. It imports no
 torch, so its heartbeats go on whatever its child (`node.worker`) does.
 
-If the child dies, the executor reports an error and starts another. It also starts another for a
-different app bundle, after an error that CUDA does not recover from, and after a while without
+If the child dies, or does not answer a message within its time-to-live and `GRACE`, the executor
+reports an error and starts another. It also starts another for a different app bundle, after an error that CUDA does not recover from, and after a while without
 tasks, to free (GPU) memory. If it cannot answer a
 task, it exits. Its supervisor must then restart the SuperNode too: Flower waits for the answer
 forever.
@@ -42,6 +42,15 @@ from node.appio import open_channel
 from node.child import Child, ChildDiedError
 from node.device import UnfitError
 from node.pace import Pace
+
+
+GRACE = 30.0
+"""Seconds beyond a message's time-to-live after which a child that has not answered is killed.
+
+One that merely is late says so itself, and can go on.
+"""
+
+_LONGEST = 86_400.0
 
 
 class UnanswerableError(Exception):
@@ -102,7 +111,7 @@ class Executor:
     def _check_idle_child(self) -> None:
         try:
             while self._child.has_note():
-                self._handle_note(*self._child.note())
+                self._handle_note(*self._child.note(timeout=GRACE))
         except ChildDiedError:
             if not self._child.ready:
                 raise
@@ -140,18 +149,20 @@ class Executor:
         try:
             with task.heartbeats():
                 message, tree = task.pull_header()
-                if error := self._run(token, tree):
+                if error := self._run(token, tree, message.metadata.ttl):
                     task.answer(message, error)
         except grpc.RpcError as error:
             raise UnanswerableError(f"the SuperNode refused to serve a task: {error}") from error
 
-    def _run(self, token: str, tree: ObjectTree) -> Error | None:
+    def _run(self, token: str, tree: ObjectTree, ttl: float) -> Error | None:
         """Have the child run a task; return the error if it failed."""
         pushing = False
+        deadline = time.monotonic() + min(ttl, _LONGEST) + GRACE
         try:
             self._child.hand(token, tree.SerializeToString())
             while True:
-                kind, code, reason = self._child.note()
+                left = max(0.0, deadline - time.monotonic())
+                kind, code, reason = self._child.note(timeout=left)
                 if kind == "done":
                     return None
                 if kind == "lost":

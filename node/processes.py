@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_DIES_WITHIN = 30.0
 
 
 def start_bound(
@@ -61,10 +62,14 @@ def stop(processes: Sequence[subprocess.Popen[bytes]], *, grace: float = 8.0) ->
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process from `start_bound` and its group with SIGKILL."""
+    """Kill a process from `start_bound` and its group with SIGKILL.
+
+    One that the kernel does not let go, as with a broken driver, is left behind.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=_DIES_WITHIN)
 
 
 def _become(parent: int, command: Sequence[str]) -> None:
