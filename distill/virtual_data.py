@@ -302,9 +302,7 @@ def _check_announced(data: bytes, bounds: Bounds) -> None:
         isinstance(n, int) and n <= bounds.images,
         f"{n!r:.20} virtual images, more than the {bounds.images} allowed",
     )
-    require(
-        shape == [*bounds.shape], _SHAPE_MISMATCH.format(f"{tuple(shape)}"[:50], bounds.shape)
-    )
+    require(shape == [*bounds.shape], _SHAPE_MISMATCH.format(f"{tuple(shape)}"[:50], bounds.shape))
     fitting = {"labels": [n], "soft_labels": [n, bounds.num_classes]}
     for name, own in shapes.items():
         require(

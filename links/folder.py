@@ -13,7 +13,6 @@ from logging import WARNING
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
 from flwr.common import log
 
 from links.errors import LinkError

@@ -68,8 +68,8 @@ def send(
 ) -> ConfigRecord:
     """Send a payload to the route's receiver, sealed so that only that node can read it.
 
-    A receiver that does not answer is given up after :func:`links.streams.time_for` the payload, and
-    after half of the time that is left; the other half is for the relay and the reply.
+    A receiver that does not answer is given up after :func:`links.streams.time_for` the payload,
+    and after half of the time that is left; the other half is for the relay and the reply.
 
     Parameters
     ----------

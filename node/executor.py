@@ -4,10 +4,10 @@ The executor speaks the ClientAppIo API to a SuperNode with ``--isolation proces
 torch, so its heartbeats go on whatever its child (`node.worker`) does.
 
 If the child dies, or does not answer a message within its time-to-live and `GRACE`, the executor
-reports an error and starts another. It also starts another for a different app bundle, after an error that CUDA does not recover from, and after a while without
-tasks, to free (GPU) memory. If it cannot answer a
-task, it exits. Its supervisor must then restart the SuperNode too: Flower waits for the answer
-forever.
+reports an error and starts another. It also starts another for a different app bundle, after an
+error that CUDA does not recover from, and after a while without tasks, to free (GPU) memory. If it
+cannot answer a task, it exits. Its supervisor must then restart the SuperNode too: Flower waits for
+the answer forever.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ from node.appio import open_channel
 from node.child import Child, ChildDiedError
 from node.device import UnfitError
 from node.pace import Pace
-
 
 GRACE = 30.0
 """Seconds beyond a message's time-to-live after which a child that has not answered is killed.
@@ -229,6 +228,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="node.executor", description=main.__doc__)
     parser.add_argument("--appio-address", required=True, help="the SuperNode's ClientAppIo API")
     parser.add_argument("--root-certificates", type=Path, help="for TLS on the ClientAppIo API")
+    parser.add_argument("--secret-file", type=Path, help="what claims of tasks are signed with")
     parser.add_argument("--preload", action="append", default=[], help="module to import early")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--place", type=int, default=0, help="of GPUs used alike, which to take")
@@ -244,7 +244,11 @@ def main() -> None:
         certificates = args.root_certificates.read_bytes()
     report = Connection(args.report_fd) if args.report_fd is not None else None
     executor = Executor(
-        open_channel(args.appio_address, certificates),
+        open_channel(
+            args.appio_address,
+            certificates,
+            args.secret_file.read_bytes() if args.secret_file else None,
+        ),
         child_arguments,
         report=report,
         release_after=args.release_after,

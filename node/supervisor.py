@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -23,14 +24,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from links.store import remove_old_runs
 from node.processes import start_bound, stop
 from node.reachability import check_superlink
 from node.settings import NodeError, NodeSettings, flat_toml
+from task.durable import replacing
 
 MAILBOX_ENVIRONMENT = {"GRPC_VERBOSITY": "info"}
 """Makes gRPC log refused TLS handshakes, which Flower silences."""
 
 _LONGEST_PAUSE = 10.0
+_SWEEP = 3600.0
+_DAY = 86_400.0
 _SETTLED_AFTER = 30.0
 
 
@@ -56,6 +61,7 @@ class Node:
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
         self._node_config = settings.state_dir / "node-config.toml"
+        self._secret = settings.state_dir / "appio-secret"
         self._status: dict[str, Any] = {"pid": os.getpid(), "starts": 0}
         self._parts: list[_Part] = []
 
@@ -115,6 +121,7 @@ class Node:
 
     def _start_parts(self) -> None:
         address = f"127.0.0.1:{_free_port()}"
+        self._write_secret()
         env = self._environment()
         self._status["starts"] += 1
         # One by one, so that a stop signal in between finds those that have started.
@@ -130,7 +137,8 @@ class Node:
         """Record the parts' reports in the status until a part ends; return which."""
         parts = {part.reports: part for part in self._parts}
         while True:
-            for reports in wait(list(parts)):
+            remove_old_runs(self._settings.state_dir, self._settings.keep_runs * _DAY)
+            for reports in wait(list(parts), timeout=_SWEEP):
                 assert isinstance(reports, Connection)
                 try:
                     kind, value = reports.recv()
@@ -155,10 +163,11 @@ class Node:
     def _supernode_command(self, appio_address: str, report: int) -> list[str]:
         settings = self._settings
         command = [
-            *(sys.executable, "-P", "-m", "node.supernode", str(report)),
+            *(sys.executable, "-P", "-m", "node.supernode", str(report), str(settings.state_dir)),
             *("--superlink", settings.superlink),
             *("--isolation", "process"),
             *("--clientappio-api-address", appio_address),
+            *("--superexec-auth-secret-file", str(self._secret)),
             *("--node-config", str(self._node_config)),
         ]
         if settings.insecure:
@@ -174,6 +183,7 @@ class Node:
         return [
             *(sys.executable, "-P", "-m", "node.executor"),
             *("--appio-address", appio_address),
+            *("--secret-file", str(self._secret)),
             *("--device", settings.device, "--place", str(settings.partition_id or 0)),
             *("--release-after", str(settings.release_after)),
             *("--report-fd", str(report)),
@@ -193,6 +203,12 @@ class Node:
             "FLWR_LOG_LEVEL": self._settings.log_level,
             "OMP_NUM_THREADS": str(self._settings.threads),
         }
+
+    def _write_secret(self) -> None:
+        """Write the secret by which the SuperNode knows its executor: a new one at each start."""
+        with replacing(self._secret) as partial:
+            partial.touch(mode=0o600)
+            partial.write_bytes(secrets.token_bytes(32))
 
     def _write_status(self) -> None:
         """Write `node.json`: process ids, `online` (Flower's node id), `ready` (the warm child).
