@@ -16,6 +16,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from logging import INFO, WARNING
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -64,17 +65,16 @@ class Mailbox(MailboxServicer):
         self, parts: Iterator[Part], context: grpc.ServicerContext
     ) -> Accepted:
         """Accept a parcel, or reject it and log why."""
-        peer = _peer(context)
-        header = Header()
+        peer, header, close = _peer(context), Header(), partial(_close, context)
         try:
             with self._admission.stream(peer):
-                with closed_after(HEADER_WITHIN, context.cancel):
+                with closed_after(HEADER_WITHIN, close):
                     header = next(parts, Part()).header
                 waybill, folder = self._permitted(header)
                 target, chunks = folder.parcel(waybill.token), (part.chunk for part in parts)
                 with (
                     self._admission.space(peer, header.size, target),
-                    closed_after(time_for(header.size), context.cancel),
+                    closed_after(time_for(header.size), close),
                 ):
                     folder.put(waybill.token, chunks, header.size, header.sha256)
         except ValidationError as error:
@@ -86,7 +86,7 @@ class Mailbox(MailboxServicer):
         except OSError as error:
             return _reject(context, f"from node {header.sender}: {error.strerror}")
         except grpc.RpcError:
-            log(WARNING, "Mailbox: a stream from %s broke off, or was too slow", context.peer())
+            log(WARNING, "Mailbox: a stream from %s broke off", context.peer())
             return Accepted()
         log(INFO, "Mailbox: %d bytes from node %s", header.size, header.sender)
         return Accepted()
@@ -108,6 +108,11 @@ def _peer(context: grpc.ServicerContext) -> Peer:
         return Peer(hashlib.sha256(certificate[0]).hexdigest(), certified=True)
     address, _, _ = str(context.peer()).rpartition(":")  # without the port
     return Peer(address, certified=False)
+
+
+def _close(context: grpc.ServicerContext) -> None:
+    log(WARNING, "Mailbox: a stream from %s is too slow: it is closed", context.peer())
+    context.cancel()
 
 
 def _reject(
