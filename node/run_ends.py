@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from logging import INFO
+from logging import DEBUG, INFO
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +60,5 @@ def remove_links_of_ended_runs(state_dir: Path, get_run: Callable[[int], Any]) -
         except RunNotRunningException:
             log(INFO, "Run %s has ended: its links are removed", run_id)
             shutil.rmtree(links, ignore_errors=True)
+        except Exception as error:  # the SuperLink cannot say: it may later
+            log(DEBUG, "Run %s: %s", run_id, error)
