@@ -34,12 +34,15 @@ class Roster:
         Training samples of each node that reported them.
     together : dict[int, int]
         Partition of each virtual node that trains together with others.
+    keys : dict[int, str]
+        Fingerprint of the key of each node that signed its introduction.
     """
 
     directory: Directory = field(default_factory=Directory)
     names: dict[int, str] = field(default_factory=dict)
     num_examples: dict[int, int] = field(default_factory=dict)
     together: dict[int, int] = field(default_factory=dict)
+    keys: dict[int, str] = field(default_factory=dict)
 
     @property
     def order(self) -> dict[int, int]:
@@ -54,6 +57,7 @@ class Roster:
         nodes = [node for node in grid.get_node_ids() if node not in self.names]
         descriptions = self.directory.look_up(grid, nodes, timeout)
         self.num_examples |= {node: about.num_examples for node, about in descriptions.items()}
+        self.keys |= {node: about.key for node, about in descriptions.items() if about.key}
         self.together |= {
             node: about.partition
             for node, about in descriptions.items()

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Checkpoint:
     arrays: ArrayRecord  # the global model
     state: Any  # the strategy's
     record: Mapping[str, Any]  # of RunRecorder
+    keys: Mapping[int, str] = field(default_factory=dict)  # of nodes that showed theirs
 
 
 def save_checkpoint(

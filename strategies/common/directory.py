@@ -8,6 +8,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from links.credentials import key_of
 from links.records import Introduction
 from protocol.meeting import DESCRIBE, DescribeConfig, DescribeMetrics, Requirement
 from protocol.messages import CONFIG, INTRODUCTION, METRICS
@@ -33,6 +34,8 @@ class Description:
         What others need to send to it.
     together : bool (default: False)
         Whether it is a virtual node that trains together with others.
+    key : str (default: "")
+        Fingerprint of its certificate's key, if it signed the introduction with that.
     """
 
     num_examples: int
@@ -41,6 +44,7 @@ class Description:
     dataset: str
     introduction: Introduction | None
     together: bool = False
+    key: str = ""
 
 
 class Directory:
@@ -85,10 +89,11 @@ class Directory:
 def _read(reply: Message) -> Description:
     content = reply.content
     metrics = DescribeMetrics.checked(content.metric_records.get(METRICS, MetricRecord()), METRICS)
-    introduction, dataset = None, ""
+    introduction, dataset, key = None, "", ""
     if INTRODUCTION in content.config_records:
         record = content.config_records[INTRODUCTION]
         introduction = Introduction.checked(record, INTRODUCTION)
+        key = key_of(introduction, reply.metadata.run_id, reply.metadata.src_node_id)
     if CONFIG in content.config_records:
         dataset = DescribeConfig.checked(content.config_records[CONFIG], CONFIG).dataset
     return Description(
@@ -98,4 +103,5 @@ def _read(reply: Message) -> Description:
         dataset=dataset,
         introduction=introduction,
         together=bool(metrics.together),
+        key=key,
     )

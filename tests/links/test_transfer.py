@@ -9,6 +9,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.app import ConfigRecord
 
 from links import LinkError, receive, send
+from links.credentials import key_of
+from links.records import Introduction
 from links.transfer import introduce
 from task.settings import SettingsError
 
@@ -276,3 +278,19 @@ def test_secrets_are_this_users_only_and_last(party, listening):
     assert len(secrets["key"]) == len(secrets["permit-key"]) == 32
     assert introduce(node) == first
     assert introduce(party(SENDER))["permit-key"] == b""
+
+
+def test_a_key_is_shown_by_signing_and_lasts_from_run_to_run(party, authority):
+    own, other = authority.issue("own"), authority.issue("other")
+
+    def introduction(run_id, node_id=7, **settings):
+        return Introduction.checked(introduce(party(node_id, run_id=run_id, **settings)), "test")
+
+    key = key_of(introduction(1, **own), 1, 7)
+    assert len(key) == 64
+    assert key_of(introduction(2, 8, **own), 2, 8) == key
+    assert key_of(introduction(3, **other), 3, 7) not in ("", key)
+    stolen = introduction(1, **own)
+    assert key_of(stolen, 2, 7) == key_of(stolen, 1, 8) == ""  # of another run or node
+    assert key_of(introduction(4), 4, 7) == ""
+    assert key_of(stolen.model_copy(update={"certificate": b"junk"}), 1, 7) == ""
