@@ -36,6 +36,7 @@ MAILBOX_ENVIRONMENT = {"GRPC_VERBOSITY": "info"}
 _LONGEST_PAUSE = 10.0
 _SWEEP = 3600.0
 _DAY = 86_400.0
+_SECRET_BYTES = 32
 _SETTLED_AFTER = 30.0
 
 
@@ -94,6 +95,7 @@ class Node:
         settings = self._settings
         settings.state_dir.mkdir(parents=True, exist_ok=True)
         self._node_config.write_text(flat_toml(settings.app_config), encoding="utf-8")
+        self._write_secret()
         check_superlink(
             settings.superlink,
             insecure=settings.insecure,
@@ -121,7 +123,6 @@ class Node:
 
     def _start_parts(self) -> None:
         address = f"127.0.0.1:{_free_port()}"
-        self._write_secret()
         env = self._environment()
         self._status["starts"] += 1
         # One by one, so that a stop signal in between finds those that have started.
@@ -205,20 +206,26 @@ class Node:
         }
 
     def _write_secret(self) -> None:
-        """Write the secret by which the SuperNode knows its executor: a new one at each start."""
+        """Write the secret by which the SuperNode knows its executor, unless there is one."""
+        if self._secret.exists() and self._secret.stat().st_size == _SECRET_BYTES:
+            return
         with replacing(self._secret) as partial:
             partial.touch(mode=0o600)
-            partial.write_bytes(secrets.token_bytes(32))
+            partial.write_bytes(secrets.token_bytes(_SECRET_BYTES))
 
     def _write_status(self) -> None:
         """Write `node.json`: process ids, `online` (Flower's node id), `ready` (the warm child).
 
-        Also `device`, what that child computes on.
+        Also `device`, what that child computes on. The node works without, as on a full disk.
         """
         file = status_file(self._settings.state_dir)
         temporary = file.with_suffix(".new")
-        temporary.write_text(json.dumps(self._status), encoding="utf-8")
-        temporary.replace(file)
+        try:
+            temporary.write_text(json.dumps(self._status), encoding="utf-8")
+            temporary.replace(file)
+        except OSError as error:
+            print(f"flwr-distill node: {file} is not written: {error}", file=sys.stderr, flush=True)
+            temporary.unlink(missing_ok=True)
 
 
 def status_file(state_dir: Path) -> Path:
