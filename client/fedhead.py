@@ -108,7 +108,7 @@ def hand_out(message: Message, context: Context) -> Message:
     with ThreadPoolExecutor(SENT_AT_ONCE) as pool:
         receipts = dict(zip(routes, pool.map(send_to, routes), strict=True))
     parcels = {f"{PARCEL}.{rank}": parcel for rank, parcel in receipts.items() if parcel}
-    return Message(RecordDict(parcels), reply_to=message)
+    return Message(RecordDict({**parcels}), reply_to=message)
 
 
 def aggregate_sector(message: Message, context: Context) -> Message:
