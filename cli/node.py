@@ -74,6 +74,10 @@ def node(
         float | None,
         node_option("release-after", "Idle seconds after which (GPU) memory is freed.", "120"),
     ] = None,
+    keep_runs: Annotated[
+        float | None,
+        node_option("keep-runs", "Days to keep what runs left behind, but for budgets.", "30"),
+    ] = None,
     node_config: Annotated[
         list[str] | None,
         typer.Option("--node-config", help="More node config, KEY=VALUE; can be repeated."),

@@ -13,14 +13,13 @@ from torch.nn import functional
 
 from client.session import Session
 from client.terms import LossTerm
-from links.store import NodeStore
+from links.store import SPENT, NodeStore
 from task.datasets import Samples
 from task.settings import SettingsError, TrainSettings
 
 if TYPE_CHECKING:  # importing Opacus takes a second
     from opacus.accountants import RDPAccountant
 
-SPENT = "privacy-spent"
 STATE_WORDS = slice(3, 627)
 """The 624 words of the Mersenne Twister in the state of torch's CPU generator."""
 

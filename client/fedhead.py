@@ -6,6 +6,7 @@ its members' models, one file each, and loads one at a time to save memory.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import TypeVar
@@ -17,7 +18,7 @@ from torch import nn
 
 from client.dp_sgd import require_no_privacy
 from client.local_round import LocalRound, build_model, received_arrays
-from client.session import Session
+from client.session import Session, deadline_of
 from distill.ensemble import Distilled, distil_ensemble, teacher_probabilities
 from links import LinkError, receive, send
 from protocol.arrays import Arrays, arrays_of, as_record, as_tensors, check_arrays
@@ -42,6 +43,8 @@ from task.models import create_model
 OWN = 0
 """Rank of the leader's own model; members' ranks start at 1."""
 MEMBERS = "sector-members"
+SENT_AT_ONCE = 8
+"""Members that a leader sends to at the same time; each costs the memory of a sealed model."""
 
 T = TypeVar("T")
 
@@ -67,35 +70,46 @@ class SectorMean:
 
 def train_sector(message: Message, context: Context) -> Message:
     """Train the received model; if not the leader, send it to the leader (step 1)."""
+    deadline = deadline_of(message)
     session, content = Session.of(context), message.content
     local = LocalRound.of(session, content, _global_model(session, content))
     trained = local.train(session.data.train)
     session.store.write(_file(OWN), save(arrays_of(local.model)))
     if not content.config_records[CONFIG].get(LEADS):
-        trained.update(_send_trained(session, content))
+        trained.update(_send_trained(session, content, deadline))
     return Message(trained, reply_to=message)
 
 
 def hand_in(message: Message, context: Context) -> Message:
     """Send the stored trained model to the sector's new leader (step 1)."""
-    return Message(_send_trained(Session.of(context), message.content), reply_to=message)
+    deadline = deadline_of(message)
+    sent = _send_trained(Session.of(context), message.content, deadline)
+    return Message(sent, reply_to=message)
 
 
 def hand_out(message: Message, context: Context) -> Message:
     """Store the global model, and send it to every member with a route (step 5).
 
-    The reply has a ``parcel.<rank>`` for each member that was reached; failures are logged.
+    The reply has a ``parcel.<rank>`` for each member that was reached; failures are logged. Members
+    are sent to side by side, so that one that does not answer costs the others nothing.
     """
+    deadline = deadline_of(message)
     session = Session.of(context)
     payload = save(dict(received_arrays(message.content)))
     session.store.write(GLOBAL_MODEL, payload)
-    parcels = RecordDict()
-    for rank, route in _ranked(message.content.config_records, ROUTE):
+    routes = dict(_ranked(message.content.config_records, ROUTE))
+
+    def send_to(rank: int) -> ConfigRecord | None:
         try:
-            parcels[f"{PARCEL}.{rank}"] = send(session, route, payload)
+            return send(session, routes[rank], payload, deadline)
         except LinkError as error:
             log(WARNING, "Cannot send the model to member %d: %s", rank, error)
-    return Message(parcels, reply_to=message)
+            return None
+
+    with ThreadPoolExecutor(SENT_AT_ONCE) as pool:
+        receipts = dict(zip(routes, pool.map(send_to, routes), strict=True))
+    parcels = {f"{PARCEL}.{rank}": parcel for rank, parcel in receipts.items() if parcel}
+    return Message(RecordDict({**parcels}), reply_to=message)
 
 
 def aggregate_sector(message: Message, context: Context) -> Message:
@@ -196,7 +210,7 @@ def distil_sector(
     return distilled
 
 
-def _send_trained(session: Session, content: RecordDict) -> RecordDict:
+def _send_trained(session: Session, content: RecordDict, deadline: float) -> RecordDict:
     """Send the stored model along the message's ``route``.
 
     If sending fails, the result reports the error instead of raising it: the training is not lost,
@@ -204,7 +218,7 @@ def _send_trained(session: Session, content: RecordDict) -> RecordDict:
     """
     payload = (session.store.folder / _file(OWN)).read_bytes()
     try:
-        return RecordDict({PARCEL: send(session, content.config_records[ROUTE], payload)})
+        return RecordDict({PARCEL: send(session, content.config_records[ROUTE], payload, deadline)})
     except LinkError as error:
         return RecordDict({CONFIG: ConfigRecord({LINK_ERROR: str(error)})})
 

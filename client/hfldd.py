@@ -13,11 +13,11 @@ from torch.nn.functional import one_hot
 from client.distillation import distilled
 from client.dp_sgd import PrivacyAccount, PrivateTraining, require_no_privacy
 from client.local_round import LocalRound
-from client.session import Session
+from client.session import Session, deadline_of
 from client.training import soft_labels
 from distill import distiller
 from distill.errors import VirtualDataError
-from distill.virtual_data import VirtualData
+from distill.virtual_data import Bounds, VirtualData
 from links import LinkError, send
 from links import receive as open_parcel
 from links.records import VIRTUAL_DATA
@@ -31,6 +31,7 @@ from protocol.hfldd import (
     HFLDDSettings,
     LabelKnowledge,
     LabelRequest,
+    ParcelBounds,
 )
 from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, PARCEL, REJECTED, ROUTE
 from task.datasets import Samples, auxiliary_images
@@ -85,6 +86,7 @@ def label_knowledge(message: Message, context: Context) -> Message:
 
 def distill(message: Message, context: Context) -> Message:
     """Distil the node's data and send them to its cluster head (step 4)."""
+    deadline = deadline_of(message)
     session = Session.of(context)
     request = Distillation.checked(message.content.config_records[CONFIG], "message")
     if not request.dp_epsilon:
@@ -104,19 +106,20 @@ def distill(message: Message, context: Context) -> Message:
             **(account.numbers() if request.dp_epsilon else {}),
         }
     )
-    parcel = send(session, message.content.config_records[ROUTE], payload)
+    parcel = send(session, message.content.config_records[ROUTE], payload, deadline)
     return Message(RecordDict({PARCEL: parcel, METRICS: metrics}), reply_to=message)
 
 
 def receive(message: Message, context: Context) -> Message:
     """Open and store the members' virtual data (step 4)."""
     session = Session.of(context)
+    most = ParcelBounds.checked(message.content.config_records[CONFIG], "message")
     parcels = {
         int(name.removeprefix(f"{PARCEL}.")): record
         for name, record in message.content.config_records.items()
         if name.startswith(f"{PARCEL}.")
     }
-    kept = [rank for rank, record in parcels.items() if keep_parcel(session, rank, record)]
+    kept = [rank for rank, record in parcels.items() if keep_parcel(session, rank, record, most)]
     metrics = MetricRecord(
         {
             NUM_EXAMPLES: len(pooled_samples(session)),
@@ -152,7 +155,7 @@ def _auxiliary(session: Session, request: LabelKnowledge) -> torch.Tensor:
     )
 
 
-def keep_parcel(session: Session, rank: int, parcel: ConfigRecord) -> bool:
+def keep_parcel(session: Session, rank: int, parcel: ConfigRecord, most: ParcelBounds) -> bool:
     """Open a member's parcel, check its virtual data and store them.
 
     Parameters
@@ -164,6 +167,8 @@ def keep_parcel(session: Session, rank: int, parcel: ConfigRecord) -> bool:
         random node ids.
     parcel : ConfigRecord
         The delivery; its payload may be in the node's mailbox.
+    most : ParcelBounds
+        The most images that the parcel may hold.
 
     Returns
     -------
@@ -174,7 +179,8 @@ def keep_parcel(session: Session, rank: int, parcel: ConfigRecord) -> bool:
     spec = session.data.spec
     try:
         payload = open_parcel(session, parcel, VIRTUAL_DATA)
-        VirtualData.from_bytes(payload).validate(spec.shape, spec.num_classes)
+        bounds = Bounds(spec.shape, spec.num_classes, most.images, most.of_a_class)
+        VirtualData.received(payload, bounds)
     except (LinkError, VirtualDataError) as error:
         log(WARNING, "Parcel from node %s rejected: %s", parcel.get("sender"), error)
         return False

@@ -1,5 +1,6 @@
 """What a message handler works with: the run's settings, the node's data, device and store."""
 
+import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from flwr.app import Context
+from flwr.app import Context, Message
 
 from links.store import NodeStore
 from task.compute.device import choose_device, place
@@ -104,6 +105,14 @@ class Session:
     def generator(self, purpose: str, server_round: int = 0) -> torch.Generator:
         """CPU generator seeded by the run's seed, the node, the purpose and the round."""
         return _generator(self.task.seed, self.identity, purpose, server_round)
+
+
+def deadline_of(message: Message) -> float:
+    """When the reply is due, by `time.monotonic`; call it when a handler begins.
+
+    The message's own time stamp does not serve: it is by the server's clock.
+    """
+    return time.monotonic() + message.metadata.ttl
 
 
 def _generator(seed: int, identity: int, purpose: str, server_round: int = 0) -> torch.Generator:

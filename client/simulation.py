@@ -1,7 +1,9 @@
 """Virtual nodes of a simulation, where a process can stand for each of them."""
 
 import fcntl
+import random
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +12,9 @@ from flwr.app import Context
 
 from client.session import Session
 from protocol.messages import PARTITION_ID
+
+LOCKED_WITHIN = 3600.0
+"""Seconds to wait for another process, which may be distilling for many virtual nodes."""
 
 SIMULATED = "simulated"
 """Key of the node config: true says that the nodes differ in their partition alone."""
@@ -34,8 +39,22 @@ def session_of(context: Context, partition: int) -> Session:
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Hold a lock that the processes of a simulation share; its folder is made if missing."""
+    """Hold a lock that the processes of a simulation share; its folder is made if missing.
+
+    Raises
+    ------
+    TimeoutError
+        If another process holds the lock for longer than `LOCKED_WITHIN`.
+    """
+    deadline = time.monotonic() + LOCKED_WITHIN
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{file}: another process keeps it locked") from None
+            time.sleep(random.uniform(0.02, 0.1))
         yield

@@ -17,9 +17,41 @@ from distill.privacy import PrivacyCard, privacy_card
 FORMAT = "flwr-distill/virtual-data/1"
 LARGEST_VALUE = 20.0
 """Largest pixel size accepted; normalised pixels lie within a few units of 0."""
+_SHAPE_MISMATCH = (
+    "virtual images have shape {}, the task has {}; use the same dataset setting on every node"
+)
 _MAX_LABEL = torch.iinfo(torch.int16).max
 _LEVELS = 255
+_LARGEST_HEADER = 2**16
+_CHUNK = 2**20
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The most that virtual data from another node may hold.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        (C, H, W) of every image.
+    num_classes : int
+        Classes of the task.
+    images : int
+        Most images.
+    of_a_class : int
+        Most images of one class.
+    """
+
+    shape: tuple[int, ...]
+    num_classes: int
+    images: int
+    of_a_class: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Most bytes of such data, encoded: pixels, labels, soft labels and header."""
+        return self.images * (math.prod(self.shape) + 2 + 4 * self.num_classes) + _LARGEST_HEADER
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,18 +132,14 @@ class VirtualData:
             Names what does not fit.
         """
         got = tuple(self.images.shape[1:])
-        require(
-            got == tuple(shape),
-            f"virtual images have shape {got}, the task has {tuple(shape)}; "
-            "use the same dataset setting on every node",
-        )
+        require(got == tuple(shape), _SHAPE_MISMATCH.format(got, tuple(shape)))
         high = int(self.labels.max())
         require(
             high < num_classes,
             f"virtual label {high} is outside the task's classes 0..{num_classes - 1}; "
             "use the same dataset setting on every node",
         )
-        largest = float(self.images.abs().max())
+        largest = max(abs(float(extreme)) for extreme in self.images.aminmax())
         require(
             largest <= LARGEST_VALUE,
             f"virtual images have a value of size {largest:.3g}, above {LARGEST_VALUE:g}; "
@@ -177,6 +205,32 @@ class VirtualData:
         return save(tensors, metadata={"about": json.dumps(about)})
 
     @classmethod
+    def received(cls, data: bytes, bounds: Bounds) -> "VirtualData":
+        """Read and validate what another node sent.
+
+        Sizes are checked before any tensor is made, so that hostile bytes take no more memory than
+        honest ones.
+
+        Raises
+        ------
+        VirtualDataError
+            If `data` is malformed, exceeds the bounds or does not fit the task.
+        """
+        require(
+            len(data) <= bounds.num_bytes,
+            f"{len(data)} bytes of virtual data, more than the {bounds.num_bytes} allowed",
+        )
+        _check_announced(data, bounds)
+        virtual = cls.from_bytes(data)
+        virtual.validate(bounds.shape, bounds.num_classes)
+        of_a_class = int(virtual.labels.bincount().max())
+        require(
+            of_a_class <= bounds.of_a_class,
+            f"{of_a_class} virtual images of one class, more than the {bounds.of_a_class} allowed",
+        )
+        return virtual
+
+    @classmethod
     def from_bytes(cls, data: bytes) -> "VirtualData":
         """Read the output of `to_bytes`; all of `data` is checked.
 
@@ -186,10 +240,8 @@ class VirtualData:
             If `data` is truncated or malformed in any way.
         """
         try:
+            about = json.loads(_header(data)["__metadata__"]["about"])
             tensors = load(data)
-            # The safetensors layout: header length as 8 little-endian bytes, then JSON.
-            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-            about = json.loads(header["__metadata__"]["about"])
             pixels, labels = tensors["pixels"], tensors["labels"]
             soft_labels = tensors.get("soft_labels")
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -206,7 +258,7 @@ class VirtualData:
             f"scale must be finite and >= 0, offset finite; got {scale} and {offset}",
         )
         return cls(
-            images=(pixels.double() * scale + offset).float(),
+            images=_decoded(pixels, scale, offset),
             labels=labels.long(),
             method=_field(about, "method", str),
             steps=_field(about, "steps", int),
@@ -222,7 +274,51 @@ def _require_finite_float32(name: str, tensor: Tensor) -> None:
         tensor.dtype == torch.float32 and tensor.device.type == "cpu",
         f"{name} must be float32 on the CPU, got {tensor.dtype} on {tensor.device}",
     )
-    require(bool(tensor.isfinite().all()), f"{name} must be finite, found NaN or infinity")
+    # Minimum and maximum, unlike isfinite, need no memory of the tensor's size; NaN is in both.
+    extremes = torch.stack(tensor.aminmax()) if tensor.numel() else tensor
+    require(bool(extremes.isfinite().all()), f"{name} must be finite, found NaN or infinity")
+
+
+def _header(data: bytes) -> dict[str, Any]:
+    """The header of safetensors: its length as 8 little-endian bytes, then JSON."""
+    length = int.from_bytes(data[:8], "little")
+    if length > _LARGEST_HEADER:
+        raise ValueError(f"a header of {length} bytes, more than {_LARGEST_HEADER}")
+    header = json.loads(data[8 : 8 + length])
+    if not isinstance(header, dict):
+        raise TypeError("the header is no object")
+    return header
+
+
+def _check_announced(data: bytes, bounds: Bounds) -> None:
+    """Check the shapes in the header, which safetensors holds the tensors to."""
+    try:
+        header = _header(data)
+        shapes = {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+        n, *shape = shapes.pop("pixels")
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise VirtualDataError(f"not virtual data ({len(data)} bytes): {error!r:.200}") from error
+    require(
+        isinstance(n, int) and n <= bounds.images,
+        f"{n!r:.20} virtual images, more than the {bounds.images} allowed",
+    )
+    require(shape == [*bounds.shape], _SHAPE_MISMATCH.format(f"{tuple(shape)}"[:50], bounds.shape))
+    fitting = {"labels": [n], "soft_labels": [n, bounds.num_classes]}
+    for name, own in shapes.items():
+        require(
+            fitting.get(name) == own,
+            f"{name[:50]} of shape {f'{own}'[:50]} beside {n} virtual images",
+        )
+
+
+def _decoded(pixels: Tensor, scale: float, offset: float) -> Tensor:
+    """Pixels as float32, calculated in float64, a part at a time to save memory."""
+    images = torch.empty(pixels.shape)
+    for levels, part in zip(
+        pixels.reshape(-1).split(_CHUNK), images.view(-1).split(_CHUNK), strict=True
+    ):
+        part.copy_(levels.double().mul_(scale).add_(offset))
+    return images
 
 
 def _field(about: dict[str, Any], name: str, kind: type[T]) -> T:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,6 +25,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from task.durable import replacing
 
 SERVER = "server"
 """Name of the SuperLink's certificate and folder."""
@@ -185,9 +186,8 @@ class CertificateFolder:
         return key, certificate
 
     def _save(self, issued: Sequence[Issued]) -> None:
-        temporary = self._register.with_suffix(".new")
-        temporary.write_text(json.dumps([asdict(entry) for entry in issued], indent=2) + "\n")
-        temporary.replace(self._register)
+        with replacing(self._register) as partial:
+            partial.write_text(json.dumps([asdict(entry) for entry in issued], indent=2) + "\n")
 
 
 def _builder(
@@ -246,8 +246,9 @@ def _write_new(files: dict[Path, bytes]) -> None:
         for file, content in files.items():
             file.parent.mkdir(parents=True, exist_ok=True)
             mode = _PRIVATE if file.suffix == ".key" else _PUBLIC
-            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
-                stream.write(content)
+            with replacing(file) as partial:
+                partial.touch(mode=mode)
+                partial.write_bytes(content)
     except OSError as error:
         raise CertificateError(f"the certificate cannot be written: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from cryptography.x509.verification import (
     Criticality,
@@ -23,7 +25,7 @@ from cryptography.x509.verification import (
 )
 
 from links.errors import LinkError
-from links.records import Peered
+from links.records import Introduction, Peered
 
 _FORMAT = "flwr-distill/key/1"
 
@@ -84,6 +86,23 @@ class Credentials:
                 f"node {node_id}'s key is not signed with a certificate of the federation "
                 f"(start it with --peer-certificate and --peer-key): {reason}"
             ) from None
+
+
+def key_of(introduction: Introduction, run_id: int, node_id: int) -> str:
+    """SHA-256 of the certificate's key that signed an introduction; '' if none did.
+
+    It is the node's own key, whichever authority the certificate is from.
+    """
+    try:
+        key = x509.load_pem_x509_certificate(introduction.certificate).public_key()
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            return ""
+        statement = _statement(introduction.public_key, run_id, str(node_id))
+        key.verify(introduction.signature, statement, ec.ECDSA(SHA256()))
+    except (ValueError, InvalidSignature):
+        return ""
+    encoded = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(encoded).hexdigest()
 
 
 def _statement(public_key: bytes, run_id: int, node_id: str) -> bytes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import random
+import time
 from collections.abc import Iterator
 
 import grpc
@@ -14,7 +16,6 @@ from links.links_pb2_grpc import MailboxStub
 from links.loopback import is_loopback
 from links.records import Route, Waybill
 
-_TRANSFER_TIMEOUT = 600.0
 _CHUNK = 2**20
 _OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 5_000),  # which is also how long a connection may take
@@ -23,11 +24,15 @@ _OPTIONS = [
 ]
 
 
-def deliver(sealed: bytes, route: Route, run_id: int, credentials: Credentials | None) -> None:
-    """Put a sealed parcel into the mailbox of the route's receiver.
+def deliver(
+    sealed: bytes, route: Route, run_id: int, credentials: Credentials | None, timeout: float
+) -> None:
+    """Put a sealed parcel into the mailbox of the route's receiver, within `timeout` seconds.
 
-    Credentials are for mutual TLS; without them, the mailbox must be on this machine.
+    Credentials are for mutual TLS; without them, the mailbox must be on this machine. While the
+    mailbox is busy with others, it is asked again.
     """
+    deadline = time.monotonic() + timeout
     header = Header(
         **route.model_dump(include=set(Waybill.model_fields)),
         run_id=run_id,
@@ -36,15 +41,21 @@ def deliver(sealed: bytes, route: Route, run_id: int, credentials: Credentials |
         sha256=hashlib.sha256(sealed).hexdigest(),
     )
     with _open_channel(route.address, credentials) as channel:
-        try:
-            MailboxStub(channel).Deliver(_parts(header, sealed), timeout=_TRANSFER_TIMEOUT)
-        except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
-                raise LinkError(f"{route.address} refused it: {error.details()}") from None
-            raise LinkError(
-                f"no transfer to {route.address}: {error.details()} (is it up and reachable from "
-                "here, and do both sides' certificates come from one authority?)"
-            ) from None
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                MailboxStub(channel).Deliver(_parts(header, sealed), timeout=left)
+                return
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                    raise LinkError(f"{route.address} refused it: {error.details()}") from None
+                if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    raise LinkError(
+                        f"no transfer to {route.address}: {error.details()} (is it up and "
+                        "reachable from here, and do both sides' certificates come from one "
+                        "authority?)"
+                    ) from None
+            time.sleep(random.uniform(0.1, 0.5))
+    raise LinkError(f"no transfer to {route.address}: no time is left for it")
 
 
 def _parts(header: Header, sealed: bytes) -> Iterator[Part]:

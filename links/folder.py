@@ -9,16 +9,16 @@ import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from logging import WARNING
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from flwr.common import log
 
 from links.errors import LinkError
 from links.store import NodeStore
 
-LARGEST_PARCEL = 2**30
-"""Bytes of a sealed payload, relayed or direct."""
-
+_SECRET_BYTES = 32
 _SPENT = "its token is spent: a parcel with it came before"
 
 
@@ -40,10 +40,14 @@ class LinkFolder:
 
     def existing_permit_key(self) -> bytes:
         """Key of the permits; `LinkError` if the node has not taken part in the run."""
-        try:
-            return (self._files.folder / "permit-key").read_bytes()
-        except FileNotFoundError:
-            raise LinkError("this node has no mailbox for that run and receiver") from None
+        key = self._files.read("permit-key") or b""
+        if len(key) != _SECRET_BYTES:  # an empty key would let anyone make permits
+            raise LinkError("this node has no mailbox for that run and receiver")
+        return key
+
+    def parcel(self, token: str) -> Path:
+        """File of a parcel in the mailbox."""
+        return self._mailbox / token
 
     def put(self, token: str, chunks: Iterable[bytes], size: int, sha256: str) -> None:
         """Write a parcel into the mailbox if its token is unspent and size and checksum match."""
@@ -63,13 +67,13 @@ class LinkFolder:
             if checksum.hexdigest() != sha256:
                 raise LinkError("its checksum differs from the announced one")
             try:
-                os.link(file.name, self._mailbox / token)
+                os.link(file.name, self.parcel(token))
             except FileExistsError:
                 raise LinkError(_SPENT) from None
 
     def take(self, token: str) -> bytes:
         """Remove a parcel from the mailbox and return it."""
-        path = self._mailbox / token
+        path = self.parcel(token)
         try:
             sealed = path.read_bytes()
         except FileNotFoundError:
@@ -92,10 +96,15 @@ class LinkFolder:
 
     def _secret(self, name: str) -> bytes:
         """32 random bytes, created once; only this user can read them."""
-        path = self._files.folder / name
-        if not path.exists():
-            self._files.write(name, secrets.token_bytes(32))
-        return path.read_bytes()
+        secret = self._files.read(name)
+        if secret is not None and len(secret) != _SECRET_BYTES:
+            path = self._files.folder / name
+            log(WARNING, "%s is damaged: a new one takes its place", path)
+            secret = None
+        if secret is None:
+            secret = secrets.token_bytes(_SECRET_BYTES)
+            self._files.write(name, secret)
+        return secret
 
 
 def remove_expired(state_dir: Path, expiry: float) -> None:

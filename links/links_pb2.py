@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11links/links.proto\x12\x0c\x66lwr_distill\"G\n\x04Part\x12&\n\x06header\x18\x01 \x01(\x0b\x32\x14.flwr_distill.HeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"\x88\x01\n\x06Header\x12\x0e\n\x06run_id\x18\x01 \x01(\x04\x12\x0e\n\x06sender\x18\x02 \x01(\t\x12\x10\n\x08receiver\x18\x03 \x01(\t\x12\x0f\n\x07purpose\x18\x04 \x01(\t\x12\r\n\x05token\x18\x05 \x01(\t\x12\x0e\n\x06permit\x18\x06 \x01(\t\x12\x0c\n\x04size\x18\x07 \x01(\x04\x12\x0e\n\x06sha256\x18\x08 \x01(\t\"\n\n\x08\x41\x63\x63\x65pted2B\n\x07Mailbox\x12\x37\n\x07\x44\x65liver\x12\x12.flwr_distill.Part\x1a\x16.flwr_distill.Accepted(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11links/links.proto\x12\x0c\x66lwr_distill\"G\n\x04Part\x12&\n\x06header\x18\x01 \x01(\x0b\x32\x14.flwr_distill.HeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"\x99\x01\n\x06Header\x12\x0e\n\x06run_id\x18\x01 \x01(\x04\x12\x0e\n\x06sender\x18\x02 \x01(\t\x12\x10\n\x08receiver\x18\x03 \x01(\t\x12\x0f\n\x07purpose\x18\x04 \x01(\t\x12\r\n\x05token\x18\x05 \x01(\t\x12\x0e\n\x06permit\x18\x06 \x01(\t\x12\x0c\n\x04size\x18\x07 \x01(\x04\x12\x0e\n\x06sha256\x18\x08 \x01(\t\x12\x0f\n\x07largest\x18\t \x01(\x04\"\n\n\x08\x41\x63\x63\x65pted2B\n\x07Mailbox\x12\x37\n\x07\x44\x65liver\x12\x12.flwr_distill.Part\x1a\x16.flwr_distill.Accepted(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,9 +34,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PART']._serialized_start=35
   _globals['_PART']._serialized_end=106
   _globals['_HEADER']._serialized_start=109
-  _globals['_HEADER']._serialized_end=245
-  _globals['_ACCEPTED']._serialized_start=247
-  _globals['_ACCEPTED']._serialized_end=257
-  _globals['_MAILBOX']._serialized_start=259
-  _globals['_MAILBOX']._serialized_end=325
+  _globals['_HEADER']._serialized_end=262
+  _globals['_ACCEPTED']._serialized_start=264
+  _globals['_ACCEPTED']._serialized_end=274
+  _globals['_MAILBOX']._serialized_start=276
+  _globals['_MAILBOX']._serialized_end=342
 # @@protoc_insertion_point(module_scope)

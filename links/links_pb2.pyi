@@ -14,7 +14,7 @@ class Part(_message.Message):
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class Header(_message.Message):
-    __slots__ = ("run_id", "sender", "receiver", "purpose", "token", "permit", "size", "sha256")
+    __slots__ = ("run_id", "sender", "receiver", "purpose", "token", "permit", "size", "sha256", "largest")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class Header(_message.Message):
     PERMIT_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_FIELD_NUMBER: _ClassVar[int]
     run_id: int
     sender: str
     receiver: str
@@ -31,7 +32,8 @@ class Header(_message.Message):
     permit: str
     size: int
     sha256: str
-    def __init__(self, run_id: _Optional[int] = ..., sender: _Optional[str] = ..., receiver: _Optional[str] = ..., purpose: _Optional[str] = ..., token: _Optional[str] = ..., permit: _Optional[str] = ..., size: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
+    largest: int
+    def __init__(self, run_id: _Optional[int] = ..., sender: _Optional[str] = ..., receiver: _Optional[str] = ..., purpose: _Optional[str] = ..., token: _Optional[str] = ..., permit: _Optional[str] = ..., size: _Optional[int] = ..., sha256: _Optional[str] = ..., largest: _Optional[int] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ()

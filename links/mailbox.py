@@ -3,15 +3,20 @@
 If the node has a peer address, `node.supervisor` runs the mailbox as a process beside SuperNode and
 executor. It cannot open parcels. It accepts each parcel with the server's permit once, and keeps it
 on disk until the node's app takes it or it expires.
+
+Whoever connects may be hostile: a stream without a header, or too slow, is closed, and peers have
+limits (`links.streams`), so that nobody keeps others out.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import sys
 import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from logging import INFO, WARNING
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,55 +27,101 @@ from pydantic import ValidationError
 
 from links.credentials import Credentials
 from links.errors import LinkError
-from links.folder import LARGEST_PARCEL, LinkFolder, remove_expired
+from links.folder import LinkFolder, remove_expired
 from links.links_pb2 import Accepted, Header, Part
 from links.links_pb2_grpc import MailboxServicer, add_MailboxServicer_to_server
 from links.records import Waybill
 from links.store import NodeStore
+from links.streams import (
+    CAPACITY,
+    HEADER_WITHIN,
+    STREAMS,
+    Admission,
+    BusyError,
+    Peer,
+    closed_after,
+    time_for,
+)
 
 EXPIRY = 3600.0
 """Seconds after which an unopened parcel is removed."""
 
 _SWEEP = 60.0
-_OPTIONS = [("grpc.so_reuseport", 0)]
+_OPTIONS = [
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_connection_idle_ms", 60_000),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+]
 
 
 class Mailbox(MailboxServicer):
-    """Accepts parcels of up to `largest` bytes into a node's state directory."""
+    """Accepts parcels into a node's state directory, of up to `capacity` bytes together."""
 
-    def __init__(self, state_dir: Path, *, largest: int = LARGEST_PARCEL) -> None:
+    def __init__(self, state_dir: Path, *, capacity: int = CAPACITY) -> None:
         self._state_dir = state_dir
-        self._largest = largest
+        self._admission = Admission(state_dir, capacity)
 
     def Deliver(  # noqa: N802 (the name in links.proto)
         self, parts: Iterator[Part], context: grpc.ServicerContext
     ) -> Accepted:
         """Accept a parcel, or reject it and log why."""
-        header = next(parts, Part()).header
+        peer, header, close = _peer(context), Header(), partial(_close, context)
         try:
-            waybill = Waybill(**{name: getattr(header, name) for name in Waybill.model_fields})
-            self._accept(header, waybill, (part.chunk for part in parts))
+            with self._admission.stream(peer):
+                with closed_after(HEADER_WITHIN, close):
+                    header = next(parts, Part()).header
+                waybill, folder = self._permitted(header)
+                target, chunks = folder.parcel(waybill.token), (part.chunk for part in parts)
+                with (
+                    self._admission.space(peer, header.size, target),
+                    closed_after(time_for(header.size), close),
+                ):
+                    folder.put(waybill.token, chunks, header.size, header.sha256)
         except ValidationError as error:
             return _reject(context, f"its header is malformed ({error.error_count()} errors)")
+        except BusyError as error:
+            return _reject(context, str(error), grpc.StatusCode.RESOURCE_EXHAUSTED)
         except LinkError as error:
             return _reject(context, f"from node {header.sender}: {error}")
+        except OSError as error:
+            return _reject(context, f"from node {header.sender}: {error.strerror}")
+        except grpc.RpcError:
+            log(WARNING, "Mailbox: a stream from %s broke off", context.peer())
+            return Accepted()
         log(INFO, "Mailbox: %d bytes from node %s", header.size, header.sender)
         return Accepted()
 
-    def _accept(self, header: Header, waybill: Waybill, chunks: Iterator[bytes]) -> None:
-        if header.size > self._largest:
-            raise LinkError(f"{header.size} bytes are more than the {self._largest} allowed")
+    def _permitted(self, header: Header) -> tuple[Waybill, LinkFolder]:
+        waybill = Waybill(**{name: getattr(header, name) for name in Waybill.model_fields})
         store = NodeStore.open(self._state_dir, header.run_id, int(waybill.receiver))
         folder = LinkFolder(store)
         permit = waybill.permit_from(folder.existing_permit_key())
         if not hmac.compare_digest(header.permit.encode(), permit.encode()):
             raise LinkError("the server has not permitted it: wrong node, run, purpose or token")
-        folder.put(waybill.token, chunks, header.size, header.sha256)
+        waybill.check_size(header.size)
+        return waybill, folder
 
 
-def _reject(context: grpc.ServicerContext, reason: str) -> Accepted:
+def _peer(context: grpc.ServicerContext) -> Peer:
+    certificate = context.auth_context().get("x509_pem_cert")
+    if certificate:
+        return Peer(hashlib.sha256(certificate[0]).hexdigest(), certified=True)
+    address, _, _ = str(context.peer()).rpartition(":")  # without the port
+    return Peer(address, certified=False)
+
+
+def _close(context: grpc.ServicerContext) -> None:
+    log(WARNING, "Mailbox: a stream from %s is too slow: it is closed", context.peer())
+    context.cancel()
+
+
+def _reject(
+    context: grpc.ServicerContext,
+    reason: str,
+    code: grpc.StatusCode = grpc.StatusCode.FAILED_PRECONDITION,
+) -> Accepted:
     log(WARNING, "Mailbox: rejected a parcel %s", reason)
-    context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
+    context.abort(code, reason)
     return Accepted()
 
 
@@ -82,7 +133,9 @@ def start_server(
     With credentials, only nodes with a certificate of the same authority can connect; without, no
     TLS. Port 0 listens at a free port.
     """
-    server = grpc.server(ThreadPoolExecutor(max_workers=8), options=_OPTIONS)
+    server = grpc.server(
+        ThreadPoolExecutor(max_workers=STREAMS), options=_OPTIONS, maximum_concurrent_rpcs=STREAMS
+    )
     add_MailboxServicer_to_server(mailbox, server)
     try:
         if credentials is None:

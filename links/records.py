@@ -12,10 +12,14 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from links.errors import LinkError
 from task.settings import Block
 
 VIRTUAL_DATA = "virtual-data"
 """Purpose of a parcel: a member's distilled data for its cluster head (HFLDD, step 4)."""
+
+LARGEST_PARCEL = 2**30
+"""Bytes of a sealed payload that no route permits more than."""
 
 LinkMode = Literal["relay", "direct", "auto"]
 """How parcels travel: through the server, directly, or directly where that works."""
@@ -36,16 +40,26 @@ NodeName = Annotated[Printable, Field(pattern=r"^\S(.*\S)?$", max_length=40)]
 
 
 class Waybill(Block):
-    """Sender, receiver (node ids), purpose and one-time token of a parcel."""
+    """Sender, receiver (node ids), purpose and one-time token of a parcel, and its most bytes.
+
+    All of it is under the server's permit and under the seal, so that no node can raise `largest`.
+    """
 
     sender: NodeId
     receiver: NodeId
     purpose: Annotated[str, Field(min_length=1, max_length=64)]
     token: Token
+    largest: Annotated[int, Field(ge=1, le=LARGEST_PARCEL)] = LARGEST_PARCEL
 
     def to_bytes(self) -> bytes:
-        """Unambiguous bytes of the four fields."""
-        return json.dumps([self.sender, self.receiver, self.purpose, self.token]).encode()
+        """Unambiguous bytes of the five fields."""
+        fields = [self.sender, self.receiver, self.purpose, self.token, self.largest]
+        return json.dumps(fields).encode()
+
+    def check_size(self, size: int) -> None:
+        """Raise `LinkError` if a sealed payload of this size is too large."""
+        if size > self.largest:
+            raise LinkError(f"{size} bytes are more than the {self.largest} allowed")
 
     def permit_from(self, permit_key: bytes) -> str:
         """HMAC-SHA256 that shows the receiver's mailbox that the server permits this parcel."""

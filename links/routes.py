@@ -6,7 +6,16 @@ from typing import Any
 
 from flwr.app import ConfigRecord
 
-from links.records import Delivery, Introduction, LinkMode, Parcel, Route, Waybill
+from links.records import (
+    LARGEST_PARCEL,
+    Delivery,
+    Introduction,
+    LinkMode,
+    Parcel,
+    Route,
+    Waybill,
+)
+from links.seal import OVERHEAD
 from task.settings import SettingsError
 
 
@@ -32,7 +41,9 @@ class Links:
     def __contains__(self, node: int) -> bool:
         return node in self._introductions
 
-    def route(self, sender: int, receiver: int, purpose: str) -> ConfigRecord:
+    def route(
+        self, sender: int, receiver: int, purpose: str, largest: int | None = None
+    ) -> ConfigRecord:
         """Make a route for one parcel, for the sender's message.
 
         Parameters
@@ -43,6 +54,8 @@ class Links:
             Node id.
         purpose : str
             What the parcel is for; the receiver opens it for this purpose only.
+        largest : int, optional (default: None)
+            Most bytes of the payload; None for any that a parcel may have.
 
         Raises
         ------
@@ -58,7 +71,11 @@ class Links:
                 '--peer-address HOST:PORT, or set links to "auto")'
             )
         waybill = Waybill(
-            sender=str(sender), receiver=str(receiver), purpose=purpose, token=secrets.token_hex(16)
+            sender=str(sender),
+            receiver=str(receiver),
+            purpose=purpose,
+            token=secrets.token_hex(16),
+            largest=min(LARGEST_PARCEL, (largest or LARGEST_PARCEL) + OVERHEAD),
         )
         return _record(
             Route(
@@ -84,9 +101,12 @@ class Links:
         ------
         SettingsError
             If the parcel is malformed.
+        LinkError
+            If it is larger than its route permits.
         """
         waybill = Route.checked(route, "route")
         reply = Parcel.checked(parcel, f"parcel of node {waybill.sender}")
+        waybill.check_size(len(reply.payload))
         return _record(
             Delivery(
                 **waybill.model_dump(include=set(Waybill.model_fields)),

@@ -2,7 +2,8 @@
 
 X25519 with both nodes' keys for the run, HKDF-SHA256, AES-256-GCM. Both keys make the shared
 secret, so only the holder of the sender's key can have sealed a parcel that opens. Run, sender,
-receiver, purpose and token are authenticated and part of the key: a parcel opens nowhere else.
+receiver, purpose, token and most bytes are authenticated and part of the key: a parcel opens
+nowhere else.
 """
 
 import json
@@ -17,7 +18,10 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from links.errors import LinkError
 from links.records import Peered
 
-_FORMAT = "flwr-distill/seal/1"
+OVERHEAD = 28
+"""Bytes that a sealed payload has more than the payload."""
+
+_FORMAT = "flwr-distill/seal/2"
 _NONCE = 12
 
 

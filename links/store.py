@@ -2,12 +2,19 @@
 
 import os
 import tempfile
+import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from task.durable import replacing
+
 CONTINUES = "continues"
 """Blob that names the run that this run resumes, and the node's id in it."""
+
+SPENT = "privacy-spent"
+"""Blob that holds what was spent of the node's privacy budget."""
 
 KEPT_ROUNDS = 2
 """Rounds to keep a blob for: a server that died may have no checkpoint of the last one."""
@@ -46,16 +53,15 @@ class NodeStore:
         return replace(self, round=server_round)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write ``data`` under ``name``, atomically."""
+        """Write ``data`` under ``name``, atomically; it outlasts a power cut."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".", delete=False) as file:
-            file.write(data)
-        if self.round is None:
-            os.replace(file.name, self.folder / name)
-            return
-        os.replace(file.name, self.folder / f"{name}@{self.round:06d}")
-        for old in self._rounds(name)[:-KEPT_ROUNDS]:
-            old.unlink()
+        file = name if self.round is None else f"{name}@{self.round:06d}"
+        with replacing(self.folder / file) as partial:
+            partial.touch(mode=0o600)
+            partial.write_bytes(data)
+        if self.round is not None:
+            for old in self._rounds(name)[:-KEPT_ROUNDS]:
+                old.unlink()
 
     def read(self, name: str) -> bytes | None:
         """Read the blob ``name`` of the last round; None if there is none."""
@@ -96,6 +102,32 @@ class NodeStore:
 
     def _rounds(self, name: str) -> list[Path]:
         return sorted(self.folder.glob(f"{name}@*"))
+
+
+def remove_old_runs(state_dir: Path, age: float) -> None:
+    """Remove the files of runs in which nothing has changed for `age` seconds.
+
+    What was spent of a privacy budget stays, with what leads to it from resumed runs: it must never
+    be spent again.
+    """
+    newest = time.time() - age
+    for folder in state_dir.glob("runs/*/*"):
+        files = [path for path in folder.rglob("*") if not path.is_dir()]
+        if any(_changed(path) > newest for path in [folder, *files]):
+            continue
+        for path in files:
+            if path.name not in (SPENT, CONTINUES):
+                path.unlink(missing_ok=True)
+        for path in [*sorted(folder.rglob("*"), reverse=True), folder, folder.parent]:
+            with suppress(OSError):  # it is not empty
+                path.rmdir()
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # just now
+        return time.time()
 
 
 def _temporary_root() -> Path:

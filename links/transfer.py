@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from logging import WARNING
 from typing import Protocol, TypeVar
@@ -13,10 +14,11 @@ from flwr.common import log
 from links.credentials import Credentials
 from links.direct import deliver
 from links.errors import LinkError
-from links.folder import LARGEST_PARCEL, LinkFolder
+from links.folder import LinkFolder
 from links.records import Delivery, Introduction, Parcel, Route
 from links.seal import seal, unseal
 from links.store import NodeStore
+from links.streams import time_for
 from task.settings import Block, SettingsError
 
 B = TypeVar("B", bound=Block)
@@ -61,8 +63,13 @@ def introduce(session: Endpoint) -> ConfigRecord:
     )
 
 
-def send(session: Endpoint, route: ConfigRecord, payload: bytes) -> ConfigRecord:
+def send(
+    session: Endpoint, route: ConfigRecord, payload: bytes, deadline: float | None = None
+) -> ConfigRecord:
     """Send a payload to the route's receiver, sealed so that only that node can read it.
+
+    A receiver that does not answer is given up after :func:`links.streams.time_for` the payload,
+    and after half of the time that is left; the other half is for the relay and the reply.
 
     Parameters
     ----------
@@ -72,6 +79,8 @@ def send(session: Endpoint, route: ConfigRecord, payload: bytes) -> ConfigRecord
         The route from the server's message (:meth:`links.routes.Links.route`).
     payload : bytes
         Data that only the receiver may read.
+    deadline : float, optional (default: None)
+        When the reply to the message is due, by `time.monotonic`; None if it can wait.
 
     Returns
     -------
@@ -93,12 +102,14 @@ def send(session: Endpoint, route: ConfigRecord, payload: bytes) -> ConfigRecord
     if credentials is not None:
         credentials.check_peer(checked, session.run_id, checked.receiver)
     sealed = seal(payload, checked, session.run_id, LinkFolder(session.store).private_key())
-    if len(sealed) > LARGEST_PARCEL:
-        raise LinkError(f"{len(sealed)} bytes are more than the {LARGEST_PARCEL} allowed")
+    checked.check_size(len(sealed))
     token, num_bytes = checked.token, len(sealed)
     if checked.address and checked.link != "relay":
+        timeout = time_for(len(sealed))
+        if deadline is not None:
+            timeout = min(timeout, (deadline - time.monotonic()) / 2)
         try:
-            deliver(sealed, checked, session.run_id, credentials)
+            deliver(sealed, checked, session.run_id, credentials, timeout)
             return _record(Parcel(link="direct", token=token, num_bytes=num_bytes))
         except LinkError as error:
             if checked.link == "direct":
@@ -136,16 +147,12 @@ def receive(session: Endpoint, parcel: ConfigRecord, purpose: str) -> bytes:
         raise LinkError(f"the parcel from node {sender} is for node {delivery.receiver}")
     if delivery.purpose != purpose:
         raise LinkError(f"the parcel from node {sender} is {delivery.purpose}, not {purpose}")
-    if len(delivery.payload) > LARGEST_PARCEL:
-        raise LinkError(
-            f"the parcel from node {sender} has {len(delivery.payload)} bytes, more than the "
-            f"{LARGEST_PARCEL} allowed"
-        )
     credentials = Credentials.of(session.node_config)
     if credentials is not None:
         credentials.check_peer(delivery, session.run_id, sender)
     folder = LinkFolder(session.store)
     try:
+        delivery.check_size(len(delivery.payload))
         folder.check_unspent(delivery.token)
         sealed = delivery.payload if delivery.link == "relay" else folder.take(delivery.token)
         payload = unseal(sealed, delivery, session.run_id, folder.private_key())

@@ -12,7 +12,7 @@ from node.processes import kill_group, start_bound
 
 
 class ChildDiedError(Exception):
-    """The child ended on its own."""
+    """The child ended, on its own or because it hung."""
 
 
 class Child:
@@ -55,9 +55,15 @@ class Child:
         """Whether `note` would return or raise without waiting."""
         return self._notes.poll()
 
-    def note(self) -> tuple[str, int, str]:
-        """Wait for the child's next note: its kind, an error code, a reason."""
+    def note(self, timeout: float) -> tuple[str, int, str]:
+        """Wait for the child's next note: its kind, an error code, a reason.
+
+        A child that is silent for `timeout` seconds is killed.
+        """
         try:
+            if not self._notes.poll(timeout):
+                self.kill()
+                raise ChildDiedError("the ClientApp process hung, and was killed")
             kind, code, reason = self._notes.recv()
         except (EOFError, OSError) as error:
             raise ChildDiedError(self._how_it_ended()) from error
@@ -70,6 +76,8 @@ class Child:
 
     def _how_it_ended(self) -> str:
         self.kill()
-        code = self._process.wait()
+        code = self._process.returncode
+        if code is None:
+            return "the ClientApp process cannot be killed"
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return f"the ClientApp process died: {how}"

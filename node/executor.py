@@ -3,10 +3,11 @@
 The executor speaks the ClientAppIo API to a SuperNode with ``--isolation process``. It imports no
 torch, so its heartbeats go on whatever its child (`node.worker`) does.
 
-If the child dies, the executor reports an error and starts another. It also starts another for a
-different app bundle, for a new run if packages were installed since, after an error that CUDA does
-not recover from, and after a while without tasks, to free (GPU) memory. If it cannot answer a task,
-it exits. Its supervisor must then restart the SuperNode too: Flower waits for the answer forever.
+If the child dies, or does not answer a message within its time-to-live and `GRACE`, the executor
+reports an error and starts another. It also starts another for a different app bundle, for a new
+run if packages were installed since, after an error that CUDA does not recover from, and after a
+while without tasks, to free (GPU) memory. If it cannot answer a task, it exits. Its supervisor must
+then restart the SuperNode too: Flower waits for the answer forever.
 """
 
 from __future__ import annotations
@@ -43,6 +44,14 @@ from node.child import Child, ChildDiedError
 from node.device import UnfitError
 from node.pace import Pace
 from node.packages import installed_packages
+
+GRACE = 30.0
+"""Seconds beyond a message's time-to-live after which a child that has not answered is killed.
+
+One that merely is late says so itself, and can go on.
+"""
+
+_LONGEST = 86_400.0
 
 
 class UnanswerableError(Exception):
@@ -102,7 +111,7 @@ class Executor:
     def _check_idle_child(self) -> None:
         try:
             while self._child.has_note():
-                self._handle_note(*self._child.note())
+                self._handle_note(*self._child.note(timeout=GRACE))
         except ChildDiedError:
             if not self._child.ready:
                 raise
@@ -140,7 +149,7 @@ class Executor:
         try:
             with task.heartbeats():
                 message, tree = task.pull_header()
-                if error := self._run(token, tree):
+                if error := self._run(token, tree, message.metadata.ttl):
                     task.answer(message, error)
         except grpc.RpcError as error:
             raise UnanswerableError(f"the SuperNode refused to serve a task: {error}") from error
@@ -149,13 +158,15 @@ class Executor:
         """Whether a run begins and the child may hold modules of packages that have changed."""
         return self._child.run_id != run_id and self._child.packages != installed_packages()
 
-    def _run(self, token: str, tree: ObjectTree) -> Error | None:
+    def _run(self, token: str, tree: ObjectTree, ttl: float) -> Error | None:
         """Have the child run a task; return the error if it failed."""
         pushing = False
+        deadline = time.monotonic() + min(ttl, _LONGEST) + GRACE
         try:
             self._child.hand(token, tree.SerializeToString())
             while True:
-                kind, code, reason = self._child.note()
+                left = max(0.0, deadline - time.monotonic())
+                kind, code, reason = self._child.note(timeout=left)
                 if kind == "done":
                     return None
                 if kind == "lost":
@@ -222,6 +233,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="node.executor", description=main.__doc__)
     parser.add_argument("--appio-address", required=True, help="the SuperNode's ClientAppIo API")
     parser.add_argument("--root-certificates", type=Path, help="for TLS on the ClientAppIo API")
+    parser.add_argument("--secret-file", type=Path, help="what claims of tasks are signed with")
     parser.add_argument("--preload", action="append", default=[], help="module to import early")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--place", type=int, default=0, help="of GPUs used alike, which to take")
@@ -237,7 +249,11 @@ def main() -> None:
         certificates = args.root_certificates.read_bytes()
     report = Connection(args.report_fd) if args.report_fd is not None else None
     executor = Executor(
-        open_channel(args.appio_address, certificates),
+        open_channel(
+            args.appio_address,
+            certificates,
+            args.secret_file.read_bytes() if args.secret_file else None,
+        ),
         child_arguments,
         report=report,
         release_after=args.release_after,

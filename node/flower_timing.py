@@ -1,4 +1,4 @@
-"""Overrides of Flower's hard-coded waits, and one bug fix.
+"""Overrides of Flower's hard-coded waits, one cost, and one bug fix.
 
 In Flower 1.32.1 an idle SuperNode polls for messages every 3 s and for a ClientApp's reply every
 0.5 s; it waits 1 s before pulling an object again that has not arrived yet. It also offers a
@@ -41,7 +41,7 @@ def patch_pull_backoff(*, initial: float = 0.02, cap: float = 0.25) -> bool:
     functions = [getattr(inflatable_utils, name, None) for name in names]
     defaults = [getattr(function, "__kwdefaults__", None) or {} for function in functions]
     present = all(changes.keys() <= each.keys() for each in defaults)
-    if not _can_override("the pull back-off", present):
+    if not can_override("the pull back-off", present):
         return False
     for each in defaults:
         each.update(changes)
@@ -56,7 +56,7 @@ def patch_supernode_sleep(pace: Pace, *, reply_poll: float = 0.02) -> bool:
     from flwr.supernode import start_client_internal
 
     present = getattr(start_client_internal, "time", None) is time
-    if not _can_override("the SuperNode's sleep", present):
+    if not can_override("the SuperNode's sleep", present):
         return False
     setattr(start_client_internal, "time", _PacedTime(pace, reply_poll))  # noqa: B010 (not exported)
     return True
@@ -71,7 +71,7 @@ def patch_intake() -> bool:
     from flwr.supernode import start_client_internal
 
     present = hasattr(start_client_internal, "_pull_and_store_message")
-    if not _can_override("the SuperNode's intake", present):
+    if not can_override("the SuperNode's intake", present):
         return False
     pull_and_store: Callable[..., int | None] = start_client_internal._pull_and_store_message
 
@@ -96,6 +96,29 @@ def patch_intake() -> bool:
         return run_id
 
     setattr(start_client_internal, "_pull_and_store_message", pull_and_store_message)  # noqa: B010
+    return True
+
+
+def patch_nonce_cleanup(*, every: float = 30.0) -> bool:
+    """Let the SuperNode look through the nonces it has seen every so many seconds only.
+
+    Flower looks through those of five minutes at each poll, with a secret on its ClientAppIo API.
+    """
+    from flwr.supercore.corestate.in_memory_corestate import InMemoryCoreState as State
+
+    present = hasattr(State, "_cleanup_expired_nonces")
+    if not can_override("the cleaning of nonces", present):
+        return False
+    clean_up = State._cleanup_expired_nonces
+    due = 0.0
+
+    def clean_up_now_and_then(self: State) -> None:
+        nonlocal due
+        if time.monotonic() > due:
+            clean_up(self)
+            due = time.monotonic() + every
+
+    setattr(State, "_cleanup_expired_nonces", clean_up_now_and_then)  # noqa: B010
     return True
 
 
@@ -151,7 +174,8 @@ class _PacedTime(ModuleType):
         return getattr(time, name)
 
 
-def _can_override(name: str, present: bool) -> bool:
+def can_override(name: str, present: bool) -> bool:
+    """Whether code of Flower's is as it was when its override was written; else warn."""
     installed = version("flwr")
     if installed == FLOWER_VERSION and present:
         return True

@@ -15,6 +15,8 @@ from typing import Protocol
 from node.kernel import die_with
 from node.nursery import fork
 
+_DIES_WITHIN = 30.0
+
 
 class Process(Protocol):
     """A process from `start_bound`."""
@@ -89,10 +91,14 @@ def stop(processes: Sequence[Process], *, grace: float = 8.0) -> None:
 
 
 def kill_group(process: Process) -> None:
-    """Kill a process from `start_bound` and its group with SIGKILL."""
+    """Kill a process from `start_bound` and its group with SIGKILL.
+
+    One that the kernel does not let go, as with a broken driver, is left behind.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=_DIES_WITHIN)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,9 @@ class NodeSettings(BaseModel):
     preload : tuple[str, ...] (default: ("torch", "torch._dynamo"))
         Modules that the app's process imports before the first message. PyTorch's optimisers
         import the second at their first use, which takes as long as PyTorch itself.
+    keep_runs : float (default: 30.0)
+        Days after their last change that files of runs are kept in the state directory. What was
+        spent of a privacy budget is kept for good.
     connect_timeout : float (default: 60.0)
         Seconds to wait for the SuperLink at the start. The node waits out later outages.
     """
@@ -72,6 +75,7 @@ class NodeSettings(BaseModel):
     state_dir: Path = Path("state/node")
     preload: tuple[str, ...] = ("torch", "torch._dynamo")
     release_after: float = Field(default=120.0, gt=0)
+    keep_runs: float = Field(default=30.0, gt=0)
     metrics_port: int | None = Field(default=None, ge=1, le=65535)
     connect_timeout: float = Field(default=60.0, ge=0)
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")

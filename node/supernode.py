@@ -7,11 +7,18 @@ import os
 import sys
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from flwr.supernode.cli import flower_supernode
 
-from node.flower_timing import patch_intake, patch_pull_backoff, patch_supernode_sleep
+from node.flower_timing import (
+    patch_intake,
+    patch_nonce_cleanup,
+    patch_pull_backoff,
+    patch_supernode_sleep,
+)
 from node.pace import Pace
+from node.run_ends import patch_run_ends
 
 _REMEDIES = {
     "No SuperNode found with the given public key": (
@@ -56,13 +63,15 @@ def _why_unfit(error: str) -> str:
 
 
 def main() -> None:
-    """Run a SuperNode; the first argument is the report's file descriptor, the rest Flower's."""
+    """Run a SuperNode; arguments: the report's file descriptor, the state directory, Flower's."""
     report = Connection(int(sys.argv[1]))
     logging.getLogger("flwr").addHandler(_Reporter(report))
     patch_supernode_sleep(Pace(busy=0.05, idle=0.25))
     patch_pull_backoff()
     patch_intake()
-    sys.argv = ["flower-supernode", *sys.argv[2:]]
+    patch_nonce_cleanup()
+    patch_run_ends(Path(sys.argv[2]))
+    sys.argv = ["flower-supernode", *sys.argv[3:]]
     try:
         flower_supernode()
     except KeyboardInterrupt:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -23,14 +24,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from links.store import remove_old_runs
 from node.processes import start_bound, stop
 from node.reachability import check_superlink
 from node.settings import NodeError, NodeSettings, flat_toml
+from task.durable import replacing
 
 MAILBOX_ENVIRONMENT = {"GRPC_VERBOSITY": "info"}
 """Makes gRPC log refused TLS handshakes, which Flower silences."""
 
 _LONGEST_PAUSE = 10.0
+_SWEEP = 3600.0
+_DAY = 86_400.0
+_SECRET_BYTES = 32
 _SETTLED_AFTER = 30.0
 
 
@@ -56,6 +62,7 @@ class Node:
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
         self._node_config = settings.state_dir / "node-config.toml"
+        self._secret = settings.state_dir / "appio-secret"
         self._status: dict[str, Any] = {"pid": os.getpid(), "starts": 0}
         self._parts: list[_Part] = []
 
@@ -88,6 +95,7 @@ class Node:
         settings = self._settings
         settings.state_dir.mkdir(parents=True, exist_ok=True)
         self._node_config.write_text(flat_toml(settings.app_config), encoding="utf-8")
+        self._write_secret()
         check_superlink(
             settings.superlink,
             insecure=settings.insecure,
@@ -134,7 +142,8 @@ class Node:
         """Record the parts' reports in the status until a part ends; return which."""
         parts = {part.reports: part for part in self._parts}
         while True:
-            for reports in wait(list(parts)):
+            remove_old_runs(self._settings.state_dir, self._settings.keep_runs * _DAY)
+            for reports in wait(list(parts), timeout=_SWEEP):
                 assert isinstance(reports, Connection)
                 try:
                     kind, value = reports.recv()
@@ -159,10 +168,11 @@ class Node:
     def _supernode_command(self, appio_address: str, report: int) -> list[str]:
         settings = self._settings
         command = [
-            *(sys.executable, "-P", "-m", "node.supernode", str(report)),
+            *(sys.executable, "-P", "-m", "node.supernode", str(report), str(settings.state_dir)),
             *("--superlink", settings.superlink),
             *("--isolation", "process"),
             *("--clientappio-api-address", appio_address),
+            *("--superexec-auth-secret-file", str(self._secret)),
             *("--node-config", str(self._node_config)),
         ]
         if settings.insecure:
@@ -178,6 +188,7 @@ class Node:
         return [
             *(sys.executable, "-P", "-m", "node.executor"),
             *("--appio-address", appio_address),
+            *("--secret-file", str(self._secret)),
             *("--device", settings.device, "--place", str(settings.partition_id or 0)),
             *("--release-after", str(settings.release_after)),
             *("--report-fd", str(report)),
@@ -198,15 +209,27 @@ class Node:
             "OMP_NUM_THREADS": str(self._settings.threads),
         }
 
+    def _write_secret(self) -> None:
+        """Write the secret by which the SuperNode knows its executor, unless there is one."""
+        if self._secret.exists() and self._secret.stat().st_size == _SECRET_BYTES:
+            return
+        with replacing(self._secret) as partial:
+            partial.touch(mode=0o600)
+            partial.write_bytes(secrets.token_bytes(_SECRET_BYTES))
+
     def _write_status(self) -> None:
         """Write `node.json`: process ids, `online` (Flower's node id), `ready` (the warm child).
 
-        Also `device`, what that child computes on.
+        Also `device`, what that child computes on. The node works without, as on a full disk.
         """
         file = status_file(self._settings.state_dir)
         temporary = file.with_suffix(".new")
-        temporary.write_text(json.dumps(self._status), encoding="utf-8")
-        temporary.replace(file)
+        try:
+            temporary.write_text(json.dumps(self._status), encoding="utf-8")
+            temporary.replace(file)
+        except OSError as error:
+            print(f"flwr-distill node: {file} is not written: {error}", file=sys.stderr, flush=True)
+            temporary.unlink(missing_ok=True)
 
 
 def status_file(state_dir: Path) -> Path:

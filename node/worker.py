@@ -125,7 +125,7 @@ class Worker:
 
 
 def _pull(stub: ClientAppIoStub, tree: ObjectTree) -> tuple[Message, Context, Run, Fab]:
-    task = stub.PullTaskInput(PullTaskInputRequest())
+    task = stub.PullTaskInput(PullTaskInputRequest(), timeout=60)
     context = context_from_proto(task.context)
     node, run_id = Node(node_id=context.node_id), context.run_id
     message = pull_and_inflate_object_from_tree(

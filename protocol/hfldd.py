@@ -159,6 +159,21 @@ class Distillation(Block):
         return epsilon
 
 
+class ParcelBounds(Block):
+    """What a head takes from a member (HFLDD, step 4); its message says so.
+
+    Parameters
+    ----------
+    images : int
+        Most images in a parcel.
+    of_a_class : int
+        Most images of one class.
+    """
+
+    images: Annotated[int, Field(ge=1)]
+    of_a_class: Annotated[int, Field(ge=1)]
+
+
 class HFLDDSettings(LabelKnowledge, Distillation):
     """Settings of HFLDD (``hfldd.*``): both requests to nodes, and the server's own settings.
 

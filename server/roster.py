@@ -74,6 +74,11 @@ class Roster:
         return {node: rank for rank, node in enumerate(self.nodes)}
 
     @property
+    def keys(self) -> dict[int, str]:
+        """Fingerprint of the key of each node that signed its introduction."""
+        return {node: about.key for node, about in self.nodes.items() if about.key}
+
+    @property
     def together(self) -> dict[int, int]:
         """Partition of each virtual node that trains together with others."""
         return {

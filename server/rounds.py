@@ -166,6 +166,7 @@ class Rounds:
             arrays=arrays,
             state=state_of(self.strategy),
             record=self.recorder.state_dict(),
+            keys=self.roster.keys,
         )
         keep, best = self.settings.keep_checkpoints, self.recorder.best_round
         save_checkpoint(self.recorder.folder, checkpoint, keep, best)

@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from server.record.packing import Arrays, pack, unpack
+from task.durable import replacing
 
 FORMAT = 2
 KEY = "flwr-distill checkpoint"
@@ -37,6 +37,7 @@ class Checkpoint:
     arrays: ArrayRecord  # the global model
     state: Any  # the strategy's
     record: Mapping[str, Any]  # of RunRecorder
+    keys: Mapping[int, str] = field(default_factory=dict)  # of nodes that showed theirs
 
 
 def save_checkpoint(
@@ -54,11 +55,10 @@ def save_checkpoint(
     header = {"format": FORMAT, "sha256": _digest(content, arrays), "content": content}
     target = folder / FOLDER / f"{PREFIX}{checkpoint.round:06d}.safetensors"
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(".partial")
-    save_file(arrays, partial, metadata={KEY: json.dumps(header)})
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, target)
+    for left_by_a_kill in target.parent.glob(".*"):  # this process alone writes here
+        left_by_a_kill.unlink()
+    with replacing(target) as partial:
+        save_file(arrays, partial, metadata={KEY: json.dumps(header)})
     for server_round, old in [*checkpoints(folder).items()][:-keep]:
         if server_round != best:
             old.unlink()

@@ -18,6 +18,7 @@ from protocol.replies import usable
 from server.page.run_files import flat
 from server.record.checkpoint import Checkpoint, CheckpointError, checkpoints, load_checkpoint
 from server.record.packing import PackingError, pack, renamed
+from server.record.places import called, returned_nodes
 from server.record.run_ids import RunIdError, full_id
 from server.roster import Roster
 from server.settings import RunSettings, default_settings
@@ -143,16 +144,14 @@ def state_of(strategy: Strategy) -> dict[str, Any]:
 def restore(strategy: Strategy, checkpoint: Checkpoint, roster: Roster) -> None:
     """Load a checkpoint's state into a strategy.
 
-    Nodes may be back with new ids, if they or the SuperLink restarted; see `Roster.identities`.
+    Nodes may be back with new ids, if they or the SuperLink restarted; see `returned_nodes`.
 
     Raises
     ------
     CheckpointError
         If the state is another strategy's, or another version's.
     """
-    new_ids = {identity: node for node, identity in roster.identities.items()}
-    new_by_old = {old: new_ids[n] for n, old in _last_ids(checkpoint).items() if n in new_ids}
-    state = renamed(checkpoint.state, new_by_old)
+    state = renamed(checkpoint.state, _returned(checkpoint, roster))
     try:
         if hasattr(strategy, "load_state_dict"):
             strategy.load_state_dict(state)
@@ -169,27 +168,26 @@ def restore(strategy: Strategy, checkpoint: Checkpoint, roster: Roster) -> None:
 
 def continue_on_nodes(grid: Grid, checkpoint: Checkpoint, roster: Roster, timeout: float) -> None:
     """Tell nodes to load the state that they stored in the checkpoint's run."""
-    old_ids = _last_ids(checkpoint)
+    returned = _returned(checkpoint, roster)
+    old_ids = {node: old for old, node in returned.items()}
     messages = []
-    identities = roster.identities
-    for node, identity in identities.items():
-        if identity not in old_ids:
+    for node in roster.nodes:
+        if node not in old_ids:
             log(WARNING, "Node %d is new to the run", node)
             continue
         request = Continuation(
-            run_id=str(checkpoint.run_id), node_id=str(old_ids[identity]), round=checkpoint.round
+            run_id=str(checkpoint.run_id), node_id=str(old_ids[node]), round=checkpoint.round
         )
         record = ConfigRecord(request.model_dump(by_alias=True))
         messages.append(Message(RecordDict({CONFIG: record}), node, CONTINUE))
-    for identity in sorted(old_ids.keys() - set(identities.values())):
-        name = f"node-{identity}" if identity.isdecimal() else identity
-        log(WARNING, "%s is not back", name)
+    back = {checkpoint.nodes[old] for old in returned}
+    for identity in sorted(set(checkpoint.nodes.values()) - back):
+        log(WARNING, "%s is not back", called(identity))
     usable(grid.send_and_receive(messages, timeout=timeout))
 
 
-def _last_ids(checkpoint: Checkpoint) -> dict[str, int]:
-    """Node ids by identity; the last one of a node that returned with a new id."""
-    return {identity: node for node, identity in checkpoint.nodes.items()}
+def _returned(checkpoint: Checkpoint, roster: Roster) -> dict[int, int]:
+    return returned_nodes(checkpoint.nodes, checkpoint.keys, roster.identities, roster.keys)
 
 
 class OffsetRounds(Strategy):

@@ -8,6 +8,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from links.credentials import key_of
 from links.records import Introduction
 from protocol.meeting import (
     DESCRIBE,
@@ -51,6 +52,8 @@ class Description:
         Labels among its training samples; None if it does not say.
     lacks : tuple of str (default: ())
         Why it cannot take part; empty if it can.
+    key : str (default: "")
+        Fingerprint of its certificate's key, if it signed the introduction with that.
     """
 
     num_examples: int
@@ -63,6 +66,7 @@ class Description:
     class_names: tuple[str, ...] = ()
     classes: tuple[int, ...] | None = None
     lacks: tuple[str, ...] = ()
+    key: str = ""
 
 
 class Directory:
@@ -178,26 +182,30 @@ def _read(reply: Message) -> Description:
     if reply.has_error():
         return Description(0, lacks=(one_line(reply.error.reason) or "it failed",))
     try:
-        return _checked(reply.content)
+        return _checked(reply)
     except SettingsError as error:
         return Description(0, lacks=(one_line(f"it describes itself badly: {error}"),))
 
 
-def _checked(content: RecordDict) -> Description:
+def _checked(reply: Message) -> Description:
+    content = reply.content
     metrics = DescribeMetrics.checked(content.metric_records.get(METRICS, MetricRecord()), METRICS)
     config = DescribeConfig.checked(content.config_records.get(CONFIG, ConfigRecord()), CONFIG)
-    introduction = content.config_records.get(INTRODUCTION)
+    introduction, key = None, ""
+    if INTRODUCTION in content.config_records:
+        record = content.config_records[INTRODUCTION]
+        introduction = Introduction.checked(record, INTRODUCTION)
+        key = key_of(introduction, reply.metadata.run_id, reply.metadata.src_node_id)
     return Description(
         num_examples=metrics.num_examples,
         partition=metrics.partition_id,
         sector=metrics.sector,
         dataset=config.dataset or "",
-        introduction=(
-            None if introduction is None else Introduction.checked(introduction, INTRODUCTION)
-        ),
+        introduction=introduction,
         together=bool(metrics.together),
         name=config.name or "",
         class_names=tuple(config.class_names),
         classes=None if config.classes is None else tuple(config.classes),
         lacks=tuple(config.lacks),
+        key=key,
     )

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from numpy.typing import NDArray
 
+from distill.virtual_data import Bounds
 from links.records import VIRTUAL_DATA, LinkMode
 from links.routes import Links
 from protocol.arrays import Arrays, as_arrays, sent_arrays
@@ -27,6 +28,7 @@ from protocol.hfldd import (
     HFLDDSettings,
     LabelKnowledge,
     LabelRequest,
+    ParcelBounds,
     soft_labels_of,
 )
 from protocol.messages import CONFIG, METRICS, PARCEL, ROUTE, SERVER_ROUND
@@ -77,6 +79,9 @@ class HFLDD(RobustFedAvg):
         Seed of K-means, of the clusters and of the choice of heads.
     directory : Directory, optional (default: None)
         Descriptions of known nodes; None starts an empty one.
+    image_shape : tuple of int, optional (default: None)
+        (C, H, W) of the nodes' images, which bounds the bytes of what members send; None leaves
+        them to the general bound of links.
     **kwargs
         Those of Flower's FedAvg. Its sampling of training nodes is not used: all heads train.
 
@@ -98,9 +103,11 @@ class HFLDD(RobustFedAvg):
         phase_timeout: float = 600.0,
         seed: int = 0,
         directory: Directory | None = None,
+        image_shape: tuple[int, ...] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.image_shape = image_shape
         self.groups = groups
         self.label_knowledge = label_knowledge or LabelKnowledge()
         self.distillation = distillation or Distillation()
@@ -125,6 +132,7 @@ class HFLDD(RobustFedAvg):
             "label_knowledge": settings.label_knowledge,
             "distillation": settings.distillation,
             "balanced": settings.balanced,
+            "image_shape": run.spec.shape,
         }
         return super().from_run(None, run, **{**own, **arguments})
 
@@ -314,7 +322,8 @@ class HFLDD(RobustFedAvg):
             if node not in links or cluster.head not in links:
                 continue
             try:
-                routes[node] = links.route(node, cluster.head, VIRTUAL_DATA)
+                largest = self._most_bytes(grid, node)
+                routes[node] = links.route(node, cluster.head, VIRTUAL_DATA, largest)
             except SettingsError as error:
                 if forming:  # the user can still change the setting
                     raise
@@ -354,6 +363,22 @@ class HFLDD(RobustFedAvg):
             self.distilled_values += int(values)
         return deliveries
 
+    def _bounds(self, grid: Grid, member: int) -> ParcelBounds:
+        """What a member may send: its virtual data, or as many samples as it said it has."""
+        if self.distillation.share_raw_data:
+            described = self._directory.look_up(grid, [member], self.phase_timeout)
+            samples = max(1, described[member].num_examples) if member in described else 1
+            return ParcelBounds(images=samples, of_a_class=samples)
+        size = self.distillation.distilled_size
+        # At least one image of each class that the node holds.
+        return ParcelBounds(images=max(size, self._clusters.label_shape[-1]), of_a_class=size)
+
+    def _most_bytes(self, grid: Grid, member: int) -> int | None:
+        if self.image_shape is None:
+            return None
+        most, num_classes = self._bounds(grid, member), self._clusters.label_shape[-1]
+        return Bounds(self.image_shape, num_classes, most.images, most.of_a_class).num_bytes
+
     def _hand_over(self, deliveries: Mapping[int, ConfigRecord], grid: Grid) -> None:
         """Heads' side of step 4: deliver the members' virtual data."""
         messages = []
@@ -364,7 +389,13 @@ class HFLDD(RobustFedAvg):
                 if member in deliveries
             }
             if parcels:
-                messages.append(Message(RecordDict({**parcels}), cluster.head, RECEIVE))
+                most = [self._bounds(grid, node) for node in cluster.nodes if node in deliveries]
+                bounds = ParcelBounds(
+                    images=max(b.images for b in most), of_a_class=max(b.of_a_class for b in most)
+                )
+                config = ConfigRecord(bounds.model_dump(by_alias=True))
+                content = RecordDict({CONFIG: config, **parcels})
+                messages.append(Message(content, cluster.head, RECEIVE))
         clusters = self._clusters.by_head()
         for reply in usable(grid.send_and_receive(messages, timeout=self.phase_timeout)):
             head = reply.metadata.src_node_id

@@ -14,6 +14,7 @@ from distill import VirtualData
 from links import introduce, send
 from links.records import VIRTUAL_DATA, Introduction
 from links.routes import Links
+from protocol.hfldd import ParcelBounds
 
 RUN, HEAD, MEMBER = 1, 2**64 - 5, 2**64 - 6
 
@@ -44,6 +45,10 @@ def delivery(tmp_path, session):
     return sent
 
 
+def keep(session, rank, parcel):
+    return keep_parcel(session, rank, parcel, ParcelBounds(images=5, of_a_class=5))
+
+
 def virtual(size=3, label=4, shape=(1, 8, 8), value=0.5, soft_labels=None):
     data = VirtualData(
         images=torch.full((size, *shape), value),
@@ -61,7 +66,7 @@ def test_the_pool_is_the_own_data_and_then_the_parcels_by_rank(session, delivery
     own = session.data.train
     assert pooled_samples(session) is own
     for rank, value in ((10, 2.0), (2, 1.0)):
-        assert keep_parcel(session, rank, delivery(virtual(value=value)))
+        assert keep(session, rank, delivery(virtual(value=value)))
     pool = pooled_samples(session)
     assert torch.equal(pool.inputs[: len(own)], own.inputs)
     received = pool.inputs[len(own) :, 0, 0, 0]
@@ -70,9 +75,9 @@ def test_the_pool_is_the_own_data_and_then_the_parcels_by_rank(session, delivery
 
 
 def test_a_parcel_sent_again_takes_the_place_of_the_first(session, delivery):
-    keep_parcel(session, 0, delivery(virtual(label=1)))
+    keep(session, 0, delivery(virtual(label=1)))
     assert pooled_samples(session).labels[-1] == 1
-    keep_parcel(session, 0, delivery(virtual(label=7, size=5)))
+    keep(session, 0, delivery(virtual(label=7, size=5)))
     assert pooled_samples(session).labels[-5:].tolist() == [7] * 5
     assert len(pooled_samples(session)) == len(session.data.train) + 5
 
@@ -93,32 +98,43 @@ class Bomb:
         virtual(value=1e6),
         virtual(soft_labels=torch.full((3, 10), 7.0)),
         pickle.dumps(Bomb()),
+        virtual(size=6),
     ],
-    ids=["garbage", "truncated", "empty", "class outside", "shape", "value", "labels", "pickle"],
+    ids=[
+        "garbage",
+        "truncated",
+        "empty",
+        "class-outside",
+        "shape",
+        "value",
+        "labels",
+        "pickle",
+        "too-many",
+    ],
 )
 def test_broken_data_are_set_aside_and_the_others_are_kept(session, delivery, broken, caplog):
     caplog.set_level(logging.WARNING, "flwr")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logging.getLogger("flwr"), "propagate", True)
-        assert not keep_parcel(session, 0, delivery(broken))
+        assert not keep(session, 0, delivery(broken))
     assert f"Parcel from node {MEMBER} rejected: " in caplog.text
-    assert keep_parcel(session, 1, delivery(virtual()))
+    assert keep(session, 1, delivery(virtual()))
     assert len(pooled_samples(session)) == len(session.data.train) + 3
 
 
 def test_a_refused_parcel_is_set_aside_and_the_others_are_kept(session, delivery):
     first = delivery(virtual())
-    assert keep_parcel(session, 0, first)
-    assert not keep_parcel(session, 1, first)  # replayed
-    assert not keep_parcel(session, 2, delivery(virtual(), purpose="something else"))
-    assert not keep_parcel(session, 3, ConfigRecord())
+    assert keep(session, 0, first)
+    assert not keep(session, 1, first)  # replayed
+    assert not keep(session, 2, delivery(virtual(), purpose="something else"))
+    assert not keep(session, 3, ConfigRecord())
     assert len(pooled_samples(session)) == len(session.data.train) + 3
 
 
 def test_learned_labels_make_the_pool_s_labels_distributions(session, delivery):
     learned = torch.full((3, 10), 0.1)
-    keep_parcel(session, 0, delivery(virtual(soft_labels=learned)))
-    keep_parcel(session, 1, delivery(virtual(label=7)))
+    keep(session, 0, delivery(virtual(soft_labels=learned)))
+    keep(session, 1, delivery(virtual(label=7)))
     pool, own = pooled_samples(session), session.data.train
     torch.testing.assert_close(pool.labels[len(own) : len(own) + 3], learned)
     hard = torch.cat([own.labels, torch.full((3,), 7)])

@@ -89,6 +89,50 @@ def test_nodes_are_not_on_the_network_of_the_apis_without_authentication():
     assert [node["networks"] for node in nodes] == [["fleet"]] * 4
 
 
+@pytest.mark.parametrize("file", ["compose.yaml", "docker/node.yaml", "docker/monitoring.yaml"])
+def test_every_container_has_limits_of_memory_and_processes(file):
+    for name, service in read(file)["services"].items():
+        if "image" in service:  # else it changes one of another file
+            assert service["mem_limit"], name
+            assert service["pids_limit"], name
+
+
+def test_the_servers_key_is_where_the_server_listens():
+    """And where it is made."""
+    services = read("compose.yaml")["services"]
+    holders = {
+        name
+        for name, service in services.items()
+        if any(str(volume).startswith("server:") for volume in service.get("volumes", []))
+    }
+    assert holders == {"prepare", "certs", "superlink"}
+
+
+def test_tasks_of_serverapps_are_claimed_with_a_secret_that_others_do_not_have():
+    services = read("compose.yaml")["services"]
+    of_superlink, of_executor = services["superlink"], services["serverapp"]
+    for service in (of_superlink, of_executor):
+        assert "--superexec-auth-secret-file /appio/secret" in service["command"]
+        assert "appio:/appio:ro" in service["volumes"]
+    others = [service for service in services.values() if "appio:/appio:ro" in str(service)]
+    assert others == [of_superlink, of_executor]
+
+
+def test_what_nodes_send_is_spooled_to_a_disk():
+    executor = read("compose.yaml")["services"]["serverapp"]
+    assert executor["environment"]["TMPDIR"] == "/spool"
+    assert "spool:/spool" in executor["volumes"]
+    assert not any(tmpfs.startswith("/spool") for tmpfs in executor["tmpfs"])
+
+
+def test_every_volume_is_given_to_the_user_that_containers_run_as():
+    """Docker makes new volumes as root."""
+    compose = read("compose.yaml")
+    prepared = {volume.partition(":")[0] for volume in compose["services"]["prepare"]["volumes"]}
+    made_by_the_image = {"superlink"}
+    assert compose["volumes"].keys() - made_by_the_image <= prepared
+
+
 def test_nodes_on_gpus_ask_for_none_in_particular():
     """So that a machine with one is enough; `node.device` spreads them over what there is."""
     nodes = {name for name in read("compose.yaml")["services"] if name.startswith("node-")}

@@ -1,8 +1,10 @@
 """What virtual data promises: it survives the wire, and nothing malformed gets in."""
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +14,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import Tensor
 
-from distill import VirtualData, VirtualDataError
+from distill import VirtualData, VirtualDataError, virtual_data
 from distill.privacy import privacy_card
-from distill.virtual_data import FORMAT
+from distill.virtual_data import FORMAT, Bounds, _check_announced
 
 
 def virtual(images: Tensor, labels: Tensor, soft_labels: Tensor | None = None) -> VirtualData:
@@ -202,3 +204,79 @@ def test_validate_accepts_what_fits_and_names_what_does_not() -> None:
     for off in (torch.full((4, 6), 0.3), torch.tensor([[1.5, -0.5, 0, 0, 0, 0]] * 4)):
         with pytest.raises(VirtualDataError, match="soft_labels must be distributions"):
             replace(data, soft_labels=off).validate((3, 5, 4), 6)
+
+
+SHAPE, CLASSES = (3, 5, 4), 6
+BOUNDS = Bounds(SHAPE, CLASSES, images=4, of_a_class=1)
+
+
+def test_what_fits_the_bounds_is_received_as_it_is_read() -> None:
+    data = example(soft=True).to_bytes()
+    received, read = VirtualData.received(data, BOUNDS), VirtualData.from_bytes(data)
+    assert torch.equal(received.images, read.images)
+    assert torch.equal(received.labels, read.labels)
+
+
+def test_the_bytes_that_are_allowed_suffice_for_the_largest_honest_data() -> None:
+    images = torch.randn(400, *SHAPE)
+    data = virtual(images, torch.arange(400) % CLASSES, torch.full((400, CLASSES), 1 / CLASSES))
+    packed = data.with_card(images + 1, images[:5]).to_bytes()
+    assert len(packed) <= Bounds(SHAPE, CLASSES, images=400, of_a_class=400).num_bytes
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (example(5), "5 virtual images, more than the 4 allowed"),
+        (replace(example(), labels=torch.tensor([0, 1, 2, 2])), "2 virtual images of one class"),
+        (replace(example(), images=torch.zeros(4, 60, 1, 1)), r"shape \(60, 1, 1\), the task has"),
+        (
+            replace(example(), soft_labels=torch.full((4, 1000), 1e-3)),
+            r"soft_labels of shape \[4, 1000\]",
+        ),
+    ],
+)
+def test_what_exceeds_the_bounds_is_refused_before_any_tensor_is_made(
+    data: VirtualData, complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = data.to_bytes()
+    if "of one class" not in complaint:  # which only the labels can tell
+        monkeypatch.setattr(virtual_data, "load", None)
+    with pytest.raises(VirtualDataError, match=complaint):
+        VirtualData.received(packed, BOUNDS)
+
+
+def test_a_million_images_are_refused_where_forty_are_allowed() -> None:
+    n = 2**20
+    pixels = torch.zeros(n, 1, 1, 1, dtype=torch.uint8)
+    packed = tampered({"pixels": pixels, "labels": torch.zeros(n, dtype=torch.int16)})
+    bounds = Bounds((1, 1, 1), 10, images=40, of_a_class=40)
+    with pytest.raises(VirtualDataError, match="bytes of virtual data, more than the"):
+        VirtualData.received(packed, bounds)
+    with pytest.raises(VirtualDataError, match="1048576 virtual images, more than the 40"):
+        _check_announced(packed, bounds)
+
+
+@pytest.mark.parametrize(
+    "header", [b"[]", b"{}", b'{"pixels": 1}', b'{"pixels": {"shape": [[]]}}', b"[" * 10_000]
+)
+def test_a_header_of_another_kind_is_refused(header: bytes) -> None:
+    with pytest.raises(VirtualDataError, match=r"not virtual data|virtual images"):
+        VirtualData.received(len(header).to_bytes(8, "little") + header, BOUNDS)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/clear_refs")
+def test_reading_takes_little_more_memory_than_its_result() -> None:
+    n = 2**24
+    packed = virtual(torch.rand(1, 1, 2**12, 2**12), torch.zeros(1).long()).to_bytes()
+    assert n < len(packed) < n + 1000
+
+    def memory(what: str) -> int:
+        (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if what in x]
+        return 1024 * int(line.split()[1])
+
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is in use
+    before = memory("VmRSS")
+    VirtualData.from_bytes(packed)
+    # The copy of the pixels, the images in float32, a chunk in float64: 6 times the parcel.
+    assert memory("VmHWM") - before < 7 * n

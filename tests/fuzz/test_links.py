@@ -32,6 +32,15 @@ class RefusedError(Exception):
 class Call:
     """What a mailbox needs of gRPC's context."""
 
+    def auth_context(self):
+        return {}
+
+    def peer(self):
+        return "ipv4:127.0.0.1:5"
+
+    def cancel(self):
+        raise AssertionError("nothing here takes long")
+
     def abort(self, code, reason):
         assert code == grpc.StatusCode.FAILED_PRECONDITION
         raise RefusedError(reason)
@@ -53,7 +62,7 @@ def nodes(tmp_path_factory):
         receiver=receiver,
         links=Links(told, "relay"),
         permit_key=told[RECEIVER].permit_key,
-        mailbox=Mailbox(folder / str(RECEIVER), largest=LARGEST),
+        mailbox=Mailbox(folder / str(RECEIVER)),
     )
 
 
@@ -76,6 +85,7 @@ HEADERS = st.builds(
     permit=TEXT,
     size=st.integers(0, 2**63),
     sha256=TEXT,
+    largest=st.integers(0, 2**63),
 )
 PARTS = st.builds(Part, header=HEADERS) | st.builds(Part, chunk=st.binary(max_size=50))
 
@@ -102,7 +112,8 @@ def test_what_is_permitted_gets_in_if_it_is_as_announced_and_not_else(
     nodes, token, chunks, size, sha256
 ):
     whole = b"".join(chunks)
-    waybill = Waybill(sender=str(SENDER), receiver=str(RECEIVER), purpose="models", token=token.hex)
+    ends = {"sender": str(SENDER), "receiver": str(RECEIVER)}
+    waybill = Waybill(**ends, purpose="models", token=token.hex, largest=LARGEST)
     header = Header(
         **waybill.model_dump(),
         run_id=RUN,

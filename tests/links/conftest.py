@@ -196,10 +196,10 @@ def listening(party):
     """Make a node with a mailbox: ``listening(RECEIVER)``."""
     with ExitStack() as stack:
 
-        def make(node_id, largest=2**20, **settings):
+        def make(node_id, capacity=2**26, **settings):
             made = party(node_id, **settings)
             server, port = start_server(
-                Mailbox(made.state_dir, largest=largest),
+                Mailbox(made.state_dir, capacity=capacity),
                 "127.0.0.1:0",
                 Credentials.of(made.node_config),
             )

@@ -15,7 +15,7 @@ from links.folder import LinkFolder, remove_expired
 from links.links_pb2 import Header, Part
 from links.links_pb2_grpc import MailboxStub
 from links.mailbox import Mailbox, start_server
-from links.records import Route
+from links.records import Route, Waybill
 
 from .conftest import RECEIVER, RUN, SENDER, STRANGER
 
@@ -28,7 +28,7 @@ def receiver(listening):
 
 
 def route_to(links, **changes):
-    route = Route.checked(links.route(SENDER, RECEIVER, "models"), "route")
+    route = Route.checked(links.route(SENDER, RECEIVER, "models", 2**20), "route")
     return route.model_copy(update=changes)
 
 
@@ -38,7 +38,7 @@ def call(address, parts, timeout=5):
 
 
 def header_of(route, **changes):
-    fields = route.model_dump(include={"sender", "receiver", "purpose", "token", "permit"})
+    fields = route.model_dump(include={*Waybill.model_fields, "permit"})
     fields |= {"run_id": RUN, "size": len(SEALED), "sha256": hashlib.sha256(SEALED).hexdigest()}
     return Part(header=Header(**{**fields, **changes}))
 
@@ -52,7 +52,7 @@ def wait_until(true):
 
 def test_a_permitted_parcel_comes_to_lie_in_the_mailbox(receiver, links_of):
     route = route_to(links_of(receiver))
-    direct.deliver(SEALED, route, RUN, None)
+    direct.deliver(SEALED, route, RUN, None, 10)
     assert receiver.mailbox == [route.token]
     assert LinkFolder(receiver.store).take(route.token) == SEALED
 
@@ -64,13 +64,14 @@ def test_a_permitted_parcel_comes_to_lie_in_the_mailbox(receiver, links_of):
         {"purpose": "virtual-data"},
         {"token": "f" * 32},
         {"permit": "0" * 64},
+        {"largest": 2**30},
     ],
-    ids=["sender", "purpose", "token", "permit"],
+    ids=["sender", "purpose", "token", "permit", "largest"],
 )
 def test_what_the_server_did_not_permit_is_refused(receiver, links_of, refusals, changes):
     route = route_to(links_of(receiver), **changes)
     with pytest.raises(LinkError, match="the server has not permitted it"):
-        direct.deliver(SEALED, route, RUN, None)
+        direct.deliver(SEALED, route, RUN, None, 10)
     assert "Mailbox: rejected a parcel from node" in refusals.text
     assert receiver.mailbox == []
 
@@ -78,25 +79,26 @@ def test_what_the_server_did_not_permit_is_refused(receiver, links_of, refusals,
 def test_a_parcel_for_another_node_or_run_is_refused(receiver, links_of, refusals):
     route = route_to(links_of(receiver))
     with pytest.raises(LinkError, match="no mailbox for that run and receiver"):
-        direct.deliver(SEALED, route.model_copy(update={"receiver": str(STRANGER)}), RUN, None)
+        direct.deliver(SEALED, route.model_copy(update={"receiver": str(STRANGER)}), RUN, None, 10)
     with pytest.raises(LinkError, match="no mailbox for that run and receiver"):
-        direct.deliver(SEALED, route, RUN + 1, None)
+        direct.deliver(SEALED, route, RUN + 1, None, 10)
     assert refusals.text.count("no mailbox for that run and receiver") == 2
 
 
 def test_a_token_brings_one_parcel(receiver, links_of, refusals):
     route = route_to(links_of(receiver))
-    direct.deliver(SEALED, route, RUN, None)
+    direct.deliver(SEALED, route, RUN, None, 10)
     with pytest.raises(LinkError, match="token is spent"):
-        direct.deliver(b"another", route, RUN, None)
+        direct.deliver(b"another", route, RUN, None, 10)
     assert "token is spent" in refusals.text
     assert LinkFolder(receiver.store).take(route.token) == SEALED
 
 
 def test_a_parcel_over_the_limit_is_refused_before_it_is_sent(listening, links_of, refusals):
-    receiver = listening(RECEIVER, largest=2999)
+    receiver = listening(RECEIVER)
+    route = Route.checked(links_of(receiver).route(SENDER, RECEIVER, "models", 2971), "route")
     with pytest.raises(LinkError, match="3000 bytes are more than the 2999 allowed"):
-        direct.deliver(SEALED, route_to(links_of(receiver)), RUN, None)
+        direct.deliver(SEALED, route, RUN, None, 10)
     assert "more than the 2999 allowed" in refusals.text
 
 
@@ -116,7 +118,7 @@ def test_what_is_not_as_announced_leaves_nothing(receiver, links_of, refusals, c
         call(route.address, [header_of(route), *(Part(chunk=chunk) for chunk in chunks)])
     assert said in refusals.text
     assert receiver.mailbox == []
-    direct.deliver(SEALED, route, RUN, None)  # the token is not spent by that
+    direct.deliver(SEALED, route, RUN, None, 10)  # the token is not spent by that
     assert receiver.mailbox == [route.token]
 
 
@@ -193,11 +195,11 @@ def test_a_peer_without_the_federations_certificate_is_refused(
         "other authority": Credentials(ours.authority, stranger.certificate, stranger.key),
     }[case]
     with pytest.raises(LinkError, match="no transfer to"):
-        direct.deliver(SEALED, route, RUN, credentials)
+        direct.deliver(SEALED, route, RUN, credentials, 10)
     wait_until(lambda: said in log_file.read_text())
     assert "Handshake failed" in log_file.read_text()
     assert receiver.mailbox == []
-    direct.deliver(SEALED, route, RUN, ours)
+    direct.deliver(SEALED, route, RUN, ours, 10)
     assert receiver.mailbox == [route.token]
 
 
@@ -207,7 +209,7 @@ def test_a_mailbox_without_the_federations_certificate_gets_nothing(
     receiver = listening(RECEIVER, **other_authority.issue("receiver"))
     ours = Credentials.of(authority.issue("sender"))
     with pytest.raises(LinkError, match="no transfer to"):
-        direct.deliver(SEALED, route_to(links_of(receiver)), RUN, ours)
+        direct.deliver(SEALED, route_to(links_of(receiver)), RUN, ours, 10)
     assert receiver.mailbox == []
 
 
@@ -219,7 +221,7 @@ def test_an_address_that_answers_nothing_is_given_up(receiver, links_of, monkeyp
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         begin = time.monotonic()
         with pytest.raises(LinkError, match="no transfer to"):
-            direct.deliver(SEALED, route_to(links_of(receiver), address=address), RUN, None)
+            direct.deliver(SEALED, route_to(links_of(receiver), address=address), RUN, None, 10)
         assert time.monotonic() - begin < 5
 
 
@@ -227,7 +229,7 @@ def test_what_nobody_took_expires_and_the_rest_stays(receiver, links_of):
     old, fresh = (route_to(links_of(receiver)) for _ in range(2))
     folder = receiver.store.folder / "links"
     for route in (old, fresh):
-        direct.deliver(SEALED, route, RUN, None)
+        direct.deliver(SEALED, route, RUN, None, 10)
     (folder / "mailbox" / ".begun").write_bytes(b"left by a mailbox that was killed")
     for name in (old.token, ".begun"):
         os.utime(folder / "mailbox" / name, (time.time() - 100, time.time() - 100))

@@ -7,8 +7,9 @@ import torch
 
 from client.hfldd import keep_parcel
 from distill import VirtualData
-from links import send, transfer
+from links import send
 from links.records import VIRTUAL_DATA
+from protocol.hfldd import ParcelBounds
 
 from .conftest import RECEIVER, SENDER, STRANGER
 
@@ -38,6 +39,10 @@ def parcels(request, party, listening, links_of):
     return SimpleNamespace(sent=sent, receiver=receiver, other=other, kind=request.param)
 
 
+def keep(receiver, rank, delivery):
+    return keep_parcel(receiver, rank, delivery, ParcelBounds(images=3, of_a_class=1))
+
+
 def changed_by_one_bit(parcels):
     delivery = parcels.sent()
     if parcels.kind == "relay":
@@ -55,13 +60,13 @@ def with_a_changed_bit(sealed):
 
 def replayed(parcels):
     delivery = parcels.sent()
-    assert keep_parcel(parcels.receiver, 0, delivery)
+    assert keep(parcels.receiver, 0, delivery)
     return parcels.receiver, delivery, "token is spent"
 
 
 def another_with_a_spent_token(parcels):
     """By relay, since the mailbox refuses it too, with a line of its own."""
-    assert keep_parcel(parcels.receiver, 0, parcels.sent())
+    assert keep(parcels.receiver, 0, parcels.sent())
     return parcels.receiver, parcels.sent(), "token is spent"
 
 
@@ -91,7 +96,7 @@ def redirected_to_the_wrong_node(parcels):
 )
 def test_what_is_refused_is_set_aside_with_a_line_in_the_log(parcels, refusals, case):
     receiver, delivery, why = case(parcels)
-    assert not keep_parcel(receiver, 1, delivery)
+    assert not keep(receiver, 1, delivery)
     line = refusals.messages[-1]
     assert line.startswith(f"Parcel from node {SENDER} rejected: ")
     assert why in line
@@ -99,11 +104,9 @@ def test_what_is_refused_is_set_aside_with_a_line_in_the_log(parcels, refusals, 
 
 
 @pytest.mark.parametrize("parcels", ["relay"], indirect=True)  # else the mailbox refuses it
-def test_a_relayed_parcel_over_the_limit_is_set_aside_with_a_line_in_the_log(
-    parcels, refusals, monkeypatch
-):
+def test_a_relayed_parcel_over_the_limit_is_set_aside_with_a_line_in_the_log(parcels, refusals):
     delivery = parcels.sent()
-    monkeypatch.setattr(transfer, "LARGEST_PARCEL", 100)
-    assert not keep_parcel(parcels.receiver, 1, delivery)
+    delivery["largest"] = 100
+    assert not keep(parcels.receiver, 1, delivery)
     (line,) = refusals.messages
     assert "more than the 100 allowed" in line

@@ -1,11 +1,13 @@
 """A node's files, and how a run that goes on takes them up."""
 
+import errno
 import os
 import stat
+import time
 
 import pytest
 
-from links.store import NodeStore
+from links.store import CONTINUES, SPENT, NodeStore, remove_old_runs
 
 
 @pytest.fixture
@@ -75,7 +77,7 @@ def test_a_write_that_breaks_off_leaves_what_was_there(store, tmp_path, monkeypa
                 with pytest.raises(KeyboardInterrupt):
                     broken.write(name, b"new")
     assert (store.read("a"), store.read("b")) == (b"whole", b"whole")
-    assert store.names() == ["a", "b@000003"]
+    assert sorted(path.name for path in store.folder.iterdir()) == ["a", "b@000003"]
     after = NodeStore.open(tmp_path, 2, 8)
     assert after.take_over("1", "7", 9) == 2
 
@@ -87,3 +89,56 @@ def test_blobs_of_the_last_round_that_counts_are_taken_over_and_no_later_ones(st
         after = NodeStore.open(tmp_path, 10 + last, 8)
         after.take_over("1", "7", last)
         assert after.read("a") == taken
+
+
+def test_a_full_disk_leaves_what_was_there_and_no_part_of_what_comes(store, monkeypatch):
+    store.write("a", b"whole")
+
+    def full(number):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            store.write("a", b"new")
+    assert [path.name for path in store.folder.iterdir()] == ["a"]
+    assert store.read("a") == b"whole"
+    store.write("a", b"new")
+    assert store.read("a") == b"new"
+
+
+def test_what_a_power_cut_must_not_take_is_on_disk_before_its_name_and_the_name_before_the_end(
+    store, monkeypatch
+):
+    store.write("a", b"old")
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda n: (synced.append(os.readlink(f"/proc/self/fd/{n}")), fsync(n))
+    )
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: (synced.append("named"), replace(a, b)))
+    store.write("a", b"new")
+    content, named, folder = synced
+    assert content.startswith(f"{store.folder}/.a.")
+    assert (named, folder) == ("named", str(store.folder))
+
+
+def test_old_runs_go_and_what_was_spent_of_a_budget_stays(tmp_path):
+    old, resumed, fresh = (NodeStore.open(tmp_path, run_id, 7) for run_id in (1, 2, 3))
+    old.write("model", b"large")
+    old.write(SPENT, b"{}")
+    (old.folder / "links" / "mailbox").mkdir(parents=True)
+    (old.folder / "links" / "mailbox" / "parcel").write_bytes(b"uncollected")
+    resumed.take_over("1", "7", 0)
+    fresh.write("model", b"large")
+    plain = NodeStore.open(tmp_path, 4, 7)
+    plain.write("model", b"large")
+    for store in (old, resumed, plain):
+        for path in [store.folder, *store.folder.rglob("*")]:
+            os.utime(path, (time.time() - 100, time.time() - 100))
+    remove_old_runs(tmp_path, age=1000)
+    assert old.read("model") == b"large"
+    remove_old_runs(tmp_path, age=50)
+    assert (old.names(), resumed.names(), fresh.names()) == ([SPENT], [CONTINUES, SPENT], ["model"])
+    assert resumed.origin == old
+    assert not plain.folder.parent.exists()

@@ -9,7 +9,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.app import ConfigRecord
 
 from links import LinkError, receive, send
-from links import transfer as module
+from links.credentials import key_of
+from links.records import Introduction
 from links.transfer import introduce
 from task.settings import SettingsError
 
@@ -26,8 +27,8 @@ def ends(request, party, listening, authority):
     return sender, receiver, request.param
 
 
-def delivered(links, sender, receiver, payload=PAYLOAD, purpose="models"):
-    route = links.route(sender.node_id, receiver.node_id, purpose)
+def delivered(links, sender, receiver, payload=PAYLOAD, purpose="models", largest=None):
+    route = links.route(sender.node_id, receiver.node_id, purpose, largest)
     return links.forward(route, send(sender, route, payload))
 
 
@@ -45,7 +46,7 @@ def test_what_is_sent_arrives_and_the_server_sees_none_of_it(ends, links_of):
 
 
 def test_several_chunks_arrive_as_one(listening, party, links_of):
-    sender, receiver = party(SENDER), listening(RECEIVER, largest=2**23)
+    sender, receiver = party(SENDER), listening(RECEIVER)
     payload = os.urandom(3 * 2**20 + 5)
     delivery = delivered(links_of(sender, receiver, mode="direct"), sender, receiver, payload)
     assert receive(receiver, delivery, "models") == payload
@@ -129,24 +130,28 @@ def test_a_sender_that_the_server_made_up_is_refused(ends, links_of, party, auth
         receive(receiver, delivery, "models")
 
 
-def test_a_parcel_over_the_limit_is_neither_sent_nor_opened(party, links_of, monkeypatch):
+def test_a_parcel_over_its_routes_limit_is_neither_sent_nor_handed_on_nor_opened(party, links_of):
     sender, receiver = party(SENDER), party(RECEIVER)
     links = links_of(sender, receiver)
-    delivery = delivered(links, sender, receiver)
-    monkeypatch.setattr(module, "LARGEST_PARCEL", len(PAYLOAD))
-    with pytest.raises(LinkError, match="more than the 2560 allowed"):
-        delivered(links, sender, receiver)
-    with pytest.raises(LinkError, match="more than the 2560 allowed"):
+    route = links.route(SENDER, RECEIVER, "models", len(PAYLOAD) - 1)
+    with pytest.raises(LinkError, match="2588 bytes are more than the 2587 allowed"):
+        send(sender, route, PAYLOAD)
+    parcel = send(sender, links.route(SENDER, RECEIVER, "models"), PAYLOAD)
+    with pytest.raises(LinkError, match="2588 bytes are more than the 2587 allowed"):
+        links.forward(route, parcel)
+    delivery = links.forward(ConfigRecord({**route, "largest": 2**30}), parcel)
+    delivery["largest"] = 2587
+    with pytest.raises(LinkError, match="2588 bytes are more than the 2587 allowed"):
         receive(receiver, delivery, "models")
 
 
-def test_a_parcel_of_just_the_limit_is_sent_and_opened(party, links_of, monkeypatch):
-    sender, receiver = party(SENDER), party(RECEIVER)
-    monkeypatch.setattr(module, "LARGEST_PARCEL", len(PAYLOAD) + 28)
-    delivery = delivered(links_of(sender, receiver), sender, receiver)
+def test_a_parcel_of_just_the_limit_is_sent_and_opened(ends, links_of):
+    sender, receiver, kind = ends
+    links = links_of(sender, receiver, mode=kind)
+    delivery = delivered(links, sender, receiver, largest=len(PAYLOAD))
     assert receive(receiver, delivery, "models") == PAYLOAD
-    with pytest.raises(LinkError, match="more than the 2588 allowed"):
-        delivered(links_of(sender, receiver), sender, receiver, PAYLOAD + b"1")
+    with pytest.raises(LinkError, match="2589 bytes are more than the 2588 allowed"):
+        delivered(links, sender, receiver, PAYLOAD + b"1", largest=len(PAYLOAD))
 
 
 def test_a_parcel_that_never_came_is_missed(ends, links_of):
@@ -194,7 +199,7 @@ def test_auto_falls_back_to_the_relay_and_says_why(party, links_of, caplog, monk
 
 
 def test_auto_goes_by_relay_where_the_mailbox_refuses(party, listening, links_of):
-    sender, receiver = party(SENDER), listening(RECEIVER, largest=100)
+    sender, receiver = party(SENDER), listening(RECEIVER, capacity=100)
     delivery = delivered(links_of(sender, receiver), sender, receiver)
     assert delivery["link"] == "relay"
     assert receive(receiver, delivery, "models") == PAYLOAD
@@ -273,3 +278,19 @@ def test_secrets_are_this_users_only_and_last(party, listening):
     assert len(secrets["key"]) == len(secrets["permit-key"]) == 32
     assert introduce(node) == first
     assert introduce(party(SENDER))["permit-key"] == b""
+
+
+def test_a_key_is_shown_by_signing_and_lasts_from_run_to_run(party, authority):
+    own, other = authority.issue("own"), authority.issue("other")
+
+    def introduction(run_id, node_id=7, **settings):
+        return Introduction.checked(introduce(party(node_id, run_id=run_id, **settings)), "test")
+
+    key = key_of(introduction(1, **own), 1, 7)
+    assert len(key) == 64
+    assert key_of(introduction(2, 8, **own), 2, 8) == key
+    assert key_of(introduction(3, **other), 3, 7) not in ("", key)
+    stolen = introduction(1, **own)
+    assert key_of(stolen, 2, 7) == key_of(stolen, 1, 8) == ""  # of another run or node
+    assert key_of(introduction(4), 4, 7) == ""
+    assert key_of(stolen.model_copy(update={"certificate": b"junk"}), 1, 7) == ""

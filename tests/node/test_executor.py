@@ -12,11 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.constant import ErrorCode
+from flwr.proto.appio_pb2 import ClaimTaskRequest, PullPendingTasksRequest
+from flwr.proto.clientappio_pb2_grpc import ClientAppIoStub
 from flwr.supercore.constant import TaskType
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
@@ -24,6 +27,9 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
 from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.start_client_internal import _insert_message, run_clientappio_api_grpc
+
+from node import executor as node_executor
+from node.appio import open_channel
 
 pytestmark = pytest.mark.faults
 
@@ -34,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 class SuperNode:
     """The executor's side of a SuperNode: its state and its API, without a SuperLink."""
 
-    def __init__(self, certificates: Any = None) -> None:
+    def __init__(self, certificates: Any = None, secret: bytes | None = None) -> None:
         objects = ObjectStoreFactory()
         states = NodeStateFactory(objects)
         self.state: Any = states.state()
@@ -50,7 +56,7 @@ class SuperNode:
                 certificates.server.read_bytes(),
                 certificates.key.read_bytes(),
             ),
-            superexec_auth_secret=None,
+            superexec_auth_secret=secret,
         )
         self.address = str(self._server.bound_address)
 
@@ -211,6 +217,63 @@ def test_a_reply_that_nobody_waits_for_any_more_is_not_sent(
         reply = node.reply()
     assert reply.has_error()
     assert "is late after 2 s" in str(reply.error.reason)
+
+
+def test_a_hung_child_is_killed_and_answered_for_and_the_next_message_finds_another(
+    node: SuperNode, tiny_app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_executor, "GRACE", 0.5)
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    node.submit(tiny_app)
+    node.send()
+    executor = node_executor.Executor(
+        open_channel(node.address, None), ["--appio-address", node.address]
+    )
+    before = executor._child.pid
+
+    def serve_one() -> Message:
+        while (claim := executor._claim()) is None:
+            time.sleep(0.02)
+        executor._serve_task(*claim)
+        return node.reply()
+
+    try:
+        assert told(serve_one())["pid"] == before
+        node.send("sleep", ttl=0.5)  # for 8 s
+        start = time.monotonic()
+        hung = serve_one()
+        assert time.monotonic() - start < 5
+        assert hung.error.code == ErrorCode.CLIENT_APP_CRASHED
+        assert "hung, and was killed" in str(hung.error.reason)
+        node.send()
+        assert told(serve_one())["pid"] == executor._child.pid != before
+    finally:
+        executor.close()
+    wait_until_gone(before)
+
+
+def test_tasks_are_claimed_by_those_who_know_the_nodes_secret_alone(
+    tiny_app: Path, tmp_path: Path
+) -> None:
+    """The API is on loopback, where any user of the machine reaches it."""
+    node = SuperNode(secret=b"s" * 32)
+    node.submit(tiny_app)
+    node.send()
+    for secret in (None, b"guessed"):
+        stub = ClientAppIoStub(open_channel(node.address, None, secret))
+        for call, request in (
+            (stub.PullPendingTasks, PullPendingTasksRequest()),
+            (stub.ClaimTask, ClaimTaskRequest(task_id=1)),
+        ):
+            with pytest.raises(grpc.RpcError) as refused:
+                call(request, timeout=5)
+            assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    file = tmp_path / "secret"
+    file.write_bytes(b"s" * 32)
+    with running_executor(node, tmp_path, "--secret-file", str(file)):
+        assert told(node.reply())["greeting"] == "hello"
+    node.close()
 
 
 def test_a_reply_that_went_out_before_its_last_objects_came_is_no_failure(

@@ -98,6 +98,7 @@ def test_an_address_on_loopback_needs_no_certificate(address: str) -> None:
         ({"sector": -1}, "sector=-1"),
         ({"threads": 0}, "threads=0"),
         ({"release_after": 0}, "release-after=0"),
+        ({"keep_runs": 0}, "keep-runs=0"),
         ({"connect_timeout": -1}, "connect-timeout=-1"),
         ({"partition_id": -1, "num_partitions": 2}, "partition-id=-1"),
         ({"partition_id": 0, "num_partitions": 0}, "num-partitions=0"),

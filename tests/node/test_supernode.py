@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,9 +23,12 @@ supernode.main()
     ("error", "told"),
     [("RuntimeError('refused')", "RuntimeError: refused"), ("KeyboardInterrupt", "")],
 )
-def test_it_waits_for_no_thread_that_flower_left_behind(error: str, told: str) -> None:
+def test_it_waits_for_no_thread_that_flower_left_behind(
+    error: str, told: str, tmp_path: Path
+) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", FAILS.format(error=error), "1"],  # reports would go to stdout
+        # reports would go to stdout
+        [sys.executable, "-c", FAILS.format(error=error), "1", str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=60,

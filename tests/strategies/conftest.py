@@ -94,7 +94,7 @@ def direct(tmp_path, monkeypatch):
 
     unreachable = []
 
-    def deliver(sealed, to, run_id, credentials):
+    def deliver(sealed, to, run_id, credentials, timeout):
         if int(to.receiver) in unreachable:
             raise links.transfer.LinkError("no connection")
         store = NodeStore.open(str(tmp_path / "state"), run_id, int(to.receiver))

@@ -188,7 +188,7 @@ def test_a_malformed_or_missing_models_node_is_left_out_and_the_round_goes_on(
 
     send = client.fedhead.send
 
-    def tampered(session, route, payload):
+    def tampered(session, route, payload, deadline):
         if session.node_id == failing:
             raise RuntimeError("this node is broken")
         if session.node_id == garbage:

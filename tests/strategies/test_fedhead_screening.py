@@ -55,7 +55,7 @@ def mean_of_a_round(client_grid, monkeypatch, tmp_path):
         messages = list(strategy.configure_train(1, start, ConfigRecord({"lr": 0.05}), grid))
         (cluster,) = strategy.topology.clusters
 
-        def spoiled(session, route, payload):
+        def spoiled(session, route, payload, deadline):
             hostile = session.node_id in cluster.members[:2]
             return send(session, route, spoil(payload) if hostile else payload)
 

@@ -7,7 +7,9 @@ from flwr.app import ArrayRecord, ConfigRecord
 from client.hfldd import pooled_samples
 from client.session import Session
 from distill import VirtualData
+from distill.virtual_data import Bounds
 from links.mailbox import Mailbox, start_server
+from links.seal import OVERHEAD
 from protocol.hfldd import DISTILL, RECEIVE, Distillation
 from protocol.meeting import DESCRIBE
 from server.grid.ledger import DIRECT, RELAYED
@@ -17,7 +19,7 @@ from task.datasets import load_dataset
 from task.models import create_model
 
 RUN_CONFIG = {"partition.classes": 2, "train.local-epochs": 1}
-PER_NODE = 8
+PER_NODE, SHAPE = 8, (1, 8, 8)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,8 @@ def run(grid, arrays, links, **settings):
 
         grid.nodes[node_id] = listening
     metered = MeteredGrid(grid, deadline=60)
-    strategy = HFLDD(groups=3, links=links, distillation=Distillation(**settings))
+    distillation = Distillation(**settings)
+    strategy = HFLDD(groups=3, links=links, distillation=distillation, image_shape=SHAPE)
     messages = strategy.configure_train(1, arrays, ConfigRecord({"lr": 0.05}), metered)
     metered.send_and_receive(messages)
     said = [(m.metadata.message_type, m.content) for m in grid.pushed] + replies
@@ -99,6 +102,17 @@ def test_the_server_sees_nothing_of_what_members_send(
     seen = [value for _, content in said for value in config_values(content)]
     texts = b"\n".join(value for value in seen if isinstance(value, bytes))
     assert not any(pattern[:16] in texts for pattern in patterns)
+    bounds = [c["config"] for t, c in said if t == RECEIVE and "images" in c.get("config", {})]
+    routes = [c["route"] for t, c in said if t == DISTILL and "route" in c]
+    largest = {route["largest"] - OVERHEAD for route in routes}
+    if raw:  # as many as the members said at the first meeting that they have
+        held = [r.metric_records["metrics"]["num-examples"] for t, r in said if t == DESCRIBE and r]
+        assert {b["images"] for b in bounds} <= set(held)
+        assert largest <= {Bounds(SHAPE, 10, n, n).num_bytes for n in held}
+    else:
+        assert [dict(b) for b in bounds] == [{"images": 40, "of-a-class": 40}] * len(bounds)
+        assert largest == {Bounds(SHAPE, 10, 40, 40).num_bytes}
+    assert len(bounds) == len(strategy.topology.heads)
     member_bytes = ledger.by_phase()[DISTILL]
     assert (DIRECT in member_bytes) == (links == "direct")
     assert (RELAYED in member_bytes) == (links == "relay")

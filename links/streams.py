@@ -1,0 +1,144 @@
+"""How long a parcel may be on its way, and how much of a mailbox one peer may take."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from links.errors import LinkError
+
+HEADER_WITHIN = 5.0
+"""Seconds in which a stream must send its header."""
+
+SLOWEST = 16 * 1024
+"""Bytes a second below which a transfer is given up, on either side."""
+
+STREAMS = 32
+"""Streams at once into a mailbox; more are sent away, and come again."""
+
+STREAMS_OF_A_CERTIFICATE = 4
+"""Streams at once with one certificate."""
+
+CAPACITY = 2**34
+"""Bytes of all parcels in a mailbox together."""
+
+CERTIFICATES_PART = 4
+"""The parcels with one certificate take at most the capacity divided by this."""
+
+_PATIENCE = 30.0
+
+
+def time_for(size: int) -> float:
+    """Seconds that a parcel of this size may be on its way."""
+    return _PATIENCE + size / SLOWEST
+
+
+@contextmanager
+def closed_after(seconds: float, close: Callable[[], object]) -> Iterator[None]:
+    """Call `close`, from another thread, if the block takes longer."""
+    timer = threading.Timer(seconds, close)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+class BusyError(LinkError):
+    """As many streams are open as may be: the sender is to come again."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Who sends: a certificate, or without TLS an address.
+
+    Without TLS all peers are on this machine and share an address, so it may take all that there
+    is.
+    """
+
+    name: str
+    certified: bool
+
+
+class Admission:
+    """Counts the streams into a node's mailboxes, and the bytes that lie there.
+
+    Parameters
+    ----------
+    state_dir : Path
+        The node's state directory.
+    capacity : int (default: CAPACITY)
+        Bytes of all parcels together, those on their way included.
+    """
+
+    def __init__(self, state_dir: Path, capacity: int = CAPACITY) -> None:
+        self._state_dir = state_dir
+        self._capacity = capacity
+        self._streams: Counter[Peer] = Counter()
+        self._coming: dict[Path, tuple[Peer, int]] = {}
+        self._senders: dict[Path, Peer] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def stream(self, peer: Peer) -> Iterator[None]:
+        """Count a peer's stream while it is open.
+
+        Raises
+        ------
+        BusyError
+            If the peer has as many streams open as it may.
+        """
+        limit = STREAMS_OF_A_CERTIFICATE if peer.certified else STREAMS
+        with self._lock:
+            if self._streams[peer] >= limit:
+                raise BusyError(f"{limit} streams are open from here: come again")
+            self._streams[peer] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._streams[peer] -= 1
+                self._streams += Counter()  # drops those at 0
+
+    @contextmanager
+    def space(self, peer: Peer, size: int, target: Path) -> Iterator[None]:
+        """Keep `size` bytes free for a parcel that comes to lie at `target`.
+
+        Raises
+        ------
+        LinkError
+            If the mailbox, or the peer's part of it, would hold too much, or the same parcel is on
+            its way already.
+        """
+        with self._lock:
+            self._check_space(peer, size, target)
+            self._coming[target] = peer, size
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._coming[target]
+                self._senders[target] = peer
+
+    def _check_space(self, peer: Peer, size: int, target: Path) -> None:
+        if target in self._coming:
+            raise LinkError("it is on its way already")
+        lying = dict(self._parcels())
+        self._senders = {path: sender for path, sender in self._senders.items() if path in lying}
+        total = sum(lying.values()) + sum(size for _, size in self._coming.values())
+        own = sum(lying[path] for path, sender in self._senders.items() if sender == peer)
+        own += sum(size for sender, size in self._coming.values() if sender == peer)
+        part = self._capacity // CERTIFICATES_PART if peer.certified else self._capacity
+        for held, limit in ((own, part), (total, self._capacity)):
+            if held + size > limit:
+                raise LinkError(f"{held} bytes lie in the mailbox, of {limit} allowed")
+
+    def _parcels(self) -> Iterator[tuple[Path, int]]:
+        for path in self._state_dir.glob("runs/*/*/links/mailbox/[!.]*"):
+            with suppress(FileNotFoundError):  # the app may take it meanwhile
+                yield path, path.stat().st_size

@@ -1,0 +1,64 @@
+"""Learns which runs have ended, and removes what others sent to this node for them.
+
+Flower tells nodes nothing of the end of a run. It only refuses to describe a run that has ended, so
+the SuperNode asks now and then about those that have files of links here.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from logging import DEBUG, INFO
+from pathlib import Path
+from typing import Any
+
+from flwr.common.logger import log
+from flwr.supercore.run import RunNotRunningException
+
+from node.flower_timing import can_override
+
+EVERY = 60.0
+"""Seconds between questions to the SuperLink."""
+
+
+def patch_run_ends(state_dir: Path, *, every: float = EVERY) -> bool:
+    """Have the SuperNode's loop remove the links' files of runs that have ended."""
+    from flwr.supernode import start_client_internal
+
+    present = hasattr(start_client_internal, "_pull_and_store_message")
+    if not can_override("the SuperNode's intake", present):
+        return False
+    pull_and_store: Callable[..., int | None] = start_client_internal._pull_and_store_message
+    due = time.monotonic() + every
+
+    def pull_and_store_message(*, get_run: Callable[[int], Any], **others: Any) -> int | None:
+        nonlocal due
+        if time.monotonic() > due:
+            remove_links_of_ended_runs(state_dir, get_run)
+            due = time.monotonic() + every
+        return pull_and_store(get_run=get_run, **others)
+
+    setattr(start_client_internal, "_pull_and_store_message", pull_and_store_message)  # noqa: B010
+    return True
+
+
+def remove_links_of_ended_runs(state_dir: Path, get_run: Callable[[int], Any]) -> None:
+    """Remove keys, spent tokens and uncollected parcels of runs that have ended.
+
+    Parameters
+    ----------
+    state_dir : Path
+        The node's state directory.
+    get_run : Callable[[int], Run]
+        The SuperLink's description of a run; RunNotRunningException if it has ended.
+    """
+    for links in state_dir.glob("runs/*/*/links"):
+        run_id = int(links.parent.parent.name)
+        try:
+            get_run(run_id)
+        except RunNotRunningException:
+            log(INFO, "Run %s has ended: its links are removed", run_id)
+            shutil.rmtree(links, ignore_errors=True)
+        except Exception as error:  # the SuperLink cannot say: it may later
+            log(DEBUG, "Run %s: %s", run_id, error)

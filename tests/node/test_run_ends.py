@@ -1,0 +1,124 @@
+"""What nodes keep, and for how long: of runs that have ended, of old ones, and their own secret."""
+
+import errno
+import os
+import time
+from multiprocessing import Pipe
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flwr.supercore.run import RunNotRunningException
+from flwr.supernode import start_client_internal
+
+from links.folder import LinkFolder
+from links.store import NodeStore
+from node.run_ends import patch_run_ends, remove_links_of_ended_runs
+from node.settings import NodeSettings
+from node.supervisor import Node
+
+ENDED, RUNNING, UNKNOWN = 2**63 + 1, 2, 3
+
+
+def get_run(run_id: int) -> object:
+    """As a SuperNode asks its SuperLink."""
+    if run_id == ENDED:
+        raise RunNotRunningException
+    if run_id == UNKNOWN:
+        raise ConnectionError
+    return object()
+
+
+@pytest.fixture
+def links(tmp_path: Path) -> dict[int, Path]:
+    """Folder of a node's links in each run, with a parcel that nobody collected."""
+    folders = {}
+    for run_id in (ENDED, RUNNING):
+        store = NodeStore.open(tmp_path, run_id, 7)
+        store.write("model", b"kept")
+        LinkFolder(store).private_key()
+        folders[run_id] = store.folder / "links"
+        (folders[run_id] / "mailbox").mkdir()
+        (folders[run_id] / "mailbox" / "parcel").write_bytes(b"uncollected")
+    return folders
+
+
+def test_what_a_run_that_has_ended_left_in_the_mailbox_goes(links: dict[int, Path]) -> None:
+    remove_links_of_ended_runs(links[ENDED].parents[3], get_run)
+    assert not links[ENDED].exists()
+    assert (links[ENDED].parent / "model").exists()
+    assert (links[RUNNING] / "mailbox" / "parcel").exists()
+
+
+def test_a_superlink_that_cannot_say_changes_nothing(tmp_path: Path) -> None:
+    store = NodeStore.open(tmp_path, UNKNOWN, 7)
+    LinkFolder(store).private_key()
+    remove_links_of_ended_runs(tmp_path, get_run)
+    assert (store.folder / "links" / "key").exists()
+
+
+def test_the_supernodes_loop_asks_now_and_then(
+    links: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def intake(*, get_run: Any, state: str) -> int:
+        return len(state)
+
+    def asking(run_id: int) -> object:
+        asked.append(run_id)
+        return get_run(run_id)
+
+    monkeypatch.setattr(start_client_internal, "_pull_and_store_message", intake)
+    assert patch_run_ends(links[ENDED].parents[3], every=0.0)
+    pull: Any = start_client_internal._pull_and_store_message
+    assert pull(get_run=asking, state="abc") == 3
+    assert sorted(asked) == [RUNNING, ENDED]
+    assert not links[ENDED].exists()
+    monkeypatch.setattr(start_client_internal, "_pull_and_store_message", intake)
+    assert patch_run_ends(links[ENDED].parents[3], every=60.0)
+    pull = start_client_internal._pull_and_store_message
+    assert pull(get_run=asking, state="abc") == 3
+    assert len(asked) == 2
+
+
+def test_what_runs_left_behind_goes_after_as_many_days_as_the_setting_says(tmp_path: Path) -> None:
+    stores = [NodeStore.open(tmp_path, run_id, 7) for run_id in (1, 2)]
+    for store, days in zip(stores, (0.9, 1.1), strict=True):
+        store.write("model", b"large")
+        for path in (store.folder, store.folder / "model"):
+            os.utime(path, (time.time() - 86_400 * days,) * 2)
+    node = Node(NodeSettings(insecure=True, state_dir=tmp_path, keep_runs=1.0))
+    reports, writer = Pipe(duplex=False)
+    writer.close()
+    part: Any = SimpleNamespace(name="mailbox", reports=reports)
+    node._parts = [part]
+    assert node._wait_for_an_end() == "the mailbox ended"
+    assert [store.folder.exists() for store in stores] == [True, False]
+
+
+def test_a_nodes_secret_is_its_users_alone_and_made_anew_if_a_power_cut_left_it_empty(
+    tmp_path: Path,
+) -> None:
+    node, file = Node(NodeSettings(insecure=True, state_dir=tmp_path)), tmp_path / "appio-secret"
+    node._write_secret()
+    secret = file.read_bytes()
+    assert (len(secret), file.stat().st_mode & 0o777) == (32, 0o600)
+    node._write_secret()
+    assert file.read_bytes() == secret
+    file.write_bytes(b"")
+    node._write_secret()
+    assert len(file.read_bytes()) == 32
+
+
+def test_a_status_that_a_full_disk_does_not_take_ends_no_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    Node(NodeSettings(insecure=True, state_dir=tmp_path))._write_status()
+    assert "node.json is not written: [Errno 28] No space left" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
