@@ -25,7 +25,15 @@ from distill.ensemble import Distilled, distil_ensemble, teacher_probabilities
 from links import LinkError, receive, send
 from protocol.arrays import Arrays, arrays_of, as_record, as_tensors, check_arrays
 from protocol.ensemble import EnsembleDistillation
-from protocol.fedhead import GLOBAL_MODEL, LEADS, LINK_ERROR, RULE, SECTOR_MODEL, UPDATE_NORM
+from protocol.fedhead import (
+    GLOBAL_MODEL,
+    LEADS,
+    LINK_ERROR,
+    LONGEST_REASON,
+    RULE,
+    SECTOR_MODEL,
+    UPDATE_NORM,
+)
 from protocol.messages import (
     ARRAYS,
     CONFIG,
@@ -41,6 +49,8 @@ from protocol.outliers import absurdly_large, update_norm
 from protocol.robust import Rule, robust_mean, trimmed
 from task.models import create_model
 
+LONGER = 1.001
+"""Times the norm that a member told which its model may have."""
 OWN = 0
 """Rank of the leader's own model; members' ranks start at 1."""
 MEMBERS = "sector-members"
@@ -152,8 +162,9 @@ def mean_of_sector(session: Session, content: RecordDict) -> SectorMean:
     session : Session
         The leader's.
     content : RecordDict
-        ``delivery.<rank>`` of each member, from 1; the config has ``num-examples.<rank>`` and the
-        rule. Rank 0 is the leader's own model in its store, if it trained one.
+        ``delivery.<rank>`` of each member, from 1; the config has ``num-examples.<rank>``, the
+        ``update-norm.<rank>`` that each told the server, and the rule. Rank 0 is the leader's own
+        model in its store, if it trained one.
 
     Raises
     ------
@@ -172,19 +183,22 @@ def mean_of_sector(session: Session, content: RecordDict) -> SectorMean:
             payload = receive(session, delivery, SECTOR_MODEL)
             norms[rank] = update_norm(check_arrays(load(payload), start), start)
         except Exception as error:  # hostile bytes make the reader raise all sorts
-            rejected[rank] = str(error) or type(error).__name__
+            rejected[rank] = (str(error) or type(error).__name__)[:LONGEST_REASON]
             continue
         session.store.write(_file(rank), payload)
+    told = dict(_ranked(config, UPDATE_NORM))
     for rank in absurdly_large(norms, session.task.norm_threshold):
         rejected[rank] = "its norm is beyond norm-threshold"
-        del norms[rank]
+    for rank, norm in norms.items():  # else a member could have the server refuse the mean
+        if session.task.norm_threshold and norm > LONGER * float(str(told.get(rank, norm))):
+            rejected[rank] = f"its norm is {norm:.3g}, and it told the server {told[rank]:.3g}"
+    norms = {rank: norm for rank, norm in norms.items() if rank not in rejected}
     rule: Rule = config.get(RULE, "mean")  # type: ignore[assignment]
     models = [StoredModel(session.store.folder / _file(rank)) for rank in norms]
     mean, kept = robust_mean(rule, [counts[rank] for rank in norms], models, start)
     weights = dict(zip(norms, kept.tolist(), strict=True))
-    rejected |= {
-        r: f"it is not one of those that {rule} takes" for r, w in weights.items() if not w
-    }
+    unused = [rank for rank, weight in weights.items() if not weight]
+    rejected |= dict.fromkeys(unused, f"it is not one of those that {rule} takes")
     members = {
         SERVER_ROUND: config[SERVER_ROUND],
         RULE: rule,

@@ -39,6 +39,9 @@ RULE = "rule"
 UPDATE_NORM = "update-norm"
 """Metric of a node that trained: the norm of its update, which the server does not see."""
 
+LONGEST_REASON = 300
+"""Characters of a leader's reason for rejecting a model."""
+
 SECTOR_MODEL = "sector-model"
 """Purpose of a parcel: a model that a member trained, for its leader (step 1)."""
 
@@ -113,8 +116,9 @@ class RejectedModels(Block):
     def _are_reasons(self) -> "RejectedModels":
         for key, reason in (self.model_extra or {}).items():
             stem, _, rank = key.partition(".")
-            if stem != "rejected" or not rank.isdecimal() or not isinstance(reason, str):
-                raise ValueError(f"{key} is not a reason for a rejected model")
+            is_reason = isinstance(reason, str) and len(reason) <= LONGEST_REASON
+            if stem != "rejected" or not rank.isdecimal() or not is_reason:
+                raise ValueError(f"{key[:20]} is not a reason for a rejected model")
         return self
 
 

@@ -56,9 +56,9 @@ class CADIS(CheckedFedAvg):
     Aggregation and Knowledge DIStilled Regularization" (Nguyen et al. 2023).
 
     Clusters cover all clients ever seen; ``|cluster of i|`` counts only clients in the round, so
-    that every cluster in it has an equal say, up to 2.5 times its share of the nodes: in the paper,
-    one node unlike all others weighs as much as all of them. Similarities of pairs that never met are estimated
-    for clients of the round, through other clients of the round.
+    that every cluster in it has an equal say. Unlike in the paper, it is capped (``most_say``): one
+    client unlike all others would weigh as much as all of them together. Similarities of pairs that
+    never met are estimated for clients of the round, through other clients of the round.
 
     Pairs are judged by the peak of their similarity S (eq. 12), unlike in the paper. Once a model
     fits a cluster, its clients' changes are noise and S falls: judged by S, the cluster would

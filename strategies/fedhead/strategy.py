@@ -405,7 +405,8 @@ class FedHEAD(FedAvg):
             ranked = {rank: n for rank, n in enumerate(cluster.members, 1) if n in deliveries}
             counts = {f"{NUM_EXAMPLES}.{rank}": num_examples[n] for rank, n in ranked.items()}
             counts[f"{NUM_EXAMPLES}.0"] = num_examples[cluster.head]
-            config = ConfigRecord({**counts, SERVER_ROUND: server_round, RULE: self.rule})
+            norms = {f"{UPDATE_NORM}.{rank}": self._norms[n] for rank, n in ranked.items()}
+            config = ConfigRecord({**counts, **norms, SERVER_ROUND: server_round, RULE: self.rule})
             content = RecordDict({CONFIG: config})
             content.update({f"{DELIVERY}.{rank}": deliveries[n] for rank, n in ranked.items()})
             messages.append(Message(content, cluster.head, AGGREGATE_SECTOR))
