@@ -100,7 +100,8 @@ def train_sector(message: Message, context: Context) -> Message:
     local = LocalRound.of(session, content, start)
     trained = local.train(session.data.train)
     arrays = arrays_of(local.model)
-    trained.metric_records[METRICS][UPDATE_NORM] = update_norm(arrays, start)
+    norm = update_norm(check_arrays(arrays, start), start)
+    trained.metric_records[METRICS][UPDATE_NORM] = norm
     session.store.write(_file(OWN), save(arrays))
     if not content.config_records[CONFIG].get(LEADS):
         trained.update(_send_trained(session, content))
