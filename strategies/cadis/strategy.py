@@ -66,7 +66,6 @@ class CADIS(CheckedFedAvg):
     """
 
     run_arguments = ("seed",)
-    state_keys = ("last_start",)
 
     def __init__(
         self,
@@ -184,13 +183,19 @@ class CADIS(CheckedFedAvg):
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, besides the global model."""
-        return {**super().state_dict(), "places": dict(self.places), "known": asdict(self.known)}
+        own = {
+            "places": dict(self.places),
+            "known": asdict(self.known),
+            "last-start": dict(self.last_start),
+        }
+        return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state; see `CheckedFedAvg`."""
         super().load_state_dict(state)
         self.places = dict(state["places"])
         self.known = KnownPairs(**state["known"])
+        self.last_start = dict(state.get("last-start", {}))  # older checkpoints have none
 
 
 def _dense_weight(arrays: Arrays, layer: str) -> str:
