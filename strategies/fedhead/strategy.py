@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from logging import INFO, WARNING
-from statistics import median
 from typing import Any, Self
 
 import numpy as np
@@ -41,24 +40,21 @@ from protocol.messages import (
     SERVER_ROUND,
     TRAIN_LOSS,
 )
-from protocol.outliers import absurdly_large, update_norm
+from protocol.outliers import update_norm
 from protocol.replies import number, usable
-from protocol.robust import Rule, inner_products, shortening, trimmed_mean
+from protocol.robust import Rule, trimmed_mean
 from strategies.common.directory import Directory
 from strategies.common.leaders import successor
 from strategies.common.run import Run
 from strategies.common.state import check_tag, tag
 from strategies.common.topology import Cluster, Topology
 from strategies.fedhead.membership import Membership
+from strategies.fedhead.screening import Norms, agreeing, points_away
 from task.settings import SettingsError
 
 Weighted = tuple[float, Arrays]
 """A sector's samples and model."""
 
-LONGER = 1.1
-"""A mean of models is no further from the start than the furthest; a trimmed one may be a bit."""
-HISTORY = 20
-"""Rounds whose median norm the norms of a round are compared with."""
 ALIKE = 3.0
 """Times as far from the median as the witnesses that an honest leader may be, where members send
 each of them another model."""
@@ -147,13 +143,11 @@ class FedHEAD(FedAvg):
         self.links = links
         self.phase_timeout = phase_timeout
         self.seed = seed
-        self.norm_threshold = norm_threshold
         self.topology: Topology | None = None
         """Leaders and members of the round."""
         self._membership = Membership(sectors, fixed_leader, seed, directory or Directory())
         self._first = True
-        self._median_norms: list[float] = []
-        self._norms: dict[int, float]
+        self._norms = Norms(norm_threshold)
         self._num_examples: dict[int, int]
         self._grid: Grid
         self._routes: dict[int, ConfigRecord]
@@ -244,14 +238,13 @@ class FedHEAD(FedAvg):
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, besides the global model."""
-        norms = {"median-norms": list(self._median_norms)}
-        return {**tag(self), **self._membership.state_dict(), **norms}
+        return {**tag(self), **self._membership.state_dict(), **self._norms.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state; see `CheckedFedAvg`."""
         check_tag(state, self)
         self._membership.load_state_dict(state)
-        self._median_norms = list(state.get("median-norms", ()))  # older checkpoints have none
+        self._norms.load_state_dict(state)
 
     def combine(self, server_round: int, sectors: list[Weighted]) -> Arrays:
         """Step 5: ``w = sum_m p_m z_m``."""
@@ -326,27 +319,17 @@ class FedHEAD(FedAvg):
     def _trained(self, replies: list[Message]) -> tuple[dict[int, int], MetricRecord]:
         """Samples of each node that trained, and the mean loss; notes the norms of updates."""
         losses: dict[int, float] = {}
-        self._norms = {}
+        norms: dict[int, float] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
-                losses[node] = number(reply, TRAIN_LOSS)
-                self._norms[node] = number(reply, UPDATE_NORM)
+                losses[node], norms[node] = number(reply, TRAIN_LOSS), number(reply, UPDATE_NORM)
             except ValueError as error:
                 log(WARNING, "Model of node %d set aside: %s", node, error)
-        for node in self._absurd(self._norms):
-            log(WARNING, "Model of node %d set aside: its norm exceeds norm-threshold", node)
-            del self._norms[node]
-        if self._norms:
-            self._median_norms = [*self._median_norms, median(self._norms.values())][-HISTORY:]
-        num_examples = {node: self._num_examples[node] for node in self._norms}
+        self._norms.begin_round(norms)
+        num_examples = {node: self._num_examples[node] for node in self._norms.told}
         loss = sum(count * losses[node] for node, count in num_examples.items())
         return num_examples, MetricRecord({TRAIN_LOSS: loss / max(sum(num_examples.values()), 1)})
-
-    def _absurd(self, norms: Mapping[int, float]) -> list[int]:
-        """Nodes whose norm is absurd beside the others' and earlier rounds'."""
-        earlier = {-1 - i: norm for i, norm in enumerate(self._median_norms)}  # ids are not below 0
-        return [n for n in absurdly_large({**earlier, **norms}, self.norm_threshold) if n in norms]
 
     def _deliveries(self, replies: Iterable[Message]) -> dict[int, ConfigRecord]:
         """Members' models, as deliveries for their leaders."""
@@ -405,7 +388,7 @@ class FedHEAD(FedAvg):
             ranked = {rank: n for rank, n in enumerate(cluster.members, 1) if n in deliveries}
             counts = {f"{NUM_EXAMPLES}.{rank}": num_examples[n] for rank, n in ranked.items()}
             counts[f"{NUM_EXAMPLES}.0"] = num_examples[cluster.head]
-            norms = {f"{UPDATE_NORM}.{rank}": self._norms[n] for rank, n in ranked.items()}
+            norms = {f"{UPDATE_NORM}.{rank}": self._norms.told[n] for rank, n in ranked.items()}
             config = ConfigRecord({**counts, **norms, SERVER_ROUND: server_round, RULE: self.rule})
             content = RecordDict({CONFIG: config})
             content.update({f"{DELIVERY}.{rank}": deliveries[n] for rank, n in ranked.items()})
@@ -419,7 +402,7 @@ class FedHEAD(FedAvg):
             averaged -= _rejected(cluster, reply)
             try:
                 mean = self._model_of(reply)
-                self._check_mean(mean, averaged)
+                self._norms.check_mean(mean, self._global, averaged)
             except ValueError as error:
                 log(WARNING, "Mean of leader %d set aside: %s", cluster.head, error)
                 self._membership.distrust(cluster.head)
@@ -427,27 +410,12 @@ class FedHEAD(FedAvg):
             means[cluster.head] = (sum(num_examples[node] for node in averaged), mean)
         return means
 
-    def _check_mean(self, mean: Arrays, averaged: Iterable[int]) -> None:
-        """Refuse a mean that is further from the global model than all that it is made of.
-
-        Raises
-        ------
-        ValueError
-            If it is, or is made of nothing.
-        """
-        longest = max((self._norms[node] for node in averaged), default=None)
-        if longest is None:
-            raise ValueError("all models of the sector were rejected, the leader's own too")
-        norm = update_norm(mean, self._global)
-        if self.norm_threshold and norm > LONGER * longest:
-            raise ValueError(f"its norm is {norm:.3g}, above {longest:.3g}, its members' largest")
-
     def _suspected(self, clusters: Sequence[Cluster], means: Mapping[int, Weighted]) -> list[int]:
         """Places of clusters whose mean points away from the others', or has none beside it."""
         led = [i for i, cluster in enumerate(clusters) if cluster.head in means]
-        weights = np.array([means[clusters[i].head][0] for i in led])
+        weights = [means[clusters[i].head][0] for i in led]
         arrays = [means[clusters[i].head][1] for i in led]
-        away = _points_away(weights, arrays, self._global)
+        away = points_away(weights, arrays, self._global)
         return [i for i, is_away in zip(led, away, strict=True) if is_away or len(led) == 1]
 
     def _audited(
@@ -540,12 +508,17 @@ class FedHEAD(FedAvg):
                 log(WARNING, "Sector of node %d keeps its plain average: %s", leader, error)
                 self._membership.fail(leader)
                 continue
-            if leader in self._absurd({**self._norms, leader: update_norm(student, mean)}):
-                log(WARNING, "Student of leader %d set aside: its norm is absurd", leader)
+            try:
+                self._norms.check_student(leader, student, mean)
+            except ValueError as error:
+                log(WARNING, "Student of leader %d set aside: %s", leader, error)
                 self._membership.distrust(leader)
                 continue
             distilled[leader] = student
-        return distilled if self.rule == "mean" else _agreeing(distilled, sectors, mean)
+        if self.rule == "mean":
+            return distilled
+        weights = {leader: weight for leader, (weight, _) in sectors.items()}
+        return agreeing(distilled, weights, mean)
 
     def _ask(self, messages: list[Message]) -> dict[int, Message]:
         """Replies by node, in the order of ``messages``; nodes without one count as failed."""
@@ -572,32 +545,3 @@ def _rejected(cluster: Cluster, reply: Message) -> set[int]:
             log(WARNING, "Model of node %d set aside by leader %d: %s", node, cluster.head, reason)
             rejected.add(node)
     return rejected
-
-
-def _points_away(weights: Sequence[float], models: Sequence[Arrays], start: Arrays) -> list[bool]:
-    """For each model, whether its change has a negative product with the others' weighted sum."""
-    products = inner_products(models, start)
-    others = products @ np.asarray(weights) - products.diagonal() * np.asarray(weights)
-    return [bool(product < 0) for product in others]
-
-
-def _agreeing(
-    students: Mapping[int, Arrays], sectors: Mapping[int, Weighted], start: Arrays
-) -> dict[int, Arrays]:
-    """Students that do not point away from the others, moved back to the median distance.
-
-    Of two that point away from each other, neither counts.
-    """
-    if not students:
-        return {}
-    models = list(students.values())
-    away = _points_away([sectors[leader][0] for leader in students], models, start)
-    kept = {}
-    for leader, factor, is_away in zip(
-        students, shortening(inner_products(models, start)), away, strict=True
-    ):
-        if is_away:
-            log(WARNING, "Student of leader %d set aside: it points away from the others", leader)
-        else:
-            kept[leader] = weighted_mean([(factor, students[leader]), (1 - factor, start)])
-    return kept

@@ -41,8 +41,8 @@ def test_strategy_args_win_over_the_table_and_the_rest_is_for_the_constructor(ke
 
 
 def test_defence_sets_the_rules_of_the_method_unless_they_are_set_already():
-    cadis = find_method("cadis")
-    assert settings().defended(cadis) == settings()
+    cadis, run = find_method("cadis"), settings()
+    assert run.defended(cadis) is run
     chosen = settings(**{"defence": "on", "cadis.most-say": 3.0}).defended(cadis)
     assert (chosen.of_method(cadis).rule, chosen.of_method(cadis).most_say) == ("agreement", 3.0)
     assert chosen.defended(cadis) == chosen
