@@ -67,8 +67,8 @@ def inner_products(models: Sequence[Arrays], start: Arrays) -> NDArray[np.float6
     products = np.zeros((len(models), len(models)))
     for name, before in start.items():
         if before.dtype.kind == "f":
-            changes = np.stack([model[name] for model in models]).astype(np.float64) - before
-            flat = changes.reshape(len(models), -1)
+            trained = np.stack([model[name] for model in models])
+            flat = np.subtract(trained, before, dtype=np.float64).reshape(len(models), -1)
             products += flat @ flat.T
     return products
 

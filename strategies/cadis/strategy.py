@@ -158,7 +158,7 @@ class CADIS(CheckedFedAvg):
         start, before = self.start_of_round, self.last_start
         self.last_start = start
         models = [update.arrays for update in updates]
-        step = {name: 2 * array - before.get(name, array) for name, array in start.items()}
+        step = {n: np.add(w, np.subtract(w, before.get(n, w))) for n, w in start.items()}
         products = inner_products([*models, step], start)
         against, products = products[-1, :-1] < 0, products[:-1, :-1]
         turning = against & ~agreement(products)

@@ -114,7 +114,7 @@ def agreeing(
     models = list(students.values())
     factors = shortening(inner_products(models, start))
     away = points_away([weights[leader] for leader in students], models, start)
-    kept = {}
+    kept: dict[int, Arrays] = {}
     for leader, factor, is_away in zip(students, factors, away, strict=True):
         if is_away:
             log(WARNING, "Student of leader %d set aside: it points away from the others", leader)
