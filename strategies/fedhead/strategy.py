@@ -369,7 +369,7 @@ class FedHEAD(FedAvg):
                     clusters[i] = cluster
                     waiting.append(i)
             deliveries = self._collect_again([clusters[i] for i in waiting], num_examples)
-        if self.audit:
+        if self.audit and means:
             for i in self._suspected(clusters, means):
                 clusters[i] = self._audited(server_round, clusters[i], means, num_examples)
         self.topology = Topology(tuple(clusters), groups=())
