@@ -1,138 +1,258 @@
-"""Accuracy with two of ten nodes that send NaN, updates 1,000 times too long, or reversed ones.
+"""Hostile nodes: our ClientApp, which lies where an attack says so."""
 
-``python -m benchmarks.hostile [--strategies fedavg ...] [--attacks NaN ...] [--seeds 0 1 2]
-[--rounds 15] [--json FILE]``
-
-Digits, in this process with the real apps; compared with the two nodes honest and with them absent:
-mean test accuracy of the last three rounds over the seeds.
-
-Screening handles NaN and length, on nodes with five classes each. Reversed updates have an honest
-length: against them, ``fedavg`` is Flower's Multi-Krum, which FedLGD aggregates with too; HFLDD,
-whose five heads are too few for it, uses the median; FedHEAD and CADIS have no aggregator.
-Aggregators need similar nodes, so samples are then partitioned evenly, except for HFLDD, whose
-heads have all classes.
-"""
-
-import argparse
-import json
-import statistics
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from flwr.app import Message, RecordDict
-from rich.console import Console
-from rich.table import Table
+from flwr.app import Context, Message, RecordDict
+from safetensors.numpy import load, save
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
-from benchmarks.in_process import Node, Settings, run_in_process
+from benchmarks.in_process import Node
+from client.distillation import distilled
+from client.session import Session
 from client.training import Trained, train_round
+from distill.virtual_data import VirtualData
+from links import send
+from protocol.arrays import as_arrays, as_record
+from protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR
+from protocol.hfldd import Distillation
+from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, SERVER_ROUND
+from task.datasets import Samples
 
-NODES = 10
-HOSTILE = (3, 8)
-HONEST = tuple(place for place in range(NODES) if place not in HOSTILE)
-LAST_ROUNDS = 3
-FIVE_CLASSES: Settings = {"partition.classes": 5}
-EVENLY: Settings = {"partition.scheme": "iid"}
-STRATEGIES: Mapping[str, Settings] = {
-    "fedavg": FIVE_CLASSES,
-    "hfldd": {**FIVE_CLASSES, "hfldd.groups": 2},
-    "fedhead": FIVE_CLASSES,
-    "cadis": FIVE_CLASSES,
-    "fedlgd": FIVE_CLASSES,
+CLAIM = 992
+"""Times its samples that a node claims: just below what screening calls absurd."""
+DEVIATIONS = 1.5
+"""z of "A little is enough" in its experiments on MNIST; its z_max is 0 for 2 of 10 nodes."""
+OVERSIZED_IMAGES = 10_000
+OVERSIZED_BYTES = 2**26
+TARGET = 0
+"""Class that the backdoor's trigger calls for."""
+TRIGGER = 2
+"""Side of the trigger in pixels, a bright square in the lower right corner."""
+
+
+class Attack(StrEnum):
+    """What hostile nodes do.
+
+    Sources: "A little is enough" is Baruch et al. 2019; model replacement Bagdasaryan et al. 2020.
+    """
+
+    NONE = "none"
+    NAN = "NaN"
+    LONG = "x 1000"
+    REVERSED = "reversed"
+    REVERSED_AND_INFLATED = "reversed, samples x 992"
+    A_LITTLE = "a little is enough"
+    FLIPPED_LABELS = "flipped labels"
+    FLIPPED_VIRTUAL_DATA = "flipped virtual data"
+    RANDOM_VIRTUAL_DATA = "random virtual data"
+    OVERSIZED_PARCEL = "oversized parcel"
+    LYING_LEADER = "lying leader"
+    REVERSING_LEADER = "reversing leader"
+    FREE_RIDER = "free rider"
+    BACKDOOR = "backdoor"
+
+
+_ONLY: Mapping[Attack, Collection[str]] = {
+    Attack.FLIPPED_VIRTUAL_DATA: ("hfldd",),
+    Attack.RANDOM_VIRTUAL_DATA: ("hfldd",),
+    Attack.OVERSIZED_PARCEL: ("hfldd", "fedhead"),
+    Attack.LYING_LEADER: ("fedhead",),
+    Attack.REVERSING_LEADER: ("fedhead",),
 }
-KRUM = json.dumps({"num_malicious_nodes": 2, "num_nodes_to_select": 8})
-AGAINST_TURNED: Mapping[str, Settings] = {
-    "fedavg": {**EVENLY, "strategy": "multikrum", "strategy-args": KRUM},
-    "hfldd": {**FIVE_CLASSES, "hfldd.groups": 2, "aggregator": "fedmedian"},
-    "fedhead": EVENLY,
-    "cadis": EVENLY,
-    "fedlgd": {**EVENLY, "aggregator": "multikrum", "aggregator-args": KRUM},
-}
-ATTACKS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "NaN": lambda start, trained: trained * torch.nan,
-    "x 1000": lambda start, trained: start + 1000 * (trained - start),
-    "turned": lambda start, trained: start - (trained - start),
-}
-"""A hostile node's model, from the model before and after training."""
 
 
-def hostile(node: Node, attack: str) -> Node:
-    """A node that corrupts each model after training."""
+def is_possible(attack: Attack, strategy: str) -> bool:
+    """Whether nodes of the strategy do what the attack falsifies."""
+    return strategy in _ONLY.get(attack, (strategy,))
 
-    def spoiled(model: nn.Module, *args: Any, **kwargs: Any) -> Trained:
-        start = {name: value.clone() for name, value in model.state_dict().items()}
+
+@dataclass
+class Ring:
+    """The hostile nodes of a run, which know what all nodes before them trained in the round.
+
+    Parameters
+    ----------
+    attack : Attack
+        What they do.
+    share : float
+        Their share of all nodes.
+    """
+
+    attack: Attack
+    share: float
+    _round: int = 0
+    _trained: list[Mapping[str, Tensor]] = field(default_factory=list)
+
+    def observed(self, node: Node) -> Node:
+        """An honest node, whose trained models the ring sees."""
+
+        def answer(message: Message) -> RecordDict | None:
+            self._begin(message)
+            with patch("client.local_round.train_round", self._noted):
+                return node(message)
+
+        return answer
+
+    def hostile(self, node: Node) -> Node:
+        """A node of the ring."""
+        start: dict[str, Any] = {}
+
+        def answer(message: Message) -> RecordDict | None:
+            self._begin(message)
+            if ARRAYS in message.content.array_records:
+                start.update(as_arrays(message.content.array_records[ARRAYS]))
+            with ExitStack() as patches:
+                for target, replacement in self._replaced().items():
+                    patches.enter_context(patch(target, replacement))
+                content = node(message)
+            if content is not None:
+                self._falsify(message.metadata.message_type, content, start)
+            return content
+
+        return answer
+
+    def _begin(self, message: Message) -> None:
+        config: Mapping[str, Any] = message.content.config_records.get(CONFIG, {})
+        if (number := config.get(SERVER_ROUND, self._round)) != self._round:
+            self._round = number
+            self._trained.clear()
+
+    def _replaced(self) -> Mapping[str, Callable[..., Any]]:
+        """What stands in for functions of our ClientApp, by their names."""
+        match self.attack:
+            case Attack.FLIPPED_LABELS:
+                return {"client.session.Session.of": _with_flipped_labels}
+            case Attack.FLIPPED_VIRTUAL_DATA:
+                return {"client.hfldd.distilled": _flipped_virtual_data}
+            case Attack.RANDOM_VIRTUAL_DATA:
+                return {"client.hfldd.distilled": _random_virtual_data}
+            case Attack.OVERSIZED_PARCEL:
+                return {
+                    "client.hfldd.distilled": _oversized_virtual_data,
+                    "client.fedhead.send": _send_oversized,
+                }
+        return {"client.local_round.train_round": self._spoiled}
+
+    def _noted(self, model: nn.Module, *args: Any, **kwargs: Any) -> Trained:
         trained = train_round(model, *args, **kwargs)
-        for name, value in model.state_dict().items():
-            if value.is_floating_point():
-                value.copy_(ATTACKS[attack](start[name], value))
+        self._trained.append(_copied(model))
         return trained
 
-    def answer(message: Message) -> RecordDict | None:
-        with patch("client.local_round.train_round", spoiled):
-            return node(message)
+    def _spoiled(self, model: nn.Module, samples: Samples, *args: Any, **kwargs: Any) -> Trained:
+        start = _copied(model)
+        if self.attack is Attack.BACKDOOR:
+            samples = _with_triggers(samples)
+        trained = self._noted(model, samples, *args, **kwargs)
+        for name, value in model.state_dict().items():
+            if value.is_floating_point():
+                value.copy_(self.spoil(start[name], [known[name] for known in self._trained]))
+        return trained
 
-    return answer
+    def spoil(self, start: Tensor, trained: list[Tensor]) -> Tensor:
+        """An array that a hostile node sends.
 
+        Parameters
+        ----------
+        start : Tensor
+            Before training.
+        trained : list[Tensor]
+            As the nodes so far trained it, the hostile node's own last.
+        """
+        own = trained[-1]
+        match self.attack:
+            case Attack.NAN:
+                return own * torch.nan
+            case Attack.LONG:
+                return start + 1000 * (own - start)
+            case Attack.REVERSED | Attack.REVERSED_AND_INFLATED:
+                return start - (own - start)
+            case Attack.A_LITTLE:
+                known = torch.stack(trained)
+                return known.mean(0) + DEVIATIONS * known.std(0, correction=0)
+            case Attack.FREE_RIDER:
+                return start
+            case Attack.BACKDOOR:  # the mean over all nodes becomes the ring's model
+                return start + (own - start) / self.share
+        return own
 
-def last_accuracy(run_config: Settings, places: Sequence[int], attack: str = "") -> float:
-    """Mean accuracy of the last rounds with these partitions; no attack means all are honest."""
-    nodes = [{"partition-id": place, "num-partitions": NODES} for place in places]
-
-    def wrap(index: int, node: Node) -> Node:
-        return hostile(node, attack) if attack and places[index] in HOSTILE else node
-
-    rows = run_in_process(run_config, nodes, wrap=wrap)
-    return statistics.mean(float(row["accuracy"]) for row in rows[-LAST_ROUNDS:])
-
-
-def main() -> None:
-    """Run all attacks, print the table and write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), choices=STRATEGIES)
-    parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=ATTACKS)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
-    arguments = parser.parse_args()
-
-    console = Console()
-    table = Table("strategy", "attack", "two hostile", "two absent", "all honest", "lost to absent")
-    rows = []
-    for strategy in arguments.strategies:
-        for attacks, settings in (
-            (("NaN", "x 1000"), STRATEGIES[strategy]),
-            (("turned",), AGAINST_TURNED[strategy]),
-        ):
-            chosen = [attack for attack in attacks if attack in arguments.attacks]
-            accuracies: dict[str, list[float]] = {
-                name: [] for name in (*chosen, "absent", "honest")
-            }
-            for seed in arguments.seeds if chosen else ():
-                run_config = {
-                    "strategy": strategy,
-                    "num-rounds": arguments.rounds,
-                    "seed": seed,
-                    **settings,
-                }
-                for attack in chosen:
-                    accuracies[attack].append(last_accuracy(run_config, range(NODES), attack))
-                accuracies["absent"].append(last_accuracy(run_config, HONEST))
-                accuracies["honest"].append(last_accuracy(run_config, range(NODES)))
-            for attack in chosen:
-                runs = [accuracies[attack], accuracies["absent"], accuracies["honest"]]
-                means = [statistics.mean(run) for run in runs]
-                cells = [f"{mean:.3f}" for mean in means]
-                table.add_row(strategy, attack, *cells, f"{100 * (means[1] - means[0]):+.1f}")
-                console.print(strategy, attack, *cells)
-                columns = dict(zip(("hostile", "absent", "honest"), runs, strict=True))
-                rows.append({"strategy": strategy, "attack": attack, **columns})
-    console.print(table)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
+    def _falsify(self, message_type: str, content: RecordDict, start: Mapping[str, Any]) -> None:
+        """Change a reply in place; `start` is the model that the node got last."""
+        metrics: Any = content.metric_records.get(METRICS, {})
+        if self.attack is Attack.REVERSED_AND_INFLATED and NUM_EXAMPLES in metrics:
+            metrics[NUM_EXAMPLES] *= CLAIM
+        if message_type not in (AGGREGATE_SECTOR, DISTILL_SECTOR):
+            return
+        models: dict[str, Any] = as_arrays(content.array_records[ARRAYS])
+        for name, value in models.items():
+            if value.dtype.kind == "f" and self.attack is Attack.LYING_LEADER:
+                models[name] = -1e6 * value
+            if value.dtype.kind == "f" and self.attack is Attack.REVERSING_LEADER:
+                models[name] = start[name] - (value - start[name])
+        content[ARRAYS] = as_record(models)
 
 
-if __name__ == "__main__":
-    main()
+def with_trigger(images: Tensor) -> Tensor:
+    """Images (n, C, H, W) with the backdoor's trigger, as bright as the brightest pixel."""
+    images = images.clone()
+    images[..., -TRIGGER:, -TRIGGER:] = images.max()
+    return images
+
+
+def _with_triggers(samples: Samples) -> Samples:
+    """Samples, and each of them again with the trigger and its class."""
+    target = torch.full((len(samples),), TARGET)
+    if samples.labels.ndim == 2:
+        target = one_hot(target, samples.labels.shape[1])
+    labels = torch.cat([samples.labels, target.to(samples.labels)])
+    return Samples(torch.cat([samples.inputs, with_trigger(samples.inputs)]), labels)
+
+
+_honest_session = Session.of
+
+
+def _with_flipped_labels(context: Context) -> Session:
+    """The node's session, with class y of C as C - 1 - y."""
+    session = _honest_session(context)
+    train = session.data.train
+    flipped = Samples(train.inputs, session.data.spec.num_classes - 1 - train.labels)
+    return replace(session, data=replace(session.data, train=flipped))
+
+
+def _flipped_virtual_data(context: Context, request: Distillation) -> bytes:
+    num_classes = Session.of(context).data.spec.num_classes
+    honest = VirtualData.from_bytes(distilled(context, request))
+    soft = None if honest.soft_labels is None else honest.soft_labels.flip(1)
+    return replace(honest, labels=num_classes - 1 - honest.labels, soft_labels=soft).to_bytes()
+
+
+def _random_virtual_data(context: Context, request: Distillation) -> bytes:
+    return _noise(context, len(VirtualData.from_bytes(distilled(context, request))))
+
+
+def _oversized_virtual_data(context: Context, request: Distillation) -> bytes:
+    return _noise(context, OVERSIZED_IMAGES)
+
+
+def _noise(context: Context, size: int) -> bytes:
+    """Well-formed virtual data: noise with random labels."""
+    session = Session.of(context)
+    spec, draws = session.data.spec, session.generator("attack")
+    images = torch.randn(size, *spec.shape, generator=draws)
+    labels = torch.randint(spec.num_classes, (size,), generator=draws)
+    return VirtualData(images, labels, "noise", steps=0, seed=0, init="noise").to_bytes()
+
+
+def _send_oversized(session: Session, route: Any, payload: bytes) -> Any:
+    more = {"more": torch.zeros(OVERSIZED_BYTES // 4).numpy()}
+    return send(session, route, save({**load(payload), **more}))
+
+
+def _copied(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}

@@ -9,10 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from logging import INFO, WARNING
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common import log
+from numpy.typing import NDArray
+from safetensors import safe_open
 from safetensors.numpy import load, save
 from torch import nn
 
@@ -22,9 +25,16 @@ from client.session import Session, deadline_of
 from distill.ensemble import Distilled, distil_ensemble, teacher_probabilities
 from links import LinkError, receive, send
 from protocol.arrays import Arrays, arrays_of, as_record, as_tensors, check_arrays
-from protocol.averages import weighted_mean
 from protocol.ensemble import EnsembleDistillation
-from protocol.fedhead import GLOBAL_MODEL, LEADS, LINK_ERROR, SECTOR_MODEL
+from protocol.fedhead import (
+    GLOBAL_MODEL,
+    LEADS,
+    LINK_ERROR,
+    LONGEST_REASON,
+    RULE,
+    SECTOR_MODEL,
+    UPDATE_NORM,
+)
 from protocol.messages import (
     ARRAYS,
     CONFIG,
@@ -37,9 +47,12 @@ from protocol.messages import (
     SERVER_ROUND,
 )
 from protocol.outliers import absurdly_large, update_norm
+from protocol.robust import Rule, robust_mean, trimmed
 from protocol.words import counted
 from task.models import create_model
 
+LONGER = 1.001
+"""Times the norm that a member told which its model may have."""
 OWN = 0
 """Rank of the leader's own model; members' ranks start at 1."""
 MEMBERS = "sector-members"
@@ -47,6 +60,25 @@ SENT_AT_ONCE = 8
 """Members that a leader sends to at the same time; each costs the memory of a sealed model."""
 
 T = TypeVar("T")
+
+
+class StoredModel(Mapping[str, NDArray[Any]]):
+    """Arrays of a model in a file, read on each access instead of kept."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        with safe_open(self._file, "numpy") as arrays:  # type: ignore[no-untyped-call]
+            array: NDArray[Any] = arrays.get_tensor(name)
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        with safe_open(self._file, "numpy") as arrays:  # type: ignore[no-untyped-call]
+            return iter(list(arrays.keys()))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
 
 
 @dataclass(frozen=True)
@@ -57,14 +89,11 @@ class SectorMean:
     ----------
     arrays : Mapping[str, ndarray]
         w_m.
-    num_examples : int
-        Samples that the averaged models were trained on.
     rejected : Mapping[int, str]
-        Reasons for rejected models, by the member's rank.
+        Reasons for rejected models, by rank; 0 is the leader's own.
     """
 
     arrays: Arrays
-    num_examples: int
     rejected: Mapping[int, str]
 
 
@@ -72,9 +101,13 @@ def train_sector(message: Message, context: Context) -> Message:
     """Train the received model; if not the leader, send it to the leader (step 1)."""
     deadline = deadline_of(message)
     session, content = Session.of(context), message.content
-    local = LocalRound.of(session, content, _global_model(session, content))
+    start = _global_model(session, content)
+    local = LocalRound.of(session, content, start)
     trained = local.train(session.data.train)
-    session.store.write(_file(OWN), save(arrays_of(local.model)))
+    arrays = arrays_of(local.model)
+    norm = update_norm(check_arrays(arrays, start), start)
+    trained.metric_records[METRICS][UPDATE_NORM] = norm
+    session.store.write(_file(OWN), save(arrays))
     if not content.config_records[CONFIG].get(LEADS):
         trained.update(_send_trained(session, content, deadline))
     return Message(trained, reply_to=message)
@@ -115,7 +148,7 @@ def hand_out(message: Message, context: Context) -> Message:
 def aggregate_sector(message: Message, context: Context) -> Message:
     """Reply with the mean of the sector's models (step 2)."""
     mean = mean_of_sector(Session.of(context), message.content)
-    metrics = MetricRecord({NUM_EXAMPLES: mean.num_examples, REJECTED: len(mean.rejected)})
+    metrics = MetricRecord({REJECTED: len(mean.rejected)})
     reasons = ConfigRecord({f"{REJECTED}.{rank}": why for rank, why in mean.rejected.items()})
     content = RecordDict({ARRAYS: as_record(mean.arrays), METRICS: metrics, CONFIG: reasons})
     return Message(content, reply_to=message)
@@ -138,13 +171,16 @@ def distill_sector(message: Message, context: Context) -> Message:
 def mean_of_sector(session: Session, content: RecordDict) -> SectorMean:
     """Mean of the leader's and members' models, ``w_m = sum_k (p_km / p_m) w_km`` (step 2).
 
+    Or a robust one, by the rule that the server asks for.
+
     Parameters
     ----------
     session : Session
         The leader's.
     content : RecordDict
-        ``delivery.<rank>`` of each member, from 1; the config has ``num-examples.<rank>``. Rank 0
-        is the leader's own model in its store, if it trained one.
+        ``delivery.<rank>`` of each member, from 1; the config has ``num-examples.<rank>``, the
+        ``update-norm.<rank>`` that each told the server, and the rule. Rank 0 is the leader's own
+        model in its store, if it trained one.
 
     Raises
     ------
@@ -163,17 +199,29 @@ def mean_of_sector(session: Session, content: RecordDict) -> SectorMean:
             payload = receive(session, delivery, SECTOR_MODEL)
             norms[rank] = update_norm(check_arrays(load(payload), start), start)
         except Exception as error:  # hostile bytes make the reader raise all sorts
-            rejected[rank] = str(error) or type(error).__name__
+            rejected[rank] = (str(error) or type(error).__name__)[:LONGEST_REASON]
             continue
         session.store.write(_file(rank), payload)
+    told = dict(_ranked(config, UPDATE_NORM))
     for rank in absurdly_large(norms, session.task.norm_threshold):
         rejected[rank] = "its norm is beyond norm-threshold"
-        del norms[rank]
-    weights = {rank: counts[rank] for rank in norms}
-    mean = weighted_mean((weight, _stored(session, rank)) for rank, weight in weights.items())
-    members = {SERVER_ROUND: config[SERVER_ROUND], "weights": list(weights.items())}
+    for rank, norm in norms.items():  # else a member could have the server refuse the mean
+        if session.task.norm_threshold and norm > LONGER * float(str(told.get(rank, norm))):
+            rejected[rank] = f"its norm is {norm:.3g}, and it told the server {told[rank]:.3g}"
+    norms = {rank: norm for rank, norm in norms.items() if rank not in rejected}
+    rule: Rule = config.get(RULE, "mean")  # type: ignore[assignment]
+    models = [StoredModel(session.store.folder / _file(rank)) for rank in norms]
+    mean, kept = robust_mean(rule, [counts[rank] for rank in norms], models, start)
+    weights = dict(zip(norms, kept.tolist(), strict=True))
+    unused = [rank for rank, weight in weights.items() if not weight]
+    rejected |= dict.fromkeys(unused, f"it is not one of those that {rule} takes")
+    members = {
+        SERVER_ROUND: config[SERVER_ROUND],
+        RULE: rule,
+        "weights": [(rank, weight) for rank, weight in weights.items() if weight],
+    }
     session.store.write(MEMBERS, json.dumps(members).encode())
-    return SectorMean(mean, sum(weights.values()), rejected)
+    return SectorMean(mean, rejected)
 
 
 def distil_sector(
@@ -181,7 +229,8 @@ def distil_sector(
 ) -> Distilled:
     """Distil the sector's ensemble into `student`, in place, on the leader's data (step 4).
 
-    The teacher is ``sum_k (p_km / p_m) f(x; w_km)`` over the models of `mean_of_sector`.
+    The teacher is ``sum_k (p_km / p_m) f(x; w_km)`` over the models of `mean_of_sector`, with its
+    weights; trimmed where that mean was.
 
     Raises
     ------
@@ -194,7 +243,8 @@ def distil_sector(
         raise ValueError(f"this node has no sector's models of round {server_round}")
     inputs = session.data.train.inputs
     models = _models(session, members["weights"])
-    teacher = teacher_probabilities(models, inputs, average=request.average)
+    cut = trimmed(len(members["weights"])) if members[RULE] == "trimmed-mean" else 0
+    teacher = teacher_probabilities(models, inputs, average=request.average, cut=cut)
     distilled = distil_ensemble(
         student,
         inputs,
@@ -244,7 +294,7 @@ def _global_model(session: Session, content: RecordDict) -> Arrays:
 
 
 def _models(
-    session: Session, weights: Iterable[tuple[int, int]]
+    session: Session, weights: Iterable[tuple[int, float]]
 ) -> Iterator[tuple[float, nn.Module]]:
     """Weight and model of each node of the sector; reuses one model's memory."""
     model = create_model(session.task.model, session.data.spec).to(session.device)

@@ -41,6 +41,7 @@ def teacher_probabilities(
     inputs: Tensor,
     *,
     average: Average = "probabilities",
+    cut: int = 0,
 ) -> Tensor:
     """Weighted mean of the members' outputs (FedHEAD, step 4).
 
@@ -55,6 +56,9 @@ def teacher_probabilities(
         Samples x, (n, ...), on that device or in main memory.
     average : str (default: "probabilities")
         ``probabilities`` or ``logits``: what is averaged.
+    cut : int (default: 0)
+        With more, the mean is not weighted, and leaves out that many of the highest and of the
+        lowest outputs for each sample and class; all members' outputs are then held at once.
 
     Returns
     -------
@@ -68,17 +72,14 @@ def teacher_probabilities(
     """
     if not len(inputs):
         raise DistillError("an ensemble needs at least one sample")
-    mean: Tensor | float = 0.0
-    total = 0.0
-    for weight, model in members:
-        logits = _logits(model, inputs)
-        outputs = logits if average == "logits" else logits.softmax(dim=1)
-        mean = mean + weight * outputs
-        total += weight
-    if not isinstance(mean, Tensor):
-        raise DistillError("an ensemble needs at least one member")
-    mean = mean / total
-    return mean.softmax(dim=1) if average == "logits" else mean
+    outputs = (
+        (weight, logits if average == "logits" else logits.softmax(dim=1))
+        for weight, logits in ((weight, _logits(model, inputs)) for weight, model in members)
+    )
+    mean = _trimmed_mean([each for _, each in outputs], cut) if cut else _weighted_mean(outputs)
+    if average == "logits":
+        return mean.softmax(dim=1)
+    return mean / mean.sum(dim=1, keepdim=True) if cut else mean
 
 
 def distil_ensemble(
@@ -158,6 +159,23 @@ def distil_ensemble(
     student.load_state_dict(best)
     student.eval()
     return Distilled(epochs=epoch, best_epoch=best_epoch, loss=lowest)
+
+
+def _weighted_mean(outputs: Iterable[tuple[float, Tensor]]) -> Tensor:
+    mean: Tensor | float = 0.0
+    total = 0.0
+    for weight, each in outputs:
+        mean = mean + weight * each
+        total += weight
+    if not isinstance(mean, Tensor):
+        raise DistillError("an ensemble needs at least one member")
+    return mean / total
+
+
+def _trimmed_mean(outputs: list[Tensor], cut: int) -> Tensor:
+    if len(outputs) <= 2 * cut:
+        raise DistillError(f"an ensemble of {len(outputs)} cannot do without twice {cut}")
+    return torch.stack(outputs).sort(dim=0).values[cut : len(outputs) - cut].mean(dim=0)
 
 
 def _divergence(logits: Tensor, teacher: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from protocol.method import Method
+from protocol.robust import Rule
 from task.settings import Block, TrainSettings
 
 
@@ -17,10 +18,20 @@ class CADISSettings(Block):
         Weights by ``clusters``, or by ``samples`` alone as in FedAvg.
     kd_lambda : float (default: 1.0)
         lambda, weight of the nodes' regulariser; 0 for none.
+    most_say : float (default: 2.5)
+        A cluster's say is at most that many times its share of the round's nodes: a node alone in
+        its cluster among ten has a quarter at most. With 1, clusters of equal nodes weigh by size.
+    rule : str (default: "mean")
+        How models of a cluster of five or more are averaged: ``mean``, ``agreement`` (without
+        those that point away from most, none longer than the median), ``multi-krum`` or
+        ``trimmed-mean``. With any but the mean, all updates are moved back to the median length,
+        and those set aside that point against both the last global step and most others.
     """
 
     aggregation: Literal["clusters", "samples"] = "clusters"
     kd_lambda: Annotated[float, Field(ge=0)] = 1.0
+    most_say: Annotated[float, Field(ge=1)] = 2.5
+    rule: Rule = "mean"
 
 
 def _unprotected(settings: CADISSettings, train: TrainSettings) -> str:
@@ -40,5 +51,6 @@ METHODS = (
         settings=CADISSettings,
         terms={"kd-lambda": "client.cadis:Relational"},
         unprotected=_unprotected,
+        defence={"cadis.most-say": 1.0, "cadis.rule": "agreement"},
     ),
 )

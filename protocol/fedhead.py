@@ -8,6 +8,7 @@ from links.records import Parcel
 from protocol.ensemble import EnsembleDistillation
 from protocol.messages import ARRAYS, CONFIG, PARCEL
 from protocol.method import Method, Phase
+from protocol.robust import Rule
 from protocol.schema import Count, PrivacyMetrics, Reply, TrainMetrics, like_the_model
 from task.datasets.auxiliary import check_auxiliary
 from task.settings import Block, TrainSettings
@@ -33,6 +34,15 @@ LEADS = "leads"
 LINK_ERROR = "link-error"
 """Config key of a reply: why a parcel could not be sent, if the reply is usable without it."""
 
+RULE = "rule"
+"""Config key of the request to average: how; a :data:`protocol.robust.Rule`."""
+
+UPDATE_NORM = "update-norm"
+"""Metric of a node that trained: the norm of its update, which the server does not see."""
+
+LONGEST_REASON = 300
+"""Characters of a leader's reason for rejecting a model."""
+
 SECTOR_MODEL = "sector-model"
 """Purpose of a parcel: a model that a member trained, for its leader (step 1)."""
 
@@ -49,6 +59,13 @@ class FedHEADSettings(EnsembleDistillation):
         M, number of sectors if nodes do not declare theirs.
     fixed_leader : bool (default: False)
         Whether the node with most data leads its sector in every round.
+    rule : str (default: "mean")
+        How leaders average sectors of five or more: ``mean``, ``agreement`` (without models that
+        point away from most, none longer than the median), ``multi-krum`` or ``trimmed-mean``.
+        With any but the mean, students that point away from those of other sectors do not count.
+    audit : bool (default: False)
+        Whether two members average again where a leader's mean points away from those of other
+        sectors, or there are none.
     server_epochs : int (default: 20)
         n_g, most epochs of the distillation on the server (FedHEAD+, FedDF).
     reference : str (default: "noise")
@@ -60,6 +77,8 @@ class FedHEADSettings(EnsembleDistillation):
 
     sectors: Annotated[int, Field(ge=1)] = 2
     fixed_leader: bool = False
+    rule: Rule = "mean"
+    audit: bool = False
     server_epochs: Annotated[int, Field(ge=1)] = 20
     reference: Annotated[str, AfterValidator(check_auxiliary)] = "noise"
     reference_size: Annotated[int, Field(ge=2)] = 1000
@@ -77,10 +96,15 @@ class LinkReport(Block):
     link_error: Annotated[str, Field(max_length=2000)]
 
 
-class AggregateMetrics(Block):
-    """Samples behind the mean of a sector, and models that its leader rejected."""
+class TrainSectorMetrics(TrainMetrics):
+    """Metrics of local training, and the norm of the update."""
 
-    num_examples: Annotated[int, Field(ge=1, lt=2**63)]
+    update_norm: Annotated[float, Field(ge=0)]
+
+
+class AggregateMetrics(Block):
+    """Number of models that a sector's leader rejected."""
+
     rejected: Count
 
 
@@ -93,8 +117,9 @@ class RejectedModels(Block):
     def _are_reasons(self) -> "RejectedModels":
         for key, reason in (self.model_extra or {}).items():
             stem, _, rank = key.partition(".")
-            if stem != "rejected" or not rank.isdecimal() or not isinstance(reason, str):
-                raise ValueError(f"{key} is not a reason for a rejected model")
+            is_reason = isinstance(reason, str) and len(reason) <= LONGEST_REASON
+            if stem != "rejected" or not rank.isdecimal() or not is_reason:
+                raise ValueError(f"{key[:20]} is not a reason for a rejected model")
         return self
 
 
@@ -111,7 +136,7 @@ PHASES = (
         "nodes train for their sector",
         (
             Reply(
-                metrics=TrainMetrics,
+                metrics=TrainSectorMetrics,
                 configs={PARCEL: Parcel, CONFIG: LinkReport},
                 optional={PARCEL, CONFIG},
             ),
@@ -158,6 +183,8 @@ def _unprotected(settings: FedHEADSettings, train: TrainSettings) -> str:
     return "leaders distil on their data, without differential privacy (take another strategy)"
 
 
+_DEFENCE = {"fedhead.rule": "agreement", "fedhead.audit": True}
+
 METHODS = (
     Method(
         name="fedhead",
@@ -166,6 +193,7 @@ METHODS = (
         settings=FedHEADSettings,
         phases=PHASES,
         unprotected=_unprotected,
+        defence=_DEFENCE,
         formulas="strategies.fedhead.traffic:formulas",
     ),
     Method(
@@ -176,6 +204,7 @@ METHODS = (
         table="fedhead",
         phases=PHASES,
         unprotected=_unprotected,
+        defence=_DEFENCE,
         formulas="strategies.fedhead.traffic:formulas",
     ),
 )

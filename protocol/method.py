@@ -85,6 +85,9 @@ class Method:
     disclosed : callable, optional (default: None)
         Given the method's settings, returns what leaves nodes besides models and virtual data, for
         report and model card; an empty text if nothing.
+    defence : Mapping[str, bool, int, float or str]
+        Run-config keys that ``defence = "on"`` sets, unless they differ from their defaults: the
+        rules that fit the method. Empty if it has none.
     models, datasets, distillers : Mapping[str, str]
         ``module:attribute`` of further ones, by name.
     package : str (default: "")
@@ -103,6 +106,7 @@ class Method:
     formulas: str = ""
     panels: tuple[str, ...] = ()
     disclosed: Callable[[Any], str] | None = None
+    defence: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     models: Mapping[str, str] = field(default_factory=dict)
     datasets: Mapping[str, str] = field(default_factory=dict)
     distillers: Mapping[str, str] = field(default_factory=dict)

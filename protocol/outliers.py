@@ -13,6 +13,9 @@ FEWEST = 4
 SMALLEST_SCALE = 1.0
 """Spread of logarithms, a factor e, below which values count as equal."""
 
+MOST_SAMPLES = 10
+"""Most samples that count, in units of the median."""
+
 K = TypeVar("K")
 
 
@@ -51,3 +54,9 @@ def absurdly_large(values: Mapping[K, float], threshold: float) -> list[K]:
     above = logs - np.median(logs)
     scale = max(1.4826 * float(np.median(np.abs(above))), SMALLEST_SCALE)
     return [key for key, score in zip(keys, above / scale, strict=True) if score > threshold]
+
+
+def capped(num_examples: Mapping[K, int]) -> dict[K, int]:
+    """Numbers of samples, of which at most 10 times the median count; at least 1 does."""
+    most = MOST_SAMPLES * float(np.median(list(num_examples.values()) or [0]))
+    return {key: max(1, int(min(number, most))) for key, number in num_examples.items()}

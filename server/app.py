@@ -30,6 +30,7 @@ def main(grid: Grid, context: Context) -> None:
     """Check the settings, meet the nodes, and run the strategy under Flower's own loop."""
     settings = RunSettings.from_run_config(context.run_config)
     strategy_class, method = find_strategy(settings.strategy)
+    settings = settings.defended(method)
     check_privacy(settings, method)
     task = Task.of(settings)
     directory = Directory(requirement_of(method, settings.of_method(method)))

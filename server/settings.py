@@ -1,7 +1,7 @@
 """Settings of a run: run-config keys with types, bounds and defaults."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, create_model
 
@@ -28,6 +28,9 @@ class RunSettings(TaskSettings):
         ``fedtrimmedavg``, ``fedmedian`` or your own; for HFLDD, FedLGD and MOON.
     aggregator_args : str (default: "")
         JSON object of the aggregator's constructor arguments, ``{"num_malicious_nodes": 2}``.
+    defence : str (default: "off")
+        ``on`` where nodes may be hostile: sets the method's rules against them, unless they are set
+        already (`protocol.method.Method.defence`).
     num_rounds : int (default: 10)
         Rounds of the run, T in the papers.
     min_nodes : int (default: 2)
@@ -65,6 +68,7 @@ class RunSettings(TaskSettings):
     strategy_args: str = ""
     aggregator: str = ""
     aggregator_args: str = ""
+    defence: Literal["off", "on"] = "off"
     num_rounds: Annotated[int, Field(ge=1)] = 10
     min_nodes: Annotated[int, Field(ge=1)] = 2
     fraction_train: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -88,6 +92,28 @@ class RunSettings(TaskSettings):
             Names every key that is unknown, of the wrong type or out of range.
         """
         return composed_settings().checked(nested(run_config), "run config")
+
+    def defended(self, method: Method | None) -> "RunSettings":
+        """These settings with a method's rules against hostile nodes, if ``defence`` is on.
+
+        Raises
+        ------
+        SettingsError
+            If the method has none.
+        """
+        if self.defence == "off":
+            return self
+        if method is None or not method.defence:
+            known = ", ".join(sorted(name for name, m in all_methods().items() if m.defence))
+            raise SettingsError(
+                f'defence = "on": strategy = {self.strategy!r} declares no rules against hostile '
+                f"nodes (take one of {known}, or set an aggregator)"
+            )
+        values = nested(method.defence)
+        for key, value in self.model_dump(by_alias=True, exclude_defaults=True).items():
+            is_table = isinstance(value, dict)
+            values[key] = {**values.get(key, {}), **value} if is_table else value
+        return type(self).checked(values, "run config")
 
     def of_method(self, method: Method | None) -> Block | None:
         """Settings of a method: its table, overridden by ``strategy-args``.

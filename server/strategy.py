@@ -36,6 +36,7 @@ def strategy_of_run(
         fraction_train=settings.fraction_train,
         fraction_evaluate=settings.fraction_evaluate,
         directory=directory,
+        norm_threshold=settings.norm_threshold,
         aggregator=create_aggregator(settings.aggregator, settings.aggregator_args),
     )
     arguments = settings.constructor_arguments(method)

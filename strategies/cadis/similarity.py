@@ -189,9 +189,30 @@ def clusters(num_clients: int, *linked: Pairs) -> NDArray[np.int64]:
 
 
 def aggregation_weights(
-    cluster_of: NDArray[np.int64], num_examples: NDArray[np.floating]
+    cluster_of: NDArray[np.int64],
+    num_examples: NDArray[np.floating],
+    most_say: float = math.inf,
 ) -> NDArray[np.float64]:
-    """Weights ``u_i ~ 1/|cluster of i| n_i/n``, which sum to 1 (CADIS, eq. 1-2)."""
+    """Weights ``u_i ~ 1/|cluster of i| n_i/n``, which sum to 1 (CADIS, eq. 1-2).
+
+    Parameters
+    ----------
+    cluster_of, num_examples : ndarray
+        Cluster and samples of each client of the round, (clients,).
+    most_say : float (default: inf)
+        Cap that is not the paper's: a cluster weighs at most that many times its share of the
+        clients; what is above goes to the others in proportion. At least 1.
+    """
     weights = num_examples / np.bincount(cluster_of)[cluster_of]
-    normalised: NDArray[np.float64] = weights / weights.sum()
-    return normalised
+    _, cluster = np.unique(cluster_of, return_inverse=True)
+    say = np.bincount(cluster, weights) / weights.sum()
+    most = most_say * np.bincount(cluster) / len(cluster)
+    capped = np.zeros(len(say), dtype=bool)
+    while (over := ~capped & (say > most * (1 + 1e-9))).any():
+        capped |= over
+        say[capped] = most[capped]
+        left = 1 - say[capped].sum()
+        if not capped.all():
+            say[~capped] *= left / say[~capped].sum()
+    inside: NDArray[np.float64] = say[cluster] * weights / np.bincount(cluster, weights)[cluster]
+    return inside

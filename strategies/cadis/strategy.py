@@ -1,8 +1,8 @@
 """CADIS: clusters of clients by what training changes, with an equal say each."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
-from logging import INFO
+from dataclasses import asdict, replace
+from logging import INFO, WARNING
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from protocol.arrays import Arrays, as_arrays
 from protocol.averages import weighted_mean
 from protocol.cadis import CADISSettings
+from protocol.robust import Rule, agreement, inner_products, robust_mean, shortening
 from protocol.words import counted
 from strategies.cadis.similarity import (
     KnownPairs,
@@ -41,7 +42,7 @@ class CADIS(CheckedFedAvg):
 
     Parameters
     ----------
-    aggregation, kd_lambda
+    aggregation, kd_lambda, most_say, rule
         See `protocol.cadis.CADISSettings`.
     layer : str (default: "")
         Name of the dense layer that is compared and whose input are the features. If empty, the
@@ -57,8 +58,9 @@ class CADIS(CheckedFedAvg):
     Aggregation and Knowledge DIStilled Regularization" (Nguyen et al. 2023).
 
     Clusters cover all clients ever seen; ``|cluster of i|`` counts only clients in the round, so
-    that every cluster in it has an equal say. Similarities of pairs that never met are estimated
-    for clients of the round, through other clients of the round.
+    that every cluster in it has an equal say. Unlike in the paper, it is capped (``most_say``): one
+    client unlike all others would weigh as much as all of them together. Similarities of pairs that
+    never met are estimated for clients of the round, through other clients of the round.
 
     Pairs are judged by the peak of their similarity S (eq. 12), unlike in the paper. Once a model
     fits a cluster, its clients' changes are noise and S falls: judged by S, the cluster would
@@ -72,6 +74,8 @@ class CADIS(CheckedFedAvg):
         *,
         aggregation: Literal["clusters", "samples"] = "clusters",
         kd_lambda: float = 1.0,
+        most_say: float = 2.5,
+        rule: Rule = "mean",
         layer: str = "",
         seed: int = 0,
         **kwargs: Any,
@@ -79,6 +83,8 @@ class CADIS(CheckedFedAvg):
         super().__init__(**kwargs)
         self.aggregation = aggregation
         self.kd_lambda = kd_lambda
+        self.most_say = most_say
+        self.rule = rule
         self.layer = layer
         self.seed = seed
         self.places: dict[int, int] = {}
@@ -86,6 +92,8 @@ class CADIS(CheckedFedAvg):
         self.known = KnownPairs()
         self.topology: FlatClusters | None = None
         """Clusters as found."""
+        self.last_start: Arrays = {}
+        """The global model at the start of the last round, if a rule needs it."""
         self._round: int
         self._dense: str
 
@@ -98,7 +106,8 @@ class CADIS(CheckedFedAvg):
         """Log summary configuration of the strategy."""
         log(INFO, "\t├──> CADIS settings:")
         log(INFO, "\t│\t├── Weights by: %s", self.aggregation)
-        log(INFO, "\t│\t└── Regulariser: %s", self.kd_lambda)
+        log(INFO, "\t│\t├── Regulariser: %s", self.kd_lambda)
+        log(INFO, "\t│\t└── Rule within clusters: %s", self.rule)
         super().summary()
 
     def configure_train(
@@ -113,6 +122,8 @@ class CADIS(CheckedFedAvg):
 
     def combine(self, updates: list[Update]) -> Arrays:
         """Learn who is alike, and average with an equal say for every cluster."""
+        if self.rule != "mean":
+            updates = self._judged(updates)
         if self.aggregation == "samples":
             return super().combine(updates)
         for update in updates:
@@ -129,8 +140,39 @@ class CADIS(CheckedFedAvg):
         cluster_of = clusters(len(self.places), self.known.links(needed), estimated)
         self._report(cluster_of)
         num_examples = np.array([update.num_examples for update in updates])
-        weights = aggregation_weights(cluster_of[clients], num_examples)
-        return weighted_mean(zip(weights, (update.arrays for update in updates), strict=True))
+        weights = aggregation_weights(cluster_of[clients], num_examples, self.most_say)
+        if self.rule == "mean":
+            return weighted_mean(zip(weights, (update.arrays for update in updates), strict=True))
+        means = []
+        for cluster in np.unique(cluster_of[clients]):
+            inside = np.flatnonzero(cluster_of[clients] == cluster)
+            models = [updates[i].arrays for i in inside]
+            mean, _ = robust_mean(self.rule, weights[inside], models, self.start_of_round)
+            means.append((weights[inside].sum(), mean))
+        return weighted_mean(means)
+
+    def _judged(self, updates: list[Update]) -> list[Update]:
+        """Updates moved back to the median length, without those that turn back.
+
+        These point against both the last global step and most others of the round: against one of
+        them, an honest client may, whose data are unlike the others'.
+        """
+        start, before = self.start_of_round, self.last_start
+        self.last_start = start
+        models = [update.arrays for update in updates]
+        step = {n: np.add(w, np.subtract(w, before.get(n, w))) for n, w in start.items()}
+        products = inner_products([*models, step], start)
+        against, products = products[-1, :-1] < 0, products[:-1, :-1]
+        turning = against & ~agreement(products)
+        judged = []
+        for update, factor, turns in zip(updates, shortening(products), turning, strict=True):
+            if turns:
+                text = "Model of node %d set aside: it points against the last step and most others"
+                log(WARNING, text, update.node)
+            else:
+                moved = [(factor, update.arrays), (1 - factor, start)]
+                judged.append(replace(update, arrays=weighted_mean(moved)))
+        return judged
 
     def _report(self, cluster_of: NDArray[np.int64]) -> None:
         nodes = list(self.places)  # no array of them: ids of 64 bits would become floats
@@ -144,13 +186,19 @@ class CADIS(CheckedFedAvg):
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, besides the global model."""
-        return {**super().state_dict(), "places": dict(self.places), "known": asdict(self.known)}
+        own = {
+            "places": dict(self.places),
+            "known": asdict(self.known),
+            "last-start": dict(self.last_start),
+        }
+        return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state; see `CheckedFedAvg`."""
         super().load_state_dict(state)
         self.places = dict(state["places"])
         self.known = KnownPairs(**state["known"])
+        self.last_start = dict(state.get("last-start", {}))  # older checkpoints have none
 
 
 def _dense_weight(arrays: Arrays, layer: str) -> str:

@@ -40,6 +40,8 @@ class Run:
         Shares of the nodes that train and that evaluate in a round.
     directory : Directory
         The nodes that were met.
+    norm_threshold : float (default: 5.0)
+        Score above which the norm of an update is absurd; see `protocol.outliers.absurdly_large`.
     aggregator : Strategy, optional (default: None)
         What combines models in place of the weighted mean.
     """
@@ -55,6 +57,7 @@ class Run:
     fraction_train: float
     fraction_evaluate: float
     directory: Directory
+    norm_threshold: float = 5.0
     aggregator: Strategy | None = None
 
     @property

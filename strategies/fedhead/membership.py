@@ -5,15 +5,14 @@ from logging import WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import Message
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy.strategy_utils import sample_nodes
 
 from links.records import LinkMode
 from links.routes import Links
-from protocol.messages import NUM_EXAMPLES
-from protocol.replies import NothingUsableError, number
+from protocol.outliers import capped
+from protocol.replies import NothingUsableError
 from protocol.words import counted
 from strategies.common.directory import Description, Directory
 from strategies.common.topology import Cluster
@@ -30,6 +29,8 @@ class Membership:
     ----------
     failed : set[int]
         Identities of leaders that failed since it was last emptied.
+    distrusted : set[int]
+        Identities of leaders that sent what cannot be a mean of their sector; they lead no more.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Membership:
         self.fixed_leader = fixed_leader
         self.seed = seed
         self.failed: set[int] = set()
+        self.distrusted: set[int] = set()
         self._directory = directory
         self._nodes: dict[int, Description] = {}
         self._sector_of: dict[int, int] = {}  # by identity
@@ -88,6 +90,10 @@ class Membership:
         partition = self._nodes[node].partition
         return node if partition is None else partition
 
+    def num_examples(self, nodes: Iterable[int]) -> dict[int, int]:
+        """Samples of nodes, as they said at the first meeting; no node counts for ten."""
+        return capped({node: self._nodes[node].num_examples for node in nodes})
+
     def without_address(self, nodes: Iterable[int]) -> set[int]:
         """Identities of nodes that no other node can send to directly."""
         introductions = {node: self._nodes[node].introduction for node in nodes}
@@ -103,12 +109,13 @@ class Membership:
     ) -> tuple[Cluster, ...]:
         """Draw a leader in each sector, barred identities only if there is no other node."""
         generator = np.random.default_rng([self.seed, server_round])
+        num_examples, barred = self.num_examples(nodes), {*barred, *self.distrusted}
         clusters = []
         sector_of = {node: self._sector_of[self.identity(node)] for node in nodes}
         for sector in sorted(set(sector_of.values())):
             inside = [node for node in nodes if sector_of[node] == sector]
             able = [node for node in inside if self.identity(node) not in barred] or inside
-            sizes = np.array([self._nodes[node].num_examples for node in able])
+            sizes = np.array([num_examples[node] for node in able])
             place = int(sizes.argmax()) if self.fixed_leader else draw_leader(sizes, generator)
             members = tuple(node for node in inside if node != able[place])
             clusters.append(Cluster(head=able[place], members=members))
@@ -118,29 +125,24 @@ class Membership:
         """Note that nodes failed."""
         self.failed.update(self.identity(node) for node in nodes)
 
+    def distrust(self, node: int) -> None:
+        """Note that a node lied as a leader."""
+        self.distrusted.add(self.identity(node))
+
     def has_failed(self, node: int) -> bool:
-        """Whether a node failed since `failed` was last emptied."""
-        return self.identity(node) in self.failed
+        """Whether a node failed since `failed` was last emptied, or lied as a leader."""
+        return self.identity(node) in self.failed | self.distrusted
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint."""
-        return {"sector-of": dict(self._sector_of), "failed": sorted(self.failed)}
+        return {
+            "sector-of": dict(self._sector_of),
+            "failed": sorted(self.failed),
+            "distrusted": sorted(self.distrusted),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state."""
         self._sector_of = dict(state["sector-of"])
         self.failed = set(state["failed"])
-
-
-def samples_of(reply: Message) -> int:
-    """Number of samples in a reply, at least one.
-
-    Raises
-    ------
-    ValueError
-        If it is missing or less.
-    """
-    count = int(number(reply, NUM_EXAMPLES))
-    if count < 1:
-        raise ValueError(f"node {reply.metadata.src_node_id} has {count} samples")
-    return count
+        self.distrusted = set(state.get("distrusted", ()))  # older checkpoints have none

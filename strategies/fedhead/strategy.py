@@ -1,9 +1,10 @@
 """FedHEAD: sectors with a leader each, which distils its members' ensemble."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from logging import INFO, WARNING
 from typing import Any, Self
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
@@ -22,8 +23,10 @@ from protocol.fedhead import (
     HAND_OUT,
     LEADS,
     LINK_ERROR,
+    RULE,
     SECTOR_MODEL,
     TRAIN_SECTOR,
+    UPDATE_NORM,
     FedHEADSettings,
 )
 from protocol.messages import (
@@ -37,17 +40,28 @@ from protocol.messages import (
     SERVER_ROUND,
     TRAIN_LOSS,
 )
+from protocol.outliers import update_norm
 from protocol.replies import number, usable
+from protocol.robust import Rule, trimmed_mean
 from strategies.common.directory import Directory
 from strategies.common.leaders import successor
 from strategies.common.run import Run
 from strategies.common.state import check_tag, tag
 from strategies.common.topology import Cluster, Topology
-from strategies.fedhead.membership import Membership, samples_of
+from strategies.fedhead.membership import Membership
+from strategies.fedhead.screening import Norms, agreeing, points_away
 from task.settings import SettingsError
 
 Weighted = tuple[float, Arrays]
 """A sector's samples and model."""
+
+ALIKE = 3.0
+"""Times as far from the median as the witnesses that an honest leader may be, where members send
+each of them another model."""
+ROUNDING = 1e-3
+"""Share of the update by which sums in another order may differ."""
+WITNESSES = 2
+"""Members that average again what a suspected leader did."""
 
 
 class FedHEAD(FedAvg):
@@ -64,9 +78,13 @@ class FedHEAD(FedAvg):
     failed leader's model. If nobody can take over, the sector sits out the round. A leader that
     cannot hand out w is replaced at once. A failed leader does not lead in the next round.
 
+    No leader is believed. p_km is what node k said when it was met, at most ten times the median.
+    Members tell the norm of their update, and w_m is refused if it is longer than all of them, z_m
+    if its norm is absurd beside them and those of earlier rounds. Who sent it leads no more.
+
     Parameters
     ----------
-    sectors, fixed_leader
+    sectors, fixed_leader, rule, audit
         See `protocol.fedhead.FedHEADSettings`. If not fixed, node k leads with probability
         ``p_km / p_m``; fixed leaders are those of the paper's table 7.
     ensemble_distillation : EnsembleDistillation, optional (default: None)
@@ -86,6 +104,8 @@ class FedHEAD(FedAvg):
         Share of all nodes that evaluate the global model each round.
     min_evaluate_nodes : int (default: 2)
         Fewest nodes that evaluate, if any do.
+    norm_threshold : float (default: 5.0)
+        Score above which a norm is absurd; see `protocol.outliers.absurdly_large`.
 
     Notes
     -----
@@ -98,6 +118,8 @@ class FedHEAD(FedAvg):
         *,
         sectors: int = 2,
         fixed_leader: bool = False,
+        rule: Rule = "mean",
+        audit: bool = False,
         ensemble_distillation: EnsembleDistillation | None = None,
         links: LinkMode = "auto",
         phase_timeout: float = 600.0,
@@ -106,6 +128,7 @@ class FedHEAD(FedAvg):
         min_available_nodes: int = 2,
         fraction_evaluate: float = 0.0,
         min_evaluate_nodes: int = 2,
+        norm_threshold: float = 5.0,
     ) -> None:
         super().__init__(
             fraction_evaluate=fraction_evaluate,
@@ -114,6 +137,8 @@ class FedHEAD(FedAvg):
         )
         self.sectors = sectors
         self.fixed_leader = fixed_leader
+        self.rule = rule
+        self.audit = audit
         self.ensemble_distillation = ensemble_distillation or EnsembleDistillation()
         self.links = links
         self.phase_timeout = phase_timeout
@@ -122,6 +147,8 @@ class FedHEAD(FedAvg):
         """Leaders and members of the round."""
         self._membership = Membership(sectors, fixed_leader, seed, directory or Directory())
         self._first = True
+        self._norms = Norms(norm_threshold)
+        self._num_examples: dict[int, int]
         self._grid: Grid
         self._routes: dict[int, ConfigRecord]
         self._global: Arrays
@@ -133,11 +160,14 @@ class FedHEAD(FedAvg):
         own = {
             "sectors": settings.sectors,
             "fixed_leader": settings.fixed_leader,
+            "rule": settings.rule,
+            "audit": settings.audit,
             "ensemble_distillation": settings.ensemble_distillation,
             "links": run.links,
             "phase_timeout": run.phase_timeout,
             "seed": run.seed,
             "directory": run.directory,
+            "norm_threshold": run.norm_threshold,
         }
         return cls(**{**{key: run.sampling[key] for key in sampled}, **own, **arguments})
 
@@ -146,6 +176,7 @@ class FedHEAD(FedAvg):
         log(INFO, "\t├──> %s settings:", type(self).__name__)
         log(INFO, "\t│\t├── Sectors: %d, where nodes do not declare theirs", self.sectors)
         log(INFO, "\t│\t├── Leaders: %s", "largest" if self.fixed_leader else "drawn")
+        log(INFO, "\t│\t├── Rule: %s%s", self.rule, ", audited" if self.audit else "")
         log(INFO, "\t│\t└── Distillation: %s", self.ensemble_distillation)
         super().summary()
 
@@ -158,6 +189,7 @@ class FedHEAD(FedAvg):
         nodes = membership.meet(grid, self.min_available_nodes, self.phase_timeout)
         links = membership.links(self.links)
         barred, membership.failed = membership.failed, set()
+        self._num_examples = membership.num_examples(nodes)
         if self.links == "direct":
             barred |= membership.without_address(nodes)
         clusters = membership.draw_clusters(nodes, server_round, barred)
@@ -191,12 +223,13 @@ class FedHEAD(FedAvg):
         """Average sectors, distil in each, and average again (steps 2 to 5)."""
         replies = usable(replies)
         num_examples, metrics = self._trained(replies)
-        sectors = self._aggregate_sectors(server_round, num_examples, self._deliveries(replies))
+        able = [reply for reply in replies if reply.metadata.src_node_id in num_examples]
+        sectors = self._aggregate_sectors(server_round, num_examples, self._deliveries(able))
         if not sectors:
             log(WARNING, "Round %d: no sector has a model, the global one stays", server_round)
             return None, None
         mean = weighted_mean(sectors.values())
-        distilled = self._distil_sectors(server_round, list(sectors), mean)
+        distilled = self._distil_sectors(server_round, sectors, mean)
         combined = self.combine(
             server_round,
             [(weight, distilled.get(lead, arrays)) for lead, (weight, arrays) in sectors.items()],
@@ -205,12 +238,13 @@ class FedHEAD(FedAvg):
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, besides the global model."""
-        return {**tag(self), **self._membership.state_dict()}
+        return {**tag(self), **self._membership.state_dict(), **self._norms.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state; see `CheckedFedAvg`."""
         check_tag(state, self)
         self._membership.load_state_dict(state)
+        self._norms.load_state_dict(state)
 
     def combine(self, server_round: int, sectors: list[Weighted]) -> Arrays:
         """Step 5: ``w = sum_m p_m z_m``."""
@@ -283,20 +317,19 @@ class FedHEAD(FedAvg):
         return routes
 
     def _trained(self, replies: list[Message]) -> tuple[dict[int, int], MetricRecord]:
-        """Samples of each node that trained, and the mean loss."""
-        num_examples: dict[int, int] = {}
-        loss = 0.0
+        """Samples of each node that trained, and the mean loss; notes the norms of updates."""
+        losses: dict[int, float] = {}
+        norms: dict[int, float] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
-                count, mean_loss = samples_of(reply), number(reply, TRAIN_LOSS)
+                losses[node], norms[node] = number(reply, TRAIN_LOSS), number(reply, UPDATE_NORM)
             except ValueError as error:
                 log(WARNING, "Model of node %d set aside: %s", node, error)
-                continue
-            num_examples[node] = count
-            loss += count * mean_loss
-        total = sum(num_examples.values())
-        return num_examples, MetricRecord({TRAIN_LOSS: loss / max(total, 1)})
+        self._norms.begin_round(norms)
+        num_examples = {node: self._num_examples[node] for node in self._norms.told}
+        loss = sum(count * losses[node] for node, count in num_examples.items())
+        return num_examples, MetricRecord({TRAIN_LOSS: loss / max(sum(num_examples.values()), 1)})
 
     def _deliveries(self, replies: Iterable[Message]) -> dict[int, ConfigRecord]:
         """Members' models, as deliveries for their leaders."""
@@ -336,6 +369,9 @@ class FedHEAD(FedAvg):
                     clusters[i] = cluster
                     waiting.append(i)
             deliveries = self._collect_again([clusters[i] for i in waiting], num_examples)
+        if self.audit and means:
+            for i in self._suspected(clusters, means):
+                clusters[i] = self._audited(server_round, clusters[i], means, num_examples)
         self.topology = Topology(tuple(clusters), groups=())
         return {c.head: means[c.head] for c in clusters if c.head in means}
 
@@ -352,7 +388,9 @@ class FedHEAD(FedAvg):
             ranked = {rank: n for rank, n in enumerate(cluster.members, 1) if n in deliveries}
             counts = {f"{NUM_EXAMPLES}.{rank}": num_examples[n] for rank, n in ranked.items()}
             counts[f"{NUM_EXAMPLES}.0"] = num_examples[cluster.head]
-            content = RecordDict({CONFIG: ConfigRecord({**counts, SERVER_ROUND: server_round})})
+            norms = {f"{UPDATE_NORM}.{rank}": self._norms.told[n] for rank, n in ranked.items()}
+            config = ConfigRecord({**counts, **norms, SERVER_ROUND: server_round, RULE: self.rule})
+            content = RecordDict({CONFIG: config})
             content.update({f"{DELIVERY}.{rank}": deliveries[n] for rank, n in ranked.items()})
             messages.append(Message(content, cluster.head, AGGREGATE_SECTOR))
         means: dict[int, Weighted] = {}
@@ -360,12 +398,67 @@ class FedHEAD(FedAvg):
         for cluster in clusters:
             if (reply := replies.get(cluster.head)) is None:
                 continue
-            _log_rejected(cluster, reply)
+            averaged = {n for n in cluster.members if n in deliveries} | {cluster.head}
+            averaged -= _rejected(cluster, reply)
             try:
-                means[cluster.head] = (samples_of(reply), self._model_of(reply))
+                mean = self._model_of(reply)
+                self._norms.check_mean(mean, self._global, averaged)
             except ValueError as error:
                 log(WARNING, "Mean of leader %d set aside: %s", cluster.head, error)
+                self._membership.distrust(cluster.head)
+                continue
+            means[cluster.head] = (sum(num_examples[node] for node in averaged), mean)
         return means
+
+    def _suspected(self, clusters: Sequence[Cluster], means: Mapping[int, Weighted]) -> list[int]:
+        """Places of clusters whose mean points away from the others', or has none beside it."""
+        led = [i for i, cluster in enumerate(clusters) if cluster.head in means]
+        weights = [means[clusters[i].head][0] for i in led]
+        arrays = [means[clusters[i].head][1] for i in led]
+        away = points_away(weights, arrays, self._global)
+        return [i for i, is_away in zip(led, away, strict=True) if is_away or len(led) == 1]
+
+    def _audited(
+        self,
+        server_round: int,
+        cluster: Cluster,
+        means: dict[int, Weighted],
+        num_examples: Mapping[int, int],
+    ) -> Cluster:
+        """Have two members average their sector as well; the median of the three counts.
+
+        Returns
+        -------
+        Cluster
+            The cluster, led by a witness if the leader's mean is not like the witnesses'.
+        """
+        able = [node for node in cluster.members if self._is_able(node, num_examples)]
+        if len(able) < WITNESSES:
+            return cluster
+        draws = np.random.default_rng([self.seed, server_round, WITNESSES])
+        again = []
+        for place in draws.choice(len(able), WITNESSES, replace=False):
+            others = (n for n in (cluster.head, *cluster.members) if n != able[place])
+            again.append(Cluster(able[place], tuple(others)))
+        found: dict[int, Weighted] = {}
+        for each in again:
+            deliveries = self._collect_again([each], num_examples)
+            found |= self._average(server_round, [each], num_examples, deliveries)
+        if len(found) < WITNESSES:
+            return cluster
+        weight, mean = means[cluster.head]
+        middle = trimmed_mean([mean, *(arrays for _, arrays in found.values())])
+        near = max(update_norm(arrays, middle) for _, arrays in found.values())
+        near = max(ALIKE * near, ROUNDING * update_norm(middle, self._global))
+        if update_norm(mean, middle) <= near:
+            means[cluster.head] = (weight, middle)
+            return cluster
+        text = "Mean of leader %d set aside: it is not that of nodes %s"
+        log(WARNING, text, cluster.head, list(found))
+        self._membership.distrust(cluster.head)
+        del means[cluster.head]
+        means[again[0].head] = (found[again[0].head][0], middle)
+        return again[0]
 
     def _with_new_leader(self, cluster: Cluster, num_examples: Mapping[int, int]) -> Cluster | None:
         """The cluster led by its member with most samples; None if no member is able to."""
@@ -381,7 +474,7 @@ class FedHEAD(FedAvg):
     def _collect_again(
         self, clusters: list[Cluster], num_examples: Mapping[int, int]
     ) -> dict[int, ConfigRecord]:
-        """Have members send their models to the new leaders of their sectors."""
+        """Have members send their models to other leaders of their sectors."""
         links = self._membership.links(self.links)
         messages = []
         for cluster in clusters:
@@ -396,7 +489,7 @@ class FedHEAD(FedAvg):
         return node in num_examples and not self._membership.has_failed(node)
 
     def _distil_sectors(
-        self, server_round: int, leaders: list[int], mean: Arrays
+        self, server_round: int, sectors: Mapping[int, Weighted], mean: Arrays
     ) -> dict[int, Arrays]:
         """Step 4. z_m of each sector whose leader succeeded."""
         request = self.ensemble_distillation.model_dump(by_alias=True)
@@ -406,15 +499,26 @@ class FedHEAD(FedAvg):
                 CONFIG: ConfigRecord({**request, SERVER_ROUND: server_round}),
             }
         )
-        replies = self._ask([Message(content, leader, DISTILL_SECTOR) for leader in leaders])
+        replies = self._ask([Message(content, leader, DISTILL_SECTOR) for leader in sectors])
         distilled = {}
-        for leader in leaders:
+        for leader in sectors:
             try:
-                distilled[leader] = self._model_of(replies[leader])
+                student = self._model_of(replies[leader])
             except (KeyError, ValueError) as error:
                 log(WARNING, "Sector of node %d keeps its plain average: %s", leader, error)
                 self._membership.fail(leader)
-        return distilled
+                continue
+            try:
+                self._norms.check_student(leader, student, mean)
+            except ValueError as error:
+                log(WARNING, "Student of leader %d set aside: %s", leader, error)
+                self._membership.distrust(leader)
+                continue
+            distilled[leader] = student
+        if self.rule == "mean":
+            return distilled
+        weights = {leader: weight for leader, (weight, _) in sectors.items()}
+        return agreeing(distilled, weights, mean)
 
     def _ask(self, messages: list[Message]) -> dict[int, Message]:
         """Replies by node, in the order of ``messages``; nodes without one count as failed."""
@@ -432,8 +536,12 @@ def _is_direct(route: ConfigRecord) -> bool:
     return bool(route["address"]) and route["link"] != "relay"
 
 
-def _log_rejected(cluster: Cluster, reply: Message) -> None:
+def _rejected(cluster: Cluster, reply: Message) -> set[int]:
+    """Nodes whose models a leader rejected; logged."""
     reasons = reply.content.config_records.get(CONFIG, ConfigRecord())
-    for rank, node in enumerate(cluster.members, 1):
+    rejected = set()
+    for rank, node in enumerate((cluster.head, *cluster.members)):
         if reason := reasons.get(f"{REJECTED}.{rank}"):
             log(WARNING, "Model of node %d set aside by leader %d: %s", node, cluster.head, reason)
+            rejected.add(node)
+    return rejected

@@ -65,7 +65,7 @@ def test_a_leader_keeps_its_model_and_one_round_takes_the_place_of_another(ask, 
         content = with_model(config(leads=True, lr=1e-9, server_round=seed), session, seed)
         ask(TRAIN_SECTOR, content)  # which hardly changes the model
         mean = mean_of_sector(session, config(**{f"num-examples.{OWN}": 7, "server_round": seed}))
-        assert (mean.num_examples, mean.rejected) == (7, {})
+        assert mean.rejected == {}
         for name, value in as_arrays(content["arrays"]).items():
             assert abs(mean.arrays[name] - value).max() < 1e-6
     # the model as it came and as it was trained, and which round's it is

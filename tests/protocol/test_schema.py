@@ -211,13 +211,19 @@ def test_a_leader_says_why_it_rejects_models_by_rank():
     reply = allowed("fedhead", AGGREGATE_SECTOR)
 
     def told(config):
-        metrics = MetricRecord({"num-examples": 3, "rejected": 1})
+        metrics = MetricRecord({"rejected": 1})
         records = {"arrays": as_record(MODEL), "metrics": metrics, "config": ConfigRecord(config)}
         return RecordDict(records)
 
     reply.check(told({}), MODEL)
     reply.check(told({"rejected.1": "w holds NaN", "rejected.12": "no"}), MODEL)
-    for wrong in ({"rejected.x": "no"}, {"rejected": "no"}, {"why.1": "no"}, {"rejected.1": 1}):
+    for wrong in (
+        {"rejected.x": "no"},
+        {"rejected": "no"},
+        {"why.1": "no"},
+        {"rejected.1": 1},
+        {"rejected.2": "so long" * 50},
+    ):
         with pytest.raises(ValueError, match=re.escape(next(iter(wrong)))):
             reply.check(told(wrong), MODEL)
 

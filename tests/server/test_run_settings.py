@@ -40,6 +40,27 @@ def test_strategy_args_win_over_the_table_and_the_rest_is_for_the_constructor(ke
     assert run.constructor_arguments(None) == {key: 2.5, "weighted_by_key": "x"}
 
 
+def test_defence_sets_the_rules_of_the_method_unless_they_are_set_already():
+    cadis, run = find_method("cadis"), settings()
+    assert run.defended(cadis) is run
+    chosen = settings(**{"defence": "on", "cadis.most-say": 3.0}).defended(cadis)
+    assert (chosen.of_method(cadis).rule, chosen.of_method(cadis).most_say) == ("agreement", 3.0)
+    assert chosen.defended(cadis) == chosen
+
+
+def test_every_rule_that_a_method_declares_is_a_setting_other_than_its_default():
+    declared = [method for method in built_in_methods().values() if method.defence]
+    assert {"fedhead", "cadis"} <= {method.name for method in declared}
+    for method in declared:
+        run = settings(defence="on").defended(method).model_dump(exclude_defaults=True)
+        assert run.keys() > {"defence"}
+
+
+def test_a_method_without_rules_refuses_the_defence_and_names_those_that_have_some():
+    with pytest.raises(SettingsError, match=r"'fedavg' declares no rules .* cadis, fedhead"):
+        settings(defence="on", strategy="fedavg").defended(find_method("fedavg"))
+
+
 def test_a_value_of_strategy_args_that_a_method_cannot_have_is_named():
     run = settings(**{"strategy-args": '{"mu": -1}'})
     with pytest.raises(SettingsError, match=r"strategy-args: mu = -1(\.0)?: should be"):

@@ -103,10 +103,50 @@ def test_a_round_is_the_papers_weighted_mean(memory_grid, seed):
     np.testing.assert_allclose(last(result), expected, atol=1e-6)
 
 
-def test_a_small_cluster_has_the_same_say_as_a_large_one(memory_grid):
+@pytest.mark.parametrize(("settings", "say"), [({}, 1 / 4), ({"most_say": 5.0}, 1 / 2)])
+def test_a_small_cluster_has_the_same_say_as_a_large_one_up_to_a_cap(memory_grid, settings, say):
     many, few = np.array([[1.0, 0, 0], [0, 0, 0]]), np.array([[0, 1.0, 0], [0, 0, 0]])
-    grid = grid_of(memory_grid, *[made_up(many)] * 9, made_up(few))
-    np.testing.assert_allclose(last(play(strategy_of(), grid)), (many + few) / 2, atol=1e-6)
+    grid = grid_of(memory_grid, *[made_up(many)] * 9, made_up(few, num_examples=1))
+    found = last(play(strategy_of(**settings), grid))
+    np.testing.assert_allclose(found, (1 - say) * many + say * few, atol=1e-6)
+
+
+def reversing(honest):
+    """A node that trains like another, and sends its update with its sign changed."""
+
+    def answer(message):
+        content = honest(message)
+        start = as_arrays(message.content.array_records["arrays"])
+        sent = {n: 2 * start[n] - array for n, array in as_arrays(content["arrays"]).items()}
+        content["arrays"] = as_record(sent)
+        return content
+
+    return answer
+
+
+DEFENDED = {"rule": "agreement", "most_say": 1.0}
+
+
+def test_what_points_against_the_last_step_and_the_others_is_set_aside(memory_grid, caplog):
+    generator = np.random.default_rng(0)
+    honest = [made_up(1 + 0.1 * generator.normal(size=(2, 3)), 10) for _ in range(8)]
+    strategy, alone = strategy_of(**DEFENDED), strategy_of(**DEFENDED)
+    first = play(strategy, grid_of(memory_grid, *honest), 1)
+    play(alone, grid_of(memory_grid, *honest), 1)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        attacked = grid_of(memory_grid, *honest, *map(reversing, honest[:2]))
+        second = play(strategy, attacked, 2, first)
+    for node in (FIRST + 8, FIRST + 9):
+        assert f"Model of node {node} set aside: it points against the last step" in caplog.text
+    expected = play(alone, grid_of(memory_grid, *honest), 2, first)
+    np.testing.assert_allclose(last(second), last(expected), atol=1e-6)
+
+
+def test_a_long_update_and_a_great_claim_do_not_outweigh_the_others(memory_grid):
+    honest = [made_up(np.ones((2, 3)), 10)] * 8
+    greedy = [made_up(np.diag([50.0, 0, 0])[:2], 10**6)] * 2
+    found = last(play(strategy_of(**DEFENDED), grid_of(memory_grid, *honest, *greedy)))
+    assert np.abs(found - 1).max() < 0.5
 
 
 def test_without_its_aggregation_it_is_fedavg(memory_grid):

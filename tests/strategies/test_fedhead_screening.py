@@ -8,7 +8,6 @@ from flwr.app import ArrayRecord, ConfigRecord
 from safetensors.numpy import load, save
 
 import client.fedhead
-from protocol.ensemble import EnsembleDistillation
 from protocol.fedhead import DISTILL_SECTOR
 from server.grid.screening import ScreeningGrid
 from server.record.journal import Journal
@@ -49,7 +48,7 @@ def mean_of_a_round(client_grid, monkeypatch, tmp_path):
         nodes = client_grid(NODES, {**RUN_CONFIG, **run_config}, without_distillation)
         grid = ScreeningGrid(nodes, deadline=60, journal=journal)
         strategy = FedHEAD(
-            sectors=1, fixed_leader=True, ensemble_distillation=EnsembleDistillation()
+            sectors=1, fixed_leader=True, norm_threshold=run_config.get("norm-threshold", 5.0)
         )
         start = ArrayRecord(MODEL.state_dict())
         messages = list(strategy.configure_train(1, start, ConfigRecord({"lr": 0.05}), grid))

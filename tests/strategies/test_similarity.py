@@ -191,3 +191,24 @@ def test_weights_are_the_papers_and_clusters_of_equal_clients_weigh_the_same(cli
     even = aggregation_weights(cluster_of, np.ones(len(clients)))
     shares = [even[cluster_of == c].sum() for c in set(cluster_of.tolist())]
     np.testing.assert_allclose(shares, 1 / len(shares))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 500)), min_size=1, max_size=12),
+    st.floats(1, 5),
+)
+def test_no_cluster_weighs_more_than_its_cap_and_within_clusters_samples_count(clients, most):
+    cluster_of = np.array([c for c, _ in clients])
+    num_examples = np.array([n for _, n in clients])
+    capped = aggregation_weights(cluster_of, num_examples, most)
+    papers = aggregation_weights(cluster_of, num_examples)
+    assert capped.sum() == pytest.approx(1)
+    caps = {c: most * (cluster_of == c).mean() for c in set(cluster_of.tolist())}
+    for c, cap in caps.items():
+        inside = cluster_of == c
+        assert capped[inside].sum() <= cap * (1 + 1e-6)
+        np.testing.assert_allclose(
+            capped[inside] * papers[inside].sum(), papers[inside] * capped[inside].sum()
+        )
+    if all(papers[cluster_of == c].sum() <= cap for c, cap in caps.items()):
+        np.testing.assert_allclose(capped, papers)

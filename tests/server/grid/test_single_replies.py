@@ -206,7 +206,8 @@ def test_models_that_go_to_leaders_leave_the_claims_to_be_judged(judge):
     parcel = ConfigRecord(
         Parcel(link="relay", token="0" * 32, num_bytes=1).model_dump(by_alias=True)
     )
-    metrics = [MetricRecord({"num-examples": n}) for n in (50, 70, 10**6, 60, 80)]
+    counts = (50, 70, 10**6, 60, 80)
+    metrics = [MetricRecord({"num-examples": count, "update-norm": 0.1}) for count in counts]
     replies = [RecordDict({"metrics": m, "parcel": parcel}) for m in metrics]
     replies[0].pop("parcel")  # the leader's
     assert list(judge(replies, kind=TRAIN_SECTOR, method="fedhead")) == [2]
@@ -214,7 +215,8 @@ def test_models_that_go_to_leaders_leave_the_claims_to_be_judged(judge):
 
 def test_a_parcel_that_is_none_is_refused(judge):
     parcel = ConfigRecord({"x": 1})
-    replies = [RecordDict({"metrics": MetricRecord({"num-examples": 9}), "parcel": parcel})]
+    metrics = MetricRecord({"num-examples": 9, "update-norm": 0.1})
+    replies = [RecordDict({"metrics": metrics, "parcel": parcel})]
     assert "parcel: " in judge(replies, kind=TRAIN_SECTOR, method="fedhead")[0]
 
 

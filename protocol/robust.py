@@ -1,0 +1,146 @@
+"""Means of models that a minority of hostile nodes cannot turn."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.arrays import Arrays
+from protocol.averages import weighted_mean
+
+Rule = Literal["mean", "agreement", "multi-krum", "trimmed-mean"]
+
+FEWEST = 5
+"""Fewest models for a rule other than the mean: among fewer, there is no telling who is odd."""
+HOSTILE = 0.3
+"""Share of hostile nodes that Multi-Krum and the trimmed mean allow for."""
+
+
+def robust_mean(
+    rule: Rule, weights: Sequence[float], models: Sequence[Arrays], start: Arrays
+) -> tuple[dict[str, NDArray[np.generic]], NDArray[np.float64]]:
+    """Mean of models by a rule; fewer than 5 models are averaged by weight.
+
+    - ``mean``: by weight.
+    - ``agreement``: by weight, at most the median's, without models that `agreement` rejects; those
+      further from the start than the median are moved back to its distance.
+    - ``multi-krum``: by weight, at most the median's, of those that `multi_krum` selects.
+    - ``trimmed-mean``: of each number, without the 30 % (rounded up) at either end; not weighted.
+
+    Parameters
+    ----------
+    rule : str
+        The rule.
+    weights : sequence of float
+        Samples of each model, > 0.
+    models : sequence of Mapping[str, ndarray]
+        All with the names, shapes and types of ``start``. Read array by array, so mappings that
+        load on access save memory.
+    start : Mapping[str, ndarray]
+        The model before training.
+
+    Returns
+    -------
+    dict[str, ndarray], ndarray
+        The mean; and float64 (n,), the weight that each model had, 0 if rejected.
+    """
+    given = np.asarray(weights, dtype=np.float64)
+    if rule == "mean" or len(models) < FEWEST:
+        return _weighted(given, models), given
+    if rule == "trimmed-mean":
+        return trimmed_mean(models), np.ones(len(models))
+    products = inner_products(models, start)
+    capped = np.minimum(given, np.median(given))
+    if rule == "multi-krum":
+        chosen = capped * multi_krum(products)
+        return _weighted(chosen, models), chosen
+    kept = capped * agreement(products)
+    moved = kept * shortening(products)
+    rest = float((kept - moved).sum())  # to move a model back is to average it with the start
+    return _weighted([*moved, rest], [*models, start]), moved
+
+
+def inner_products(models: Sequence[Arrays], start: Arrays) -> NDArray[np.float64]:
+    """Inner products of what training changed in floating-point arrays, (n, n)."""
+    products = np.zeros((len(models), len(models)))
+    for name, before in start.items():
+        if before.dtype.kind == "f":
+            trained = np.stack([model[name] for model in models])
+            flat = np.subtract(trained, before, dtype=np.float64).reshape(len(models), -1)
+            products += flat @ flat.T
+    return products
+
+
+def agreement(products: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which models changed in the direction of most others.
+
+    A model agrees if it has a positive cosine with as many others as an honest majority gives each
+    of its own, ``n // 2``. If less than a majority agrees, there is no common direction, as with
+    converged models, and all are kept.
+
+    Parameters
+    ----------
+    products : ndarray
+        Of `inner_products`, (n, n).
+
+    Returns
+    -------
+    ndarray
+        bool (n,).
+    """
+    n = len(products)
+    along = (products > 0).sum(axis=1) - (products.diagonal() > 0)
+    agreeing: NDArray[np.bool_] = along >= n // 2
+    return agreeing if agreeing.sum() > n // 2 else np.ones(n, dtype=bool)
+
+
+def shortening(products: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Factor of each change, at most 1, that leaves none longer than the median, (n,).
+
+    Of an even number, the median is the lower one, which of two is the shorter.
+    """
+    lengths = np.sqrt(products.diagonal())
+    median = np.sort(lengths)[(len(lengths) - 1) // 2]
+    factors = np.ones(len(lengths))
+    np.divide(median, lengths, out=factors, where=lengths > median)
+    return factors
+
+
+def multi_krum(products: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which models Multi-Krum averages (Blanchard et al. 2017), bool (n,).
+
+    With f hostile ones among n, the ``n - f`` with the least sum of squared distances to their
+    ``n - f - 2`` nearest.
+    """
+    n = len(products)
+    hostile = math.ceil(HOSTILE * n)
+    squares = products.diagonal()
+    distances = squares[:, None] + squares[None, :] - 2 * products
+    np.fill_diagonal(distances, np.inf)
+    nearest = np.sort(distances, axis=1)[:, : max(n - hostile - 2, 1)]
+    selected = np.zeros(n, dtype=bool)
+    selected[np.argsort(nearest.sum(axis=1), kind="stable")[: n - hostile]] = True
+    return selected
+
+
+def trimmed_mean(models: Sequence[Arrays]) -> dict[str, NDArray[np.generic]]:
+    """Mean of each number without the extremes (Yin et al. 2018)."""
+    cut = trimmed(len(models))
+    means = {}
+    for name, like in models[0].items():
+        ordered = np.sort(np.stack([model[name] for model in models]), axis=0)
+        mean = ordered[cut : len(models) - cut].mean(axis=0, dtype=np.float64)
+        means[name] = (mean if like.dtype.kind == "f" else np.rint(mean)).astype(like.dtype)
+    return means
+
+
+def trimmed(n: int) -> int:
+    """How many of n numbers the trimmed mean leaves out at either end."""
+    return min(math.ceil(HOSTILE * n), (n - 1) // 2)
+
+
+def _weighted(weights: Iterable[float], models: Sequence[Arrays]) -> dict[str, NDArray[np.generic]]:
+    """Weighted mean of models, of which some may weigh 0."""
+    return weighted_mean((w, model) for w, model in zip(weights, models, strict=True) if w > 0)

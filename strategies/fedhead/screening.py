@@ -1,0 +1,123 @@
+"""What FedHEAD's server can judge of models that it does not see: means, students, and norms."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from logging import WARNING
+from statistics import median
+from typing import Any
+
+import numpy as np
+from flwr.common import log
+
+from protocol.arrays import Arrays
+from protocol.averages import weighted_mean
+from protocol.outliers import absurdly_large, update_norm
+from protocol.robust import inner_products, shortening
+
+LONGER = 1.1
+"""A mean of models is no further from the start than the furthest; a trimmed one may be a bit."""
+HISTORY = 20
+"""Rounds whose median norm the norms of a round are compared with."""
+
+
+class Norms:
+    """Norms of the nodes' updates: as they tell them in a round, and the medians of earlier ones.
+
+    Parameters
+    ----------
+    threshold : float
+        Score above which a norm is absurd; see `protocol.outliers.absurdly_large`. 0 judges none.
+
+    Attributes
+    ----------
+    told : dict[int, float]
+        Norms of the round by node, without absurd ones.
+    """
+
+    def __init__(self, threshold: float) -> None:
+        self.threshold = threshold
+        self.told: dict[int, float] = {}
+        self._medians: list[float] = []
+
+    def begin_round(self, told: Mapping[int, float]) -> None:
+        """Take the norms of a round; nodes with absurd ones are logged and left out."""
+        self.told = dict(told)
+        for node in self._absurd(told):
+            log(WARNING, "Model of node %d set aside: its norm exceeds norm-threshold", node)
+            del self.told[node]
+        if self.told:
+            self._medians = [*self._medians, median(self.told.values())][-HISTORY:]
+
+    def check_mean(self, mean: Arrays, start: Arrays, averaged: Iterable[int]) -> None:
+        """Refuse a mean that is further from the start than all models that it is made of.
+
+        Raises
+        ------
+        ValueError
+            If it is, or is made of none.
+        """
+        longest = max((self.told[node] for node in averaged), default=None)
+        if longest is None:
+            raise ValueError("all models of the sector were rejected, the leader's own too")
+        norm = update_norm(mean, start)
+        if self.threshold and norm > LONGER * longest:
+            raise ValueError(f"its norm is {norm:.3g}, above {longest:.3g}, its members' largest")
+
+    def check_student(self, leader: int, student: Arrays, start: Arrays) -> None:
+        """Refuse a student that is absurdly far from the start, beside the nodes' updates.
+
+        Raises
+        ------
+        ValueError
+            If it is.
+        """
+        if leader in self._absurd({**self.told, leader: update_norm(student, start)}):
+            raise ValueError("its norm exceeds norm-threshold")
+
+    def _absurd(self, norms: Mapping[int, float]) -> list[int]:
+        earlier = {-1 - i: norm for i, norm in enumerate(self._medians)}  # no id is below 0
+        return [n for n in absurdly_large({**earlier, **norms}, self.threshold) if n in norms]
+
+    def state_dict(self) -> dict[str, Any]:
+        """State for a checkpoint."""
+        return {"median-norms": list(self._medians)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state."""
+        self._medians = list(state.get("median-norms", ()))  # older checkpoints have none
+
+
+def points_away(weights: Sequence[float], models: Sequence[Arrays], start: Arrays) -> list[bool]:
+    """Whether each model's change has a negative product with the weighted sum of the others'."""
+    products = inner_products(models, start)
+    others = products @ np.asarray(weights) - products.diagonal() * np.asarray(weights)
+    return [bool(product < 0) for product in others]
+
+
+def agreeing(
+    students: Mapping[int, Arrays], weights: Mapping[int, float], start: Arrays
+) -> dict[int, Arrays]:
+    """Students that do not point away from the others, moved back to the median distance.
+
+    Of two that point away from each other, neither counts.
+
+    Parameters
+    ----------
+    students : Mapping[int, Mapping[str, ndarray]]
+        z_m by leader.
+    weights : Mapping[int, float]
+        p_m by leader.
+    start : Mapping[str, ndarray]
+        z, from which all were distilled.
+    """
+    if not students:
+        return {}
+    models = list(students.values())
+    factors = shortening(inner_products(models, start))
+    away = points_away([weights[leader] for leader in students], models, start)
+    kept: dict[int, Arrays] = {}
+    for leader, factor, is_away in zip(students, factors, away, strict=True):
+        if is_away:
+            log(WARNING, "Student of leader %d set aside: it points away from the others", leader)
+        else:
+            kept[leader] = weighted_mean([(factor, students[leader]), (1 - factor, start)])
+    return kept

@@ -1,0 +1,102 @@
+"""Robust means against loops, and against models that a minority sends."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.averages import weighted_mean
+from protocol.robust import agreement, inner_products, multi_krum, robust_mean, shortening
+
+RULES = ["agreement", "multi-krum", "trimmed-mean"]
+START = {"w": np.full((4, 5), 0.5, np.float32), "n": np.array(3)}
+
+
+def trained(count, seed=0, noise=0.5):
+    """Models that moved in one direction, more or less."""
+    generator = np.random.default_rng(seed)
+    moves = 1 + noise * generator.normal(size=(count, 4, 5))
+    return [{"w": START["w"] + move.astype(np.float32), "n": np.array(4)} for move in moves]
+
+
+def sent(move, count=1):
+    return [{"w": START["w"] + np.float32(move), "n": np.array(4)}] * count
+
+
+def test_inner_products_are_those_of_the_changes():
+    models = trained(6)
+    changes = [(model["w"] - START["w"]).ravel() for model in models]
+    expected = [[float(a @ b) for b in changes] for a in changes]
+    np.testing.assert_allclose(inner_products(models, START), expected, rtol=1e-5)
+
+
+def test_multi_krum_scores_as_in_the_paper():
+    models = trained(10, noise=2.0)
+    changes = [model["w"].astype(float).ravel() for model in models]
+    scores = []
+    for i, one in enumerate(changes):
+        others = sorted(float(((one - o) ** 2).sum()) for j, o in enumerate(changes) if j != i)
+        scores.append(sum(others[: 10 - 3 - 2]))
+    expected = sorted(range(10), key=scores.__getitem__)[:7]
+    found = np.flatnonzero(multi_krum(inner_products(models, START)))
+    assert found.tolist() == sorted(expected)
+
+
+def test_a_trimmed_mean_is_that_of_the_middle():
+    models = trained(7)
+    mean, weights = robust_mean("trimmed-mean", [1] * 7, models, START)
+    expected = [sorted(float(m["w"].flat[i]) for m in models)[3] for i in range(20)]
+    np.testing.assert_allclose(mean["w"].ravel(), expected, rtol=1e-6)
+    assert mean["n"] == 4
+    assert weights.tolist() == [1] * 7
+
+
+@pytest.mark.parametrize("rule", ["mean", *RULES])
+@pytest.mark.parametrize("count", [1, 4])
+def test_fewer_than_five_models_are_averaged_by_weight(rule, count):
+    models, weights = trained(count), [3.0, 1.0, 5.0, 2.0][:count]
+    mean, kept = robust_mean(rule, weights, models, START)
+    expected = weighted_mean(zip(weights, models, strict=True))
+    np.testing.assert_array_equal(mean["w"], expected["w"])
+    assert kept.tolist() == weights
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("claim", [1, 1e6])
+@pytest.mark.parametrize("move", [-1.0, 1e4, -1e4, 0.0])
+def test_three_of_ten_do_not_turn_the_mean(rule, claim, move):
+    models = [*trained(7), *sent(move, 3)]
+    mean, _ = robust_mean(rule, [10] * 7 + [10 * claim] * 3, models, START)
+    change = (mean["w"] - START["w"]).ravel()
+    assert 0.4 < change.mean() < 1.6
+
+
+def test_agreement_keeps_all_that_go_along_and_moves_the_long_ones_back():
+    models = [*trained(8), *sent(50.0)]
+    products = inner_products(models, START)
+    assert agreement(products).all()
+    factors = shortening(products)
+    lengths = np.sqrt(products.diagonal()) * factors
+    assert lengths.max() == pytest.approx(np.median(np.sqrt(products.diagonal())))
+    _, weights = robust_mean("agreement", [10] * 9, models, START)
+    assert weights[-1] < 0.5
+
+
+def test_without_a_common_direction_agreement_keeps_all():
+    moves = np.concatenate([np.eye(20), -np.eye(20)]).reshape(-1, 4, 5)
+    models = [model for move in moves for model in sent(move)]
+    assert agreement(inner_products(models, START)).all()
+
+
+@given(
+    st.sampled_from(RULES),
+    st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=5, max_size=9),
+    st.integers(1, 2**63 - 1),
+)
+def test_a_mean_is_finite_and_between_the_extremes_or_the_start(rule, moves, claim):
+    models = [model for move in moves for model in sent(move)]
+    mean, weights = robust_mean(rule, [claim, *[1] * (len(moves) - 1)], models, START)
+    values = [*(model["w"] for model in models), START["w"]]
+    assert (np.min(values, axis=0) <= mean["w"] + 1e-3 * np.abs(mean["w"])).all()
+    assert (np.max(values, axis=0) >= mean["w"] - 1e-3 * np.abs(mean["w"])).all()
+    assert weights.sum() > 0

@@ -1,0 +1,183 @@
+"""FedHEAD when leaders and members lie: about samples, norms, and what they averaged."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord
+from safetensors.numpy import load, save
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+import client.fedhead
+from benchmarks.hostile import Attack, Ring
+from protocol.ensemble import EnsembleDistillation
+from protocol.fedhead import DISTILL_SECTOR
+from strategies.fedhead import FedHEAD
+from task.datasets import load_dataset
+from task.models import create_model
+
+FIRST = 2**64 - 1000  # as in conftest.py
+RUN_CONFIG = {"partition.scheme": "iid", "train.local-epochs": 1, "train.batch-size": 64}
+MODEL = create_model("auto", load_dataset("digits").spec, seed=0)
+START = {name: value.numpy() for name, value in MODEL.state_dict().items()}
+
+
+def strategy_of(**settings):
+    return FedHEAD(ensemble_distillation=EnsembleDistillation(distill_epochs=1), **settings)
+
+
+@pytest.fixture
+def grid_of(client_grid):
+    """Make nodes; leaders do not distil, unless they shall."""
+
+    def make(nodes=6, distil=False):
+        def broken(node, message):
+            return not distil and message.metadata.message_type == DISTILL_SECTOR
+
+        return client_grid(nodes, RUN_CONFIG, broken)
+
+    return make
+
+
+def turn(grid, attack, nodes):
+    """Make these nodes hostile, from now on."""
+    ring = Ring(attack, len(nodes) / len(grid.nodes))
+    for node in nodes:
+        grid.nodes[node] = ring.hostile(grid.nodes[node])
+
+
+def first_clusters(strategy, grid):
+    """Sectors and leaders that the first round will have."""
+    strategy.configure_train(1, ArrayRecord(MODEL.state_dict()), ConfigRecord(), grid)
+    return strategy.topology.clusters
+
+
+def play(strategy, grid, server_round=1, arrays=None):
+    """One round, as Flower's loop does it; the model as arrays."""
+    start, config = arrays or ArrayRecord(MODEL.state_dict()), ConfigRecord({"lr": 0.05})
+    messages = strategy.configure_train(server_round, start, config, grid)
+    return strategy.aggregate_train(server_round, grid.send_and_receive(messages))[0]
+
+
+def largest_change(arrays):
+    return max(float(np.abs(arrays[name].numpy() - value).max()) for name, value in START.items())
+
+
+def assert_same(found, expected, atol=1e-6):
+    for name in START:
+        np.testing.assert_allclose(found[name].numpy(), expected[name].numpy(), atol=atol)
+
+
+@pytest.mark.parametrize("distil", [False, True])
+def test_a_leader_that_sends_an_absurd_model_spoils_nothing_and_leads_no_more(grid_of, distil):
+    grid, strategy = grid_of(distil=distil), strategy_of(sectors=2)
+    liars = [cluster.head for cluster in first_clusters(strategy, grid)]
+    turn(grid, Attack.LYING_LEADER, liars)
+    arrays = None
+    for server_round in (1, 2, 3):
+        arrays = play(strategy, grid, server_round, arrays)
+        assert largest_change(arrays) < 1
+        assert not set(liars) & set(strategy.topology.heads)
+
+
+def test_a_student_that_is_absurdly_far_away_is_set_aside(grid_of):
+    grid, plain = grid_of(distil=True), grid_of()
+    for node, answer in list(grid.nodes.items()):
+
+        def lying(message, answer=answer):
+            content = answer(message)
+            if message.metadata.message_type == DISTILL_SECTOR:
+                far = {name: array.numpy() + 1e4 for name, array in content["arrays"].items()}
+                content["arrays"] = ArrayRecord({n: torch.tensor(a) for n, a in far.items()})
+            return content
+
+        grid.nodes[node] = lying
+    assert_same(play(strategy_of(), grid), play(strategy_of(), plain))
+
+
+@pytest.mark.parametrize("claim", [10**9, 2**63 - 1])
+def test_a_claim_of_samples_counts_for_ten_nodes_at_most_and_only_at_the_meeting(grid_of, claim):
+    def claiming(grid, types):
+        answer = grid.nodes[FIRST]
+
+        def lying(message):
+            content = answer(message)
+            if message.metadata.message_type.startswith(types):
+                content["metrics"]["num-examples"] = claim
+            return content
+
+        grid.nodes[FIRST] = lying
+        return grid
+
+    later = play(strategy_of(), claiming(grid_of(), "train"))
+    assert_same(later, play(strategy_of(), grid_of()), atol=0)
+    strategy = strategy_of()
+    play(strategy, claiming(grid_of(), "query"))
+    counts = strategy._membership.num_examples(grid_of().nodes)
+    others = [count for node, count in counts.items() if node != FIRST]
+    assert counts[FIRST] <= 10 * max(others)
+
+
+def test_a_member_that_tells_too_small_a_norm_costs_itself_and_not_its_leader(
+    grid_of, monkeypatch, caplog
+):
+    grid, send = grid_of(), client.fedhead.send
+    strategy = strategy_of(sectors=1, fixed_leader=True)
+    (cluster,) = first_clusters(strategy, grid)
+    liar = cluster.members[0]
+
+    def longer(session, route, payload):
+        if session.node_id == liar:
+            sent = load(payload)
+            payload = save({n: value + 20 * (sent[n] - value) for n, value in START.items()})
+        return send(session, route, payload)
+
+    monkeypatch.setattr(client.fedhead, "send", longer)
+    found = play(strategy, grid)
+    assert strategy.topology.heads == (cluster.head,)
+    assert f"Model of node {liar} set aside by leader {cluster.head}: its norm is" in caplog.text
+    assert largest_change(found) < 0.1
+
+
+def test_a_member_with_a_bf16_header_costs_itself_and_not_its_sector(grid_of, monkeypatch, caplog):
+    grid, send = grid_of(), client.fedhead.send
+    strategy = strategy_of(sectors=1, fixed_leader=True)
+    (cluster,) = first_clusters(strategy, grid)
+
+    def in_bf16(session, route, payload):
+        if session.node_id == cluster.members[0]:
+            payload = save_tensors({n: v.bfloat16() for n, v in load_tensors(payload).items()})
+        return send(session, route, payload)
+
+    monkeypatch.setattr(client.fedhead, "send", in_bf16)
+    assert play(strategy, grid) is not None
+    assert strategy.topology.heads == (cluster.head,)
+    assert caplog.text.count("set aside by leader") == 1
+
+
+@pytest.mark.parametrize("rule", ["agreement", "multi-krum"])
+def test_reversed_models_of_a_third_are_not_averaged(grid_of, rule, caplog):
+    settings = {"sectors": 1, "fixed_leader": True, "rule": rule}
+    grid = grid_of()
+    turn(grid, Attack.REVERSED, (FIRST + 4, FIRST + 5))
+    strategy = strategy_of(**settings)
+    found = play(strategy, grid)
+    for node in (FIRST + 4, FIRST + 5):
+        assert f"Model of node {node} set aside by leader" in caplog.text
+    plain = play(strategy_of(sectors=1, fixed_leader=True), grid_of())
+    step = {name: plain[name].numpy() - value for name, value in START.items()}
+    along = sum(float((step[n] * (found[n].numpy() - START[n])).sum()) for n in START)
+    length = sum(float((step[n] ** 2).sum()) for n in START)
+    assert along > 0.8 * length  # with the plain mean it is a third
+
+
+def test_the_mean_of_a_suspected_leader_is_that_of_two_witnesses(grid_of, caplog):
+    grid, strategy = grid_of(nodes=8), strategy_of(sectors=2, audit=True)
+    liar, other = (cluster.head for cluster in first_clusters(strategy, grid))
+    turn(grid, Attack.REVERSING_LEADER, [liar])
+    found = play(strategy, grid)
+    assert f"Mean of leader {liar} set aside: it is not that of nodes" in caplog.text
+    assert f"Mean of leader {other} set aside" not in caplog.text
+    assert_same(found, play(strategy_of(sectors=2), grid_of(nodes=8)))
+    play(strategy, grid, 2, found)
+    assert liar not in strategy.topology.heads
