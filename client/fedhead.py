@@ -69,12 +69,12 @@ class StoredModel(Mapping[str, NDArray[Any]]):
         self._file = file
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        with safe_open(self._file, "numpy") as arrays:  # type: ignore[no-untyped-call]
+        with safe_open(self._file, "numpy") as arrays:
             array: NDArray[Any] = arrays.get_tensor(name)
         return array
 
     def __iter__(self) -> Iterator[str]:
-        with safe_open(self._file, "numpy") as arrays:  # type: ignore[no-untyped-call]
+        with safe_open(self._file, "numpy") as arrays:
             return iter(list(arrays.keys()))
 
     def __len__(self) -> int:
@@ -202,12 +202,12 @@ def mean_of_sector(session: Session, content: RecordDict) -> SectorMean:
             rejected[rank] = (str(error) or type(error).__name__)[:LONGEST_REASON]
             continue
         session.store.write(_file(rank), payload)
-    told = dict(_ranked(config, UPDATE_NORM))
+    claims = {rank: float(str(norm)) for rank, norm in _ranked(config, UPDATE_NORM)}
     for rank in absurdly_large(norms, session.task.norm_threshold):
         rejected[rank] = "its norm is beyond norm-threshold"
     for rank, norm in norms.items():  # else a member could have the server refuse the mean
-        if session.task.norm_threshold and norm > LONGER * float(str(told.get(rank, norm))):
-            rejected[rank] = f"its norm is {norm:.3g}, and it told the server {told[rank]:.3g}"
+        if session.task.norm_threshold and norm > LONGER * claims.get(rank, norm):
+            rejected[rank] = f"its norm is {norm:.3g}, and it told the server {claims[rank]:.3g}"
     norms = {rank: norm for rank, norm in norms.items() if rank not in rejected}
     rule: Rule = config.get(RULE, "mean")  # type: ignore[assignment]
     models = [StoredModel(session.store.folder / _file(rank)) for rank in norms]

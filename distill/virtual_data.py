@@ -314,10 +314,10 @@ def _check_announced(data: bytes, bounds: Bounds) -> None:
 def _decoded(pixels: Tensor, scale: float, offset: float) -> Tensor:
     """Pixels as float32, calculated in float64, a part at a time to save memory."""
     images = torch.empty(pixels.shape)
-    for levels, part in zip(
-        pixels.reshape(-1).split(_CHUNK), images.view(-1).split(_CHUNK), strict=True
-    ):
-        part.copy_(levels.double().mul_(scale).add_(offset))
+    levels, values = pixels.reshape(-1), images.view(-1)
+    for begin in range(0, len(levels), _CHUNK):
+        part = slice(begin, begin + _CHUNK)
+        values[part] = levels[part].double().mul_(scale).add_(offset)
     return images
 
 

@@ -183,7 +183,7 @@ def _unprotected(settings: FedHEADSettings, train: TrainSettings) -> str:
     return "leaders distil on their data, without differential privacy (take another strategy)"
 
 
-_DEFENCE = {"fedhead.rule": "agreement", "fedhead.audit": True}
+_DEFENCE: dict[str, bool | int | float | str] = {"fedhead.rule": "agreement", "fedhead.audit": True}
 
 METHODS = (
     Method(

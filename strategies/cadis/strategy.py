@@ -147,7 +147,7 @@ class CADIS(CheckedFedAvg):
         for cluster in np.unique(cluster_of[clients]):
             inside = np.flatnonzero(cluster_of[clients] == cluster)
             models = [updates[i].arrays for i in inside]
-            mean, _ = robust_mean(self.rule, weights[inside], models, self.start_of_round)
+            mean, _ = robust_mean(self.rule, weights[inside].tolist(), models, self.start_of_round)
             means.append((weights[inside].sum(), mean))
         return weighted_mean(means)
 

@@ -126,11 +126,11 @@ def test_a_member_that_tells_too_small_a_norm_costs_itself_and_not_its_leader(
     (cluster,) = first_clusters(strategy, grid)
     liar = cluster.members[0]
 
-    def longer(session, route, payload):
+    def longer(session, route, payload, deadline):
         if session.node_id == liar:
             sent = load(payload)
             payload = save({n: value + 20 * (sent[n] - value) for n, value in START.items()})
-        return send(session, route, payload)
+        return send(session, route, payload, deadline)
 
     monkeypatch.setattr(client.fedhead, "send", longer)
     found = play(strategy, grid)
@@ -144,10 +144,10 @@ def test_a_member_with_a_bf16_header_costs_itself_and_not_its_sector(grid_of, mo
     strategy = strategy_of(sectors=1, fixed_leader=True)
     (cluster,) = first_clusters(strategy, grid)
 
-    def in_bf16(session, route, payload):
+    def in_bf16(session, route, payload, deadline):
         if session.node_id == cluster.members[0]:
             payload = save_tensors({n: v.bfloat16() for n, v in load_tensors(payload).items()})
-        return send(session, route, payload)
+        return send(session, route, payload, deadline)
 
     monkeypatch.setattr(client.fedhead, "send", in_bf16)
     assert play(strategy, grid) is not None
