@@ -99,6 +99,11 @@ def finite_arrays(record: ArrayRecord) -> Arrays:
     return RecordArrays(record)
 
 
+def not_finite(record: ArrayRecord) -> list[str]:
+    """Names of a record's arrays that hold NaN or infinity."""
+    return [name for name, array in as_arrays(record).items() if not np.isfinite(array).all()]
+
+
 def model_arrays(record: ArrayRecord, like: Arrays) -> Arrays:
     """Arrays of a received model, checked to match ``like`` so that they can be averaged.
 

@@ -312,6 +312,7 @@ METHODS = (
                 "client.hfldd:train_pool",
                 quorum=True,
                 compared=True,
+                pooled=True,
             ),
         ),
         needs="client.hfldd:needs",

@@ -8,7 +8,7 @@ from pydantic import Field
 from links.records import Introduction, NodeId, NodeName, Printable
 from protocol.messages import CONFIG, INTRODUCTION
 from protocol.method import Method, Phase
-from protocol.schema import Reply
+from protocol.schema import Count, Reply
 from task.datasets.private import LONGEST_NAME
 from task.settings import Block
 
@@ -52,9 +52,9 @@ class DescribeMetrics(Block):
     simulation that trains together with others.
     """
 
-    num_examples: Annotated[int, Field(ge=0, lt=2**63)]
-    partition_id: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    sector: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    num_examples: Count
+    partition_id: Count | None = None
+    sector: Count | None = None
     together: Annotated[int, Field(ge=0, le=1)] = 0
 
 

@@ -33,7 +33,10 @@ class Phase:
         was has failed in any case.
     compared : bool (default: False)
         Whether replies are averaged, and therefore compared with each other: a reply is set aside
-        if its records differ from most, or a claim or norm is absurdly large beside the others.
+        if it lacks what most have, or a norm is absurdly large beside the others.
+    pooled : bool (default: False)
+        Whether nodes train on more than their own samples. Otherwise a node's samples count as
+        what it said at the first meeting, whatever it claims later; here the strategy sees to it.
     """
 
     message_type: str
@@ -43,6 +46,7 @@ class Phase:
     quorum: bool = False
     needed: bool = False
     compared: bool = False
+    pooled: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,6 @@ FEWEST = 4
 SMALLEST_SCALE = 1.0
 """Spread of logarithms, a factor e, below which values count as equal."""
 
-MOST_SAMPLES = 10
-"""Most samples that count, in units of the median."""
-
 K = TypeVar("K")
 
 
@@ -56,7 +53,17 @@ def absurdly_large(values: Mapping[K, float], threshold: float) -> list[K]:
     return [key for key, score in zip(keys, above / scale, strict=True) if score > threshold]
 
 
-def capped(num_examples: Mapping[K, int]) -> dict[K, int]:
-    """Numbers of samples, of which at most 10 times the median count; at least 1 does."""
-    most = MOST_SAMPLES * float(np.median(list(num_examples.values()) or [0]))
-    return {key: max(1, int(min(number, most))) for key, number in num_examples.items()}
+def capped(num_examples: Mapping[K, int], most: float) -> dict[K, int]:
+    """Numbers of samples, of which at most ``most`` times the median count; at least 1 does.
+
+    Parameters
+    ----------
+    num_examples : Mapping[K, int]
+        Samples by node.
+    most : float
+        In units of the median; 0 counts all.
+    """
+    if not most or not num_examples:
+        return dict(num_examples)
+    limit = most * float(np.median(list(num_examples.values())))
+    return {key: max(1, int(min(number, limit))) for key, number in num_examples.items()}

@@ -11,7 +11,12 @@ from protocol.arrays import Arrays, finite_arrays, model_arrays
 from protocol.messages import METRICS
 from task.settings import Block, SettingsError
 
-Count = Annotated[int, Field(ge=0, lt=2**63)]
+LARGEST_NUMBER = 1e15
+"""Bound of the size of any number in a reply's metrics: sums over nodes stay finite and exact."""
+MOST_VALUES = 10_000
+"""Numbers in a reply's metrics, those in lists included."""
+
+Count = Annotated[int, Field(ge=0, le=LARGEST_NUMBER)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 ArrayCheck = Callable[[ArrayRecord, Arrays], object]
@@ -28,7 +33,7 @@ class PrivacyMetrics(Block):
 class TrainMetrics(PrivacyMetrics):
     """Metrics of local training. Loss and accuracy are None with differential privacy."""
 
-    num_examples: Annotated[int, Field(ge=1, lt=2**63)]
+    num_examples: Annotated[int, Field(ge=1, le=LARGEST_NUMBER)]
     num_steps: Count | None = None
     train_loss: float | None = None
     train_accuracy: Share | None = None
@@ -37,7 +42,7 @@ class TrainMetrics(PrivacyMetrics):
 class EvaluateMetrics(Block):
     """Metrics of an evaluation on a node; the loss is in nats."""
 
-    num_examples: Annotated[int, Field(ge=1, lt=2**63)]
+    num_examples: Annotated[int, Field(ge=1, le=LARGEST_NUMBER)]
     eval_accuracy: Share
     eval_loss: float | None = None
 
@@ -96,6 +101,7 @@ class Reply:
         metrics = content.get(METRICS, MetricRecord())
         if not isinstance(metrics, MetricRecord):
             raise ValueError(f"{METRICS} is a {type(metrics).__name__}")
+        check_numbers(metrics)
         _check_block(self.metrics, metrics, METRICS)
         for name, record in content.items():
             if name != METRICS:
@@ -109,6 +115,26 @@ class Reply:
             _check_block(self.configs[stem], record, name)
         else:
             raise ValueError(f"{name} is a {type(record).__name__}")
+
+
+def check_numbers(metrics: MetricRecord) -> None:
+    """Check that metrics are few, and finite numbers of a usual size.
+
+    Raises
+    ------
+    ValueError
+        If not; the text names the first.
+    """
+    count = 0
+    for key, value in metrics.items():
+        numbers = value if isinstance(value, list) else [value]
+        count += len(numbers)
+        if count > MOST_VALUES:
+            raise ValueError(f"{METRICS} has more than {MOST_VALUES:,} numbers")
+        if odd := [n for n in numbers if not abs(n) <= LARGEST_NUMBER]:  # NaN too
+            raise ValueError(
+                f"{METRICS}: {key} = {odd[0]!r} is no number up to {LARGEST_NUMBER:.0e}"
+            )
 
 
 def like_the_model(record: ArrayRecord, model: Arrays) -> None:

@@ -33,7 +33,8 @@ def main(grid: Grid, context: Context) -> None:
     settings = settings.defended(method)
     check_privacy(settings, method)
     task = Task.of(settings)
-    directory = Directory(requirement_of(method, settings.of_method(method)))
+    requirement = requirement_of(method, settings.of_method(method))
+    directory = Directory(requirement, settings.most_samples)
     strategy = strategy_of_run(settings, strategy_class, method, task, directory)
     folder_of_run = lock_run_folder(find_run_to_resume(settings, context.run_id))
     with products_in("float32"), names_in_log(directory.names), folder_of_run as folder:
@@ -48,6 +49,7 @@ def main(grid: Grid, context: Context) -> None:
                 quorum=settings.quorum,
                 phases=phases_of(method),
                 norm_threshold=settings.norm_threshold,
+                directory=directory,
                 model=as_arrays(task.start),
             )
             first = checkpoint.nodes.values() if checkpoint else ()

@@ -43,7 +43,7 @@ class Roster:
         Nodes that cannot take part, and why. They are asked again after 1, 2, 4 ... rounds.
     warnings : list[str]
         What may be wrong with the federation: nodes that are left out, partitions that several
-        nodes have, classes that no node holds.
+        nodes have, classes that no node holds, nodes with far more samples than others.
     """
 
     directory: Directory = field(default_factory=Directory)
@@ -146,7 +146,11 @@ class Roster:
 
     def _warn(self, connected: Sequence[int]) -> None:
         """Find what may be wrong, and log what is new."""
-        found = [*self._shared_partitions(connected), *self._classes_of_nobody()]
+        found = [
+            *self._shared_partitions(connected),
+            *self._classes_of_nobody(),
+            *self._very_large_nodes(),
+        ]
         for text in found:
             if text not in self.warnings:
                 log(WARNING, "%s", text)
@@ -164,6 +168,18 @@ class Roster:
             "(start each with a --partition-id of its own)"
             for (_, partition), names in nodes.items()
             if len(names) > 1
+        ]
+
+    def _very_large_nodes(self) -> list[str]:
+        """A warning about nodes of which not all samples count."""
+        count = self.directory.samples()
+        large = [node for node, about in self.nodes.items() if about.num_examples > count[node]]
+        if not large:
+            return []
+        names = listed([self.directory.name(node) for node in large])
+        return [
+            f"Of the samples of {names}, only {self.directory.most_samples:g} times the median of "
+            "all nodes' count (if you trust these nodes, raise most-samples)"
         ]
 
     def _classes_of_nobody(self) -> list[str]:

@@ -1,14 +1,16 @@
 """Runs the rounds under Flower's own loop, with recording and checkpoints."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from copy import deepcopy
 from dataclasses import dataclass
 from logging import ERROR, INFO
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp.strategy import Strategy
 
+from protocol.arrays import not_finite
 from protocol.method import Method
 from protocol.registry import phases_of
 from protocol.replies import NothingUsableError
@@ -21,6 +23,7 @@ from server.record.recorder import RunRecorder
 from server.record.resume import (
     OffsetRounds,
     continue_on_nodes,
+    load_state,
     offset_evaluate,
     restore,
     state_of,
@@ -61,6 +64,7 @@ class Rounds:
     def __post_init__(self) -> None:
         self._model = self.task.start
         self._failures: list[str] = []  # of the last rounds, in a row
+        self._broken: list[str] = []  # arrays of the round's new model that are not finite
 
     def run(self, checkpoint: Checkpoint | None = None) -> None:
         """Run the remaining rounds and write the results.
@@ -94,6 +98,7 @@ class Rounds:
             If no round changed it, or too many in a row did not.
         """
         try:
+            self._leave_out_broken_models()
             result = strategy.start(
                 grid=self.grid,
                 initial_arrays=self._model,
@@ -111,6 +116,23 @@ class Rounds:
                 f"nothing was learnt in {counted(rounds, 'round')}: {reasons} ({START_AGAIN})"
             )
         return result.arrays
+
+    def _leave_out_broken_models(self) -> None:
+        """Have the strategy forget a round whose new model holds NaN or infinity."""
+        aggregate = self.strategy.aggregate_train
+
+        def aggregate_train(
+            server_round: int, replies: Iterable[Message]
+        ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+            before = deepcopy(state_of(self.strategy))
+            arrays, metrics = aggregate(server_round, replies)
+            self._broken = [] if arrays is None else not_finite(arrays)
+            if not self._broken:
+                return arrays, metrics
+            load_state(self.strategy, before)
+            return None, None
+
+        self.strategy.aggregate_train = aggregate_train  # type: ignore[method-assign]
 
     def end_round(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """End a round: evaluate, record, meet new nodes, save a checkpoint.
@@ -143,6 +165,8 @@ class Rounds:
     def _failure(self, arrays: ArrayRecord) -> str:
         """Why the round has failed, with the nodes' reasons; an empty text if it has not."""
         stuck = arrays is self._model
+        if stuck and self._broken:
+            return f"the new model's {self._broken[0]} held NaN or infinity, so it was left out"
         if stuck and not self.grid.answered:
             return "no node was asked to take part"
         barren = [phase for phase, answered in self.grid.answered.items() if not answered]

@@ -31,6 +31,9 @@ class RunSettings(TaskSettings):
     defence : str (default: "off")
         ``on`` where nodes may be hostile: sets the method's rules against them, unless they are set
         already (`protocol.method.Method.defence`).
+    most_samples : float (default: 10.0)
+        Most samples of a node that count, in units of the median of all nodes': a node says itself
+        how many it has. 0 counts all.
     num_rounds : int (default: 10)
         Rounds of the run, T in the papers.
     min_nodes : int (default: 2)
@@ -69,6 +72,7 @@ class RunSettings(TaskSettings):
     aggregator: str = ""
     aggregator_args: str = ""
     defence: Literal["off", "on"] = "off"
+    most_samples: Annotated[float, Field(ge=0)] = 10.0
     num_rounds: Annotated[int, Field(ge=1)] = 10
     min_nodes: Annotated[int, Field(ge=1)] = 2
     fraction_train: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -1,7 +1,7 @@
 """Fetches the replies to a phase's messages as they arrive."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import cast
 
@@ -21,6 +21,11 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from flwr.supercore.retry import exponential
 from flwr.superlink.grid import GrpcGrid
 
+from server.grid.ledger import content_bytes
+
+MOST_PARTS = 10_000
+"""Objects in a reply: an array is one or more, a record another."""
+REFUSED = ErrorCode.REPLY_MESSAGE_UNAVAILABLE
 PULLS = 64
 """Announced replies to try in one fetch, so that its cost does not grow with the nodes."""
 CHECK_SENDERS = 5.0
@@ -34,16 +39,31 @@ class Inbox:
 
     A reply's sender is the node that its message went to, whatever the reply itself says.
 
+    Parameters
+    ----------
+    grid : Grid
+        Flower's own.
+    messages : Mapping[str, Message]
+        By id.
+    most_bytes : callable
+        Gives the most bytes of a reply to a message; a larger one counts as an error.
+
     Attributes
     ----------
     waiting : set[str]
         Ids of the messages without a reply so far.
     """
 
-    def __init__(self, grid: Grid, messages: Mapping[str, Message]) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        messages: Mapping[str, Message],
+        most_bytes: Callable[[Message], int],
+    ) -> None:
         self.waiting = set(messages)
         self._grid = grid
         self._messages = messages
+        self._most_bytes = most_bytes
 
     def fetch(self, end: float) -> Iterator[Message]:
         """Yield the replies that have arrived; stop at `end`, in ``time.monotonic()`` seconds."""
@@ -61,7 +81,10 @@ class Inbox:
 
     def _reply(self, message_id: str, answer: RecordDict | Error) -> Message:
         self.waiting.discard(message_id)
-        return Message(answer, reply_to=self._messages[message_id])
+        message = self._messages[message_id]
+        if isinstance(answer, RecordDict) and content_bytes(answer) > self._most_bytes(message):
+            answer = _too_large(self._most_bytes(message))
+        return Message(answer, reply_to=message)
 
 
 class SuperLinkInbox(Inbox):
@@ -77,8 +100,13 @@ class SuperLinkInbox(Inbox):
 
     _grid: GrpcGrid
 
-    def __init__(self, grid: GrpcGrid, messages: Mapping[str, Message]) -> None:
-        super().__init__(grid, messages)
+    def __init__(
+        self,
+        grid: GrpcGrid,
+        messages: Mapping[str, Message],
+        most_bytes: Callable[[Message], int],
+    ) -> None:
+        super().__init__(grid, messages, most_bytes)
         self._announced: dict[str, ObjectTree] = {}
         """Objects of each incomplete reply, by the id of the message it answers."""
         self._next_check = time.monotonic() + CHECK_SENDERS
@@ -96,7 +124,7 @@ class SuperLinkInbox(Inbox):
             if time.monotonic() >= end:
                 return
             tree = self._announced.pop(message_id)
-            if (answer := self._pull(tree)) is None:
+            if (answer := self._pull(tree, self._most_bytes(self._messages[message_id]))) is None:
                 self._announced[message_id] = tree  # to the end of the queue
                 continue
             if isinstance(answer, Error):  # may be the SuperLink's own, for a lost node
@@ -118,14 +146,23 @@ class SuperLinkInbox(Inbox):
         for tree in self._announced.values():
             self._drop(tree.object_id)
 
-    def _pull(self, tree: ObjectTree) -> RecordDict | Error | None:
-        """Pull a reply; None if it is incomplete."""
-        parts = [part.object_id for part in iterate_object_tree(tree)]
-        pull_object = make_pull_object_fn_protobuf(
-            self._grid._stub.PullObject, self._grid.node, self._grid.run.run_id
+    def _pull(self, tree: ObjectTree, most: int) -> RecordDict | Error | None:
+        """Pull a reply of at most so many bytes; None if it is incomplete."""
+        parts = [part.object_id for part in islice(iterate_object_tree(tree), MOST_PARTS + 1)]
+        if len(parts) > MOST_PARTS:
+            self._drop(tree.object_id)
+            return Error(REFUSED, f"Its reply has more than {MOST_PARTS:,} parts")
+        pull_object = _bounded(
+            make_pull_object_fn_protobuf(
+                self._grid._stub.PullObject, self._grid.node, self._grid.run.run_id
+            ),
+            most,
         )
         try:
             contents = pull_objects(parts[::-1], pull_object, max_tries_per_object=1)
+        except _TooLargeError:
+            self._drop(tree.object_id)
+            return _too_large(most)
         except ObjectUnavailableError:
             return None
         except ObjectIdNotPreregisteredError as error:
@@ -161,9 +198,36 @@ def retry_sooner(grid: Grid) -> None:
         grid._retry_invoker.wait_gen_factory = lambda: exponential(max_delay=LONGEST_RETRY)
 
 
-def open_inbox(grid: Grid, messages: Mapping[str, Message]) -> Inbox:
+def open_inbox(
+    grid: Grid, messages: Mapping[str, Message], most_bytes: Callable[[Message], int]
+) -> Inbox:
     """Open the inbox for this kind of grid."""
-    return SuperLinkInbox(grid, messages) if isinstance(grid, GrpcGrid) else Inbox(grid, messages)
+    if isinstance(grid, GrpcGrid):
+        return SuperLinkInbox(grid, messages, most_bytes)
+    return Inbox(grid, messages, most_bytes)
+
+
+class _TooLargeError(Exception):
+    """A reply has more bytes than it may have."""
+
+
+def _bounded(pull: Callable[[str], bytes], most: int) -> Callable[[str], bytes]:
+    """The same function, which raises when it has pulled more than so many bytes."""
+    left = most
+
+    def pull_bounded(object_id: str) -> bytes:
+        nonlocal left
+        content = pull(object_id)
+        left -= len(content)
+        if left < 0:
+            raise _TooLargeError
+        return content
+
+    return pull_bounded
+
+
+def _too_large(most: int) -> Error:
+    return Error(REFUSED, f"Its reply has more than {most:,} bytes, the most for this phase")
 
 
 def _unreadable(error: Exception) -> Error:

@@ -38,16 +38,20 @@ class Ledger:
             self.entries[message.metadata.message_type, DOWN] += size
             self.payloads[message.metadata.message_type, DOWN] += payload
 
-    def book_received(self, phase: str, replies: list[Message]) -> None:
-        """Count replies from nodes; error replies carry no records."""
-        for reply in replies:
-            if reply.has_content():
-                self.entries[phase, UP] += content_bytes(reply.content)
-                self.payloads[phase, UP] += payload_bytes(reply.content)
-                for name, record in reply.content.config_records.items():
-                    if name.partition(".")[0] == PARCEL:
-                        link, size = _parcel_bytes(record)
-                        self.entries[phase, link] += size
+    def book_received(self, reply: Message, *, accepted: bool = True) -> None:
+        """Count a reply from a node; error replies carry no records.
+
+        Of replies that were not accepted, only what came in counts, not what they say.
+        """
+        if not reply.has_content():
+            return
+        phase = reply.metadata.message_type
+        self.entries[phase, UP] += content_bytes(reply.content)
+        self.payloads[phase, UP] += payload_bytes(reply.content)
+        for name, record in reply.content.config_records.items():
+            if accepted and name.partition(".")[0] == PARCEL:
+                link, size = _parcel_bytes(record)
+                self.entries[phase, link] += size
 
     def total(self, *links: str) -> int:
         """Bytes on these links over all phases."""

@@ -8,16 +8,18 @@ from logging import WARNING
 
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.common import log
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
+from protocol.messages import ROUTE
 from protocol.method import Phase
 from protocol.registry import phases_of
 from protocol.replies import SET_ASIDE
 from protocol.words import counted
 from server.grid.failures import first_line, told
 from server.grid.inbox import open_inbox, retry_sooner
-from server.grid.ledger import Ledger
+from server.grid.ledger import Ledger, content_bytes
 from server.grid.progress import Progress
 from server.grid.spool import Spool
 from server.grid.together import name_companions
@@ -29,6 +31,10 @@ FIRST_POLL = 0.02
 LONGEST_POLL = 0.5
 SOON = 0.05
 """Longest poll while a reply is on its way."""
+ROOM = 2**26
+"""Bytes that any reply may have."""
+MODELS = 4
+"""Bytes that a reply may have besides, in units of what it answers."""
 SAME_LOOK = 0.5
 """Seconds for which a list of connected nodes is reused within a phase."""
 
@@ -191,9 +197,9 @@ class MeteredGrid(Grid):
         by_node = {message.metadata.dst_node_id: message for message in messages}
         title = self._phases[phase].title if phase in self._phases else phase
         progress = Progress(title, len(messages))
-        for reply in self._arriving(pending, start + wait, progress):
-            self.ledger.book_received(phase, [reply])
-            reply = self._accepted(by_node[reply.metadata.src_node_id], reply)
+        for arrived in self._arriving(pending, start + wait, progress):
+            reply = self._accepted(by_node[arrived.metadata.src_node_id], arrived)
+            self.ledger.book_received(arrived, accepted=reply.has_content())
             if reply.has_content():
                 spool.keep(reply.content)
             replies.append(reply)
@@ -215,7 +221,19 @@ class MeteredGrid(Grid):
 
     def _accepted(self, message: Message, reply: Message) -> Message:
         """Check one reply as it arrives; subclasses may return an error reply instead."""
+        if reply.has_error() and reply.error.code == SET_ASIDE:  # only we say that it was logged
+            reply.error = Error(ErrorCode.UNKNOWN, reply.error.reason)
         return reply
+
+    def _most_bytes(self, message: Message) -> int:
+        """Most bytes of a reply to a message; subclasses that know the run's model allow for it."""
+        routes = (
+            record.get("largest", 0)
+            for name, record in message.content.config_records.items()
+            if name.partition(".")[0] == ROUTE
+        )
+        parcels = sum(size for size in routes if isinstance(size, int))
+        return ROOM + MODELS * content_bytes(message.content) + parcels
 
     def _screened(self, messages: list[Message], replies: list[Message]) -> list[Message]:
         """Compare the replies; subclasses may replace some by error replies."""
@@ -262,7 +280,7 @@ class MeteredGrid(Grid):
         self, messages: Mapping[str, Message], end: float, progress: Progress
     ) -> Iterator[Message]:
         """Replies as they arrive, until all are in or it is `end`, in monotonic seconds."""
-        inbox, poll = open_inbox(self._grid, messages), FIRST_POLL
+        inbox, poll = open_inbox(self._grid, messages, self._most_bytes), FIRST_POLL
         while inbox.waiting and time.monotonic() < end:
             poll = min(poll * 1.5, SOON if inbox.coming else LONGEST_POLL)
             for reply in inbox.fetch(end):

@@ -4,9 +4,11 @@ Each reply is checked against its phase's schemas as it arrives. Replies that ar
 then compared with each other.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping
 from logging import WARNING
+from statistics import median
 from typing import Any
 
 from flwr.app import ArrayRecord, Error, Message, RecordDict
@@ -14,15 +16,19 @@ from flwr.common import log
 
 from protocol.arrays import Arrays, RecordArrays, as_arrays, decode
 from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
-from protocol.outliers import absurdly_large, update_norm
+from protocol.method import Phase
+from protocol.outliers import FEWEST, absurdly_large, capped, update_norm
 from protocol.replies import SET_ASIDE
-from server.grid.metered import MeteredGrid
-
-EXAMPLES_THRESHOLD = 7.0
-"""Allows num-examples up to 1,100 times the median, or more if nodes differ more."""
+from protocol.schema import check_numbers
+from server.grid.metered import MODELS, MeteredGrid
+from strategies.common.directory import Directory
 
 LONGEST_REASON = 300
 """Characters of a reason in log and journal."""
+LARGE_NODE = 10
+"""Samples of an honest node, in units of the median; it may also take longer steps than most."""
+HISTORY = 20
+"""Rounds whose median norm the norms of few replies are compared with."""
 
 
 class ScreeningGrid(MeteredGrid):
@@ -36,6 +42,8 @@ class ScreeningGrid(MeteredGrid):
         See :class:`server.grid.metered.MeteredGrid`.
     norm_threshold : float (default: 5.0)
         For norms of updates, see :func:`protocol.outliers.absurdly_large`.
+    directory : Directory, optional (default: None)
+        Knows how many samples nodes have.
     model : Mapping[str, ndarray]
         A model of the run. If a message carries a model, the reply is compared with that one, but
         the types are always this model's: Flower's strategies turn integers, such as BatchNorm's
@@ -46,17 +54,26 @@ class ScreeningGrid(MeteredGrid):
         self,
         *args: Any,
         norm_threshold: float = 5.0,
+        directory: Directory | None = None,
         model: Arrays | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._norm_threshold = norm_threshold
+        self._directory = directory or Directory()
+        self._earlier: dict[tuple[str, str], deque[float]] = defaultdict(
+            lambda: deque(maxlen=HISTORY)
+        )
+        """Median norms of the last rounds, by phase and record."""
+        self._corrected: set[int] = set()
+        """Nodes that claimed more samples than they have, for the log."""
         self._model = model or {}
         self._sent: ArrayRecord | None = None
         self._start: Arrays = {}
 
     def _accepted(self, message: Message, reply: Message) -> Message:
         """The reply, or an error reply if it matches none of its phase's schemas."""
+        reply = super()._accepted(message, reply)
         if not reply.has_content():
             return reply
         phase = self._phases.get(message.metadata.message_type)
@@ -76,39 +93,72 @@ class ScreeningGrid(MeteredGrid):
         if phase is None or not phase.compared:
             return replies
         by_node = {message.metadata.dst_node_id: message for message in messages}
-        screened = list(replies)
-        for place, reason in sorted(self._outliers(by_node, replies).items()):
-            message = by_node[replies[place].metadata.src_node_id]
-            screened[place] = self._set_aside(message, reason)
-        return screened
-
-    def _outliers(
-        self, messages: Mapping[int, Message], replies: Sequence[Message]
-    ) -> dict[int, str]:
-        """Reasons to set replies aside, by their position."""
         trained = {
-            place: reply
-            for place, reply in enumerate(replies)
+            reply.metadata.src_node_id: reply.content
+            for reply in replies
             if reply.has_content() and NUM_EXAMPLES in reply.content.metric_records.get(METRICS, {})
         }
-        reasons = dict.fromkeys(
-            _unlike_most(trained), "its records differ from those of most replies"
-        )
-        trained = {place: reply for place, reply in trained.items() if place not in reasons}
-        examples: dict[int, float] = {}
+        reasons = _lacking_what_most_have(trained)
+        trained = {node: content for node, content in trained.items() if node not in reasons}
+        says = self._says(trained, own=not phase.pooled)
+        reasons |= self._outliers(phase, by_node, trained, says)
+        for node, say in says.items():
+            trained[node].metric_records[METRICS][NUM_EXAMPLES] = say
+        return [
+            self._set_aside(by_node[node], reasons[node])
+            if (node := reply.metadata.src_node_id) in reasons
+            else reply
+            for reply in replies
+        ]
+
+    def _says(self, trained: Mapping[int, RecordDict], *, own: bool) -> dict[int, int]:
+        """Samples that count, by node: no more than it has, if it trained on its own."""
+        claims = {
+            node: int(content.metric_records[METRICS][NUM_EXAMPLES])  # type: ignore[arg-type]
+            for node, content in trained.items()
+        }
+        if not own:
+            return claims
+        told = self._directory.samples()
+        limits = {**capped(claims, self._directory.most_samples), **told}
+        for node, claim in claims.items():
+            if claim > limits[node] and node not in self._corrected:
+                self._corrected.add(node)
+                log(WARNING, "Node %d claims %d samples: %d count", node, claim, limits[node])
+        return {node: min(claim, limits[node]) for node, claim in claims.items()}
+
+    def _outliers(
+        self,
+        phase: Phase,
+        messages: Mapping[int, Message],
+        trained: Mapping[int, RecordDict],
+        says: Mapping[int, int],
+    ) -> dict[int, str]:
+        """Reasons to set replies aside, by node, for their norms."""
         norms: dict[str, dict[int, float]] = defaultdict(dict)
-        for place, reply in trained.items():
-            examples[place] = reply.content.metric_records[METRICS][NUM_EXAMPLES]  # type: ignore[assignment]
-            for name, record in reply.content.array_records.items():
-                model = self._start_of(messages[reply.metadata.src_node_id])
-                start = model if name == ARRAYS else None
-                norms[name][place] = update_norm(RecordArrays(record), start)
-        for place in absurdly_large(examples, EXAMPLES_THRESHOLD):
-            reasons.setdefault(place, f"its {NUM_EXAMPLES} is far above the others'")
-        for name, by_place in norms.items():
-            for place in absurdly_large(by_place, self._norm_threshold):
-                reasons.setdefault(place, f"the norm of its {name} exceeds norm-threshold")
+        for node, content in trained.items():
+            for name, record in content.array_records.items():
+                start = self._start_of(messages[node]) if name == ARRAYS else None
+                norms[name][node] = update_norm(RecordArrays(record), start)
+        reasons: dict[int, str] = {}
+        weighted_threshold = self._norm_threshold and self._norm_threshold + math.log(LARGE_NODE)
+        for name, by_node in norms.items():
+            earlier = self._earlier[phase.message_type, name]
+            known = {-1 - i: n for i, n in enumerate(earlier)} if len(by_node) < FEWEST else {}
+            for node in absurdly_large({**known, **by_node}, self._norm_threshold):
+                if node in by_node:
+                    reasons.setdefault(node, f"the norm of its {name} exceeds norm-threshold")
+            weighted = {node: says[node] * norm for node, norm in by_node.items()}
+            for node in absurdly_large(weighted, weighted_threshold):
+                reasons.setdefault(node, f"the norm of its {name}, times samples, is absurd")
+            if usual := [norm for node, norm in by_node.items() if node not in reasons]:
+                earlier.append(median(usual))
         return reasons
+
+    def _most_bytes(self, message: Message) -> int:
+        """Most bytes of a reply to a message, whether or not the message carries the model."""
+        model = sum(array.nbytes for array in self._model.values())
+        return super()._most_bytes(message) + MODELS * model
 
     def _start_of(self, message: Message) -> Arrays:
         """The model that a node starts from: the message's, else the run's."""
@@ -138,21 +188,40 @@ def _check_readable(content: RecordDict, model: Arrays) -> None:
     """Check a reply of a phase that no method declares."""
     for record in content.array_records.values():
         decode(record)
+    for metrics in content.metric_records.values():
+        check_numbers(metrics)
 
 
-def _unlike_most(replies: Mapping[int, Message]) -> list[int]:
-    """Positions of replies whose records differ from most; Flower's strategies raise on them."""
-    forms = {place: _form(reply) for place, reply in replies.items()}
-    counts = Counter(forms.values())
-    usual = max(counts, key=lambda form: (counts[form], len(form)), default=None)
-    return [place for place, form in forms.items() if form != usual]
+Part = tuple[str, str, int]
+"""Name of a record, key of a metric in it if any, and the length of its list."""
 
 
-def _form(reply: Message) -> frozenset[tuple[str, ...]]:
-    """Names of array records; record, key and list length of each metric."""
+def _lacking_what_most_have(replies: Mapping[int, RecordDict]) -> dict[int, str]:
+    """Why replies are set aside that lack what more than half have, by node.
+
+    What half or fewer have is removed from the others: Flower's strategies raise if replies differ,
+    and one of two nodes must not evict the other by what it adds.
+    """
+    parts = {node: _parts(content) for node, content in replies.items()}
+    counts = Counter(part for of_node in parts.values() for part in of_node)
+    usual = {part for part, count in counts.items() if 2 * count > len(replies)}
+    reasons = {}
+    for node, content in replies.items():
+        if lacking := usual - parts[node]:
+            name, key, _ = min(lacking)
+            reasons[node] = f"it lacks {key or name!r} as most replies have it"
+        for name, key, _ in parts[node] - usual:
+            if key:
+                del content.metric_records[name][key]
+            else:
+                del content[name]
+    return reasons
+
+
+def _parts(content: RecordDict) -> set[Part]:
     metrics = (
-        (name, key, str(len(value) if isinstance(value, list) else ""))
-        for name, record in reply.content.metric_records.items()
+        (name, key, len(value) if isinstance(value, list) else 0)
+        for name, record in content.metric_records.items()
         for key, value in record.items()
     )
-    return frozenset([*((name,) for name in reply.content.array_records), *metrics])
+    return {*((name, "", 0) for name in content.array_records), *metrics}

@@ -1,7 +1,7 @@
 """Resumes a run from its last checkpoint, as a new Flower run."""
 
 import fcntl
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from logging import INFO, WARNING
 from pathlib import Path
@@ -141,6 +141,22 @@ def state_of(strategy: Strategy) -> dict[str, Any]:
     return {"strategy": type(strategy).__name__, "attributes": attributes}
 
 
+def load_state(strategy: Strategy, state: Mapping[str, Any]) -> None:
+    """Load what `state_of` gave.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        If it is another strategy's, or damaged.
+    """
+    if hasattr(strategy, "load_state_dict"):
+        strategy.load_state_dict(state)
+    elif state["strategy"] != type(strategy).__name__:
+        raise ValueError(f"this is the state of {state['strategy']}")
+    else:
+        vars(strategy).update(state["attributes"])
+
+
 def restore(strategy: Strategy, checkpoint: Checkpoint, roster: Roster) -> None:
     """Load a checkpoint's state into a strategy.
 
@@ -153,12 +169,7 @@ def restore(strategy: Strategy, checkpoint: Checkpoint, roster: Roster) -> None:
     """
     state = renamed(checkpoint.state, _returned(checkpoint, roster))
     try:
-        if hasattr(strategy, "load_state_dict"):
-            strategy.load_state_dict(state)
-        elif state["strategy"] != type(strategy).__name__:
-            raise ValueError(f"this is the state of {state['strategy']}")
-        else:
-            vars(strategy).update(state["attributes"])
+        load_state(strategy, state)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{type(strategy).__name__} cannot resume from the checkpoint of round "

@@ -1,7 +1,7 @@
 """Descriptions of nodes, and their names: each node is asked once."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import WARNING
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
@@ -18,6 +18,7 @@ from protocol.meeting import (
     one_line,
 )
 from protocol.messages import CONFIG, INTRODUCTION, METRICS
+from protocol.outliers import capped
 from task.settings import SettingsError
 
 MOST_NAMES = 5
@@ -76,6 +77,8 @@ class Directory:
     ----------
     requirement : Requirement, optional (default: None)
         What the run's method needs on nodes.
+    most_samples : float (default: 10.0)
+        A node's samples count at most this many times the median of all nodes'; 0 counts all.
 
     Attributes
     ----------
@@ -83,10 +86,14 @@ class Directory:
         Name of each node that described itself: its owner's, else ``node-3`` by its partition, or
         ``usps/3`` if it has a data set of its own. Of nodes with one name that are connected at the
         same time, the later ones are called ``ward-3 (2)`` and so on.
+    num_examples : dict[int, int]
+        Training samples of each node, as it told them at first.
     """
 
-    def __init__(self, requirement: Requirement | None = None) -> None:
+    def __init__(self, requirement: Requirement | None = None, most_samples: float = 10.0) -> None:
+        self.most_samples = most_samples
         self.names: dict[int, str] = {}
+        self.num_examples: dict[int, int] = {}
         self._requirement = requirement
         self._descriptions: dict[int, Description] = {}
 
@@ -105,12 +112,20 @@ class Directory:
             self._name(grid, answers)
         for line in by_reason({self.name(node): a.lacks for node, a in answers.items()}):
             log(WARNING, "Cannot take part: %s", line)
+        for node, answer in answers.items():
+            if not answer.lacks:
+                first = self.num_examples.setdefault(node, answer.num_examples)
+                answers[node] = replace(answer, num_examples=first)
         self._descriptions |= {node: a for node, a in answers.items() if not a.lacks}
         return {node: answers.get(node) or self._descriptions[node] for node in nodes}
 
     def forget(self, node: int) -> None:
         """Ask a node again at the next look-up, because its description may be outdated."""
         self._descriptions.pop(node, None)
+
+    def samples(self) -> dict[int, int]:
+        """Samples of each node that count: as told at first, and limited by ``most_samples``."""
+        return capped(self.num_examples, self.most_samples)
 
     def name(self, node: int) -> str:
         """What to call a node; one that has no name by the last digits of its id."""

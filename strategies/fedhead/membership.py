@@ -11,7 +11,6 @@ from flwr.serverapp.strategy.strategy_utils import sample_nodes
 
 from links.records import LinkMode
 from links.routes import Links
-from protocol.outliers import capped
 from protocol.replies import NothingUsableError
 from protocol.words import counted
 from strategies.common.directory import Description, Directory
@@ -91,8 +90,9 @@ class Membership:
         return node if partition is None else partition
 
     def num_examples(self, nodes: Iterable[int]) -> dict[int, int]:
-        """Samples of nodes, as they said at the first meeting; no node counts for ten."""
-        return capped({node: self._nodes[node].num_examples for node in nodes})
+        """Samples of nodes that count; see `Directory.samples`."""
+        samples = self._directory.samples()
+        return {node: samples[node] for node in nodes}
 
     def without_address(self, nodes: Iterable[int]) -> set[int]:
         """Identities of nodes that no other node can send to directly."""

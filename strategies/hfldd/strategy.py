@@ -1,7 +1,9 @@
 """HFLDD: heterogeneous clusters by soft labels, distilled data to heads, FedAvg among heads."""
 
+import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from logging import INFO, WARNING
 from typing import Any, Self
 
@@ -38,7 +40,7 @@ from strategies.common.checked import RobustFedAvg, Update
 from strategies.common.directory import Directory, listed
 from strategies.common.retries import Retries
 from strategies.common.run import Run
-from strategies.common.topology import Topology
+from strategies.common.topology import Cluster, Topology
 from strategies.hfldd.clusters import Clusters
 from strategies.hfldd.traffic import hfldd_bits
 from task.settings import Block, SettingsError
@@ -184,6 +186,12 @@ class HFLDD(RobustFedAvg):
         config = ConfigRecord({**config, SERVER_ROUND: server_round, BALANCED: self.balanced})
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         return self._construct_messages(record, heads, TRAIN_POOL)
+
+    def read(self, reply: Message) -> Update:
+        """Read and check a head's reply; it counts for no more samples than it can have."""
+        update = super().read(reply)
+        most = self._most_samples(self._clusters.by_head()[update.node])
+        return replace(update, num_examples=min(update.num_examples, most))
 
     def combine(self, updates: list[Update]) -> Arrays:
         """Average the heads' models; note which heads failed or lost virtual data."""
@@ -372,6 +380,17 @@ class HFLDD(RobustFedAvg):
         size = self.distillation.distilled_size
         # At least one image of each class that the node holds.
         return ParcelBounds(images=max(size, self._clusters.label_shape[-1]), of_a_class=size)
+
+    def _most_samples(self, cluster: Cluster) -> float:
+        """Most samples that a head can train on: its own, and what its members may have sent."""
+        samples = self._directory.samples()
+        if cluster.head not in samples:
+            return math.inf
+        members = cluster.held_by_head
+        if self.distillation.share_raw_data:
+            return samples[cluster.head] + sum(samples[node] for node in members)
+        size = max(self.distillation.distilled_size, self._clusters.label_shape[-1])
+        return samples[cluster.head] + size * len(members)
 
     def _most_bytes(self, grid: Grid, member: int) -> int | None:
         if self.image_shape is None:

@@ -6,19 +6,31 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.serverapp.strategy import FedAvg, FedMedian, FedProx, FedTrimmedAvg, Krum
 
 from benchmarks.in_process import InProcessGrid
 from protocol.arrays import as_record
 from protocol.method import TRAIN_PHASE, Phase
 from protocol.registry import method_of, phases_of
+from protocol.replies import SET_ASIDE
 from protocol.scaffold import CONTROL_VARIATE
-from protocol.schema import EvaluateMetrics, Reply, like_the_model
+from protocol.schema import EvaluateMetrics, Reply, TrainMetrics, like_the_model
 from server.app import main
+from server.grid import metered
 from server.grid.screening import ScreeningGrid
 from server.record.journal import Journal
 from strategies.common.checked import CheckedFedAvg
+from strategies.common.directory import Directory
 from strategies.moon import MOON
 from strategies.scaffold import SCAFFOLD
 
@@ -58,6 +70,11 @@ def without_arrays(message, content):
     return content
 
 
+def without_the_loss(message, content):
+    del content["metrics"]["train-loss"]
+    return content
+
+
 def with_metric(name, value):
     def attack(message, content):
         content["metrics"][name] = value
@@ -78,8 +95,8 @@ ATTACKS = {
     "type": rewritten(lambda start, sent: sent.astype(np.float64)),
     "nothing": lambda message, content: RecordDict(),
     "no arrays": without_arrays,
-    "a million": with_metric("num-examples", 10**6),
     "another metric": with_metric("evil", 1.0),
+    "lacks the loss": without_the_loss,
 }
 
 
@@ -123,7 +140,7 @@ STRATEGIES = {
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("attack", ["NaN", "nothing", "a million", "another metric"])
+@pytest.mark.parametrize("attack", ["NaN", "nothing", "another metric"])
 def test_the_aggregate_is_that_of_rounds_without_the_hostile_nodes(grid_of, strategy, attack):
     found, without = (
         play(played, grid_of(of, phases=phases(played))[0])
@@ -183,7 +200,7 @@ def test_turned_updates_pass_and_are_for_a_robust_strategy(grid_of, strategy):
     assert ((moved > 0.99) & (moved < 1.51)).all()
 
 
-def test_a_hostile_evaluation_is_set_aside_too(memory_grid):
+def test_an_evaluation_counts_at_most_ten_times_the_usual_samples(memory_grid):
     def evaluation(place):
         numbers = {"num-examples": 10**9 if place == 2 else 10, "eval-accuracy": place / 10}
         return lambda message: RecordDict({"metrics": MetricRecord(numbers)})
@@ -193,7 +210,7 @@ def test_a_hostile_evaluation_is_set_aside_too(memory_grid):
     messages = strategy.configure_evaluate(1, ArrayRecord(), ConfigRecord(), inner)
     replies = ScreeningGrid(inner, deadline=60).send_and_receive(messages)
     told = strategy.aggregate_evaluate(1, replies)
-    assert told["eval-accuracy"] == pytest.approx((0.0 + 0.1 + 0.3 + 0.4) / 4)
+    assert told["eval-accuracy"] == pytest.approx((0.0 + 0.1 + 10 * 0.2 + 0.3 + 0.4) / 14)
 
 
 def test_a_run_tells_of_those_set_aside_in_metrics_and_report(client_grid, tmp_path):
@@ -304,12 +321,12 @@ def test_a_phase_may_allow_several_replies_and_the_first_names_what_is_wrong(cap
 def test_replies_are_compared_with_each_other_only_where_their_phase_says_so(caplog, compared):
     phase = replace(TRAIN_PHASE, compared=compared)
     answers = [honest(place) for place in range(5)]
-    answers[2] = lambda message: ATTACKS["a million"](message, honest(2)(message))
+    answers[2] = lambda message: ATTACKS["lacks the loss"](message, honest(2)(message))
     answers[4] = lambda message: ATTACKS["huge"](message, honest(4)(message))
     replies = asked(answers, phases={"train": phase})
     assert [place for place, reply in enumerate(replies) if reply is None] == [2, 4] * compared
     assert reasons(caplog) == [
-        "its num-examples is far above the others'",
+        "it lacks 'train-loss' as most replies have it",
         "the norm of its arrays exceeds norm-threshold",
     ] * (compared)
 
@@ -373,3 +390,116 @@ def test_a_long_step_of_a_large_model_is_seen(memory_grid):
     content = RecordDict({"arrays": start, "config": ConfigRecord()})
     replies = grid.send_and_receive([Message(content, place, "train") for place in range(6)])
     assert [reply.has_error() for reply in replies] == [place == 3 for place in range(6)]
+
+
+@pytest.fixture
+def directory(memory_grid):
+    """Knows six nodes of 100 to 105 samples."""
+
+    def about(place):
+        return lambda message: RecordDict({"metrics": MetricRecord({"num-examples": 100 + place})})
+
+    known = Directory()
+    known.look_up(
+        memory_grid({FIRST + p: about(p) for p in range(NODES)}), list(range(FIRST, FIRST + NODES))
+    )
+    return known
+
+
+@pytest.mark.parametrize("claim", [992 * 100, 10**9, 10**15])
+def test_a_node_weighs_what_it_said_at_first_whatever_it_claims(directory, claim, caplog):
+    answers = [honest(place) for place in range(NODES)]
+    answers[2] = lambda message: with_metric("num-examples", claim)(message, honest(2)(message))
+    replies = asked(answers, directory=directory)
+    assert [r["metrics"]["num-examples"] for r in replies] == [100 + p for p in range(NODES)]
+    assert [m for m in caplog.messages if "count" in m] == [
+        f"Node {FIRST + 2} claims {claim} samples: 102 count"
+    ]
+
+
+def test_what_a_node_says_at_first_counts_ten_times_the_median_at_most(memory_grid):
+    def about(samples):
+        return lambda message: RecordDict({"metrics": MetricRecord({"num-examples": samples})})
+
+    nodes = {FIRST + p: about(10**15 if p == 0 else 100) for p in range(NODES)}
+    known, trusting = Directory(), Directory(most_samples=0)
+    for each in (known, trusting):
+        each.look_up(memory_grid(nodes), nodes)
+        each.forget(FIRST + 1)
+        each.look_up(memory_grid({**nodes, FIRST + 1: about(10**9)}), nodes)
+    assert [*known.samples().values()] == [1000, 100, 100, 100, 100, 100]
+    assert [*trusting.samples().values()] == [10**15, 100, 100, 100, 100, 100]
+
+
+def test_of_two_nodes_neither_evicts_the_other_by_what_it_adds(caplog):
+    phase = replace(
+        TRAIN_PHASE, replies=(Reply(metrics=TrainMetrics, arrays={"arrays": like_the_model}),)
+    )
+    answers = [honest(0), honest(1)]
+    answers[1] = lambda message: with_metric("dp-epsilon", 1.0)(message, honest(1)(message))
+    replies = asked(answers, phases={"train": phase})
+    assert [sorted(reply["metrics"]) for reply in replies] == [["num-examples", "train-loss"]] * 2
+    assert reasons(caplog) == []
+
+
+def test_few_replies_are_compared_with_the_runs_own_history(memory_grid, caplog):
+    step = {}
+
+    def node(place):
+        def answer(message):
+            moved = message.content["arrays"]["w"].numpy() + np.float32(step.get(place, 1))
+            content = honest(place)(message)
+            content["arrays"]["w"] = as_record({"w": moved})["w"]
+            return content
+
+        return answer
+
+    inner = memory_grid({FIRST + place: node(place) for place in range(3)})
+    grid = ScreeningGrid(inner, deadline=60)
+    content = RecordDict({"arrays": as_record(START)})
+
+    def errors():
+        messages = [Message(content, FIRST + place, "train") for place in range(3)]
+        return [reply.has_error() for reply in grid.send_and_receive(messages)]
+
+    assert [errors() for _ in range(4)] == [[False] * 3] * 4
+    step[1] = 1e4
+    assert errors() == [False, True, False]
+    step[1] = 5
+    assert errors() == [False] * 3
+
+
+def test_weight_times_norm_is_judged(caplog):
+    """Neither its weight nor its norm is absurd, but both together are."""
+    known = Directory(most_samples=0)
+    known.num_examples = {FIRST + place: 10_000 if place == 5 else 100 for place in range(NODES)}
+
+    def last_moves(step):
+        moving = rewritten(lambda start, sent: start + np.float32(step))
+        large = with_metric("num-examples", 10_000)
+        answers = [honest(place) for place in range(5)]
+        return [*answers, lambda m: large(m, moving(m, honest(5)(m)))]
+
+    assert None not in asked(last_moves(10), directory=known)
+    assert asked(last_moves(100), directory=known)[5] is None
+    assert reasons(caplog) == ["the norm of its arrays, times samples, is absurd"]
+
+
+def test_nodes_cannot_hide_errors_by_the_code_of_those_that_were_logged(caplog):
+    class Hiding(InProcessGrid):
+        def pull_messages(self, message_ids):
+            for reply in super().pull_messages(message_ids):
+                reply.error = Error(SET_ASIDE, "I hide")
+                yield reply
+
+    inner = Hiding({FIRST: away})
+    ScreeningGrid(inner, deadline=60).send_and_receive([Message(RecordDict(), FIRST, "train")])
+    assert caplog.messages == [f"1 node failed in train: {FIRST}: I hide"]
+
+
+def test_a_reply_has_at_most_the_bytes_that_its_phase_needs(monkeypatch, caplog):
+    monkeypatch.setattr(metered, "ROOM", 1000)
+    large = {"arrays": as_record({"x": np.zeros(1000)})}
+    replies = asked([telling(**large), telling()], "query.of_another_strategy")
+    assert [reply is None for reply in replies] == [True, False]
+    assert "more than 1,224 bytes" in caplog.text
