@@ -1,10 +1,12 @@
 """A run in which nothing is learnt never looks like a success."""
 
 import json
+import re
 from logging import ERROR
 
+import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import Array, Context, RecordDict
 from safetensors.numpy import load_file
 
 from protocol.hfldd import DISTILL
@@ -12,6 +14,7 @@ from server.app import main
 from server.grid.failures import first_line
 from server.record.checkpoint import checkpoints, load_checkpoint
 from server.rounds import NothingLearntError
+from strategies.flower import FedAdam
 
 NODES = 3
 QUICK = {
@@ -71,6 +74,31 @@ def test_the_report_of_such_a_run_opens_with_it(play, tmp_path):
     assert opening.index("The run failed. NothingLearntError: 2 failed rounds") < opening.index(
         "Round 1 failed: no node"
     )
+
+
+def test_a_model_with_infinity_is_left_out_and_the_strategy_forgets_the_round(
+    play, caplog, monkeypatch
+):
+    moments, aggregate = [], FedAdam.aggregate_train
+
+    def broken_in_round_2(self, server_round, replies):
+        moments.append(None if self.m_t is None else {k: v.copy() for k, v in self.m_t.items()})
+        arrays, metrics = aggregate(self, server_round, replies)
+        if server_round == 2:
+            for name, array in arrays.items():
+                arrays[name] = Array(array.numpy() * np.float32("inf"))
+        return arrays, metrics
+
+    monkeypatch.setattr(FedAdam, "aggregate_train", broken_in_round_2)
+    folder = play(strategy="fedadam", **{"num-rounds": 3})
+    (said,) = red(caplog)
+    assert re.fullmatch("Round 2 failed: the new model's .* held NaN or infinity, .*", said)
+    np.testing.assert_equal(moments[2], moments[1])
+    model = load_file(folder / "model.safetensors")
+    assert all(np.isfinite(array).all() for array in model.values())
+    first, second = (load_checkpoint(checkpoints(folder)[n]).arrays for n in (1, 2))
+    for name in first:
+        np.testing.assert_array_equal(first[name].numpy(), second[name].numpy())
 
 
 def test_a_run_of_one_failed_round_is_no_success(play):

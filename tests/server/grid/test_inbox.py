@@ -12,6 +12,7 @@ from flwr.supercore.inflatable import inflatable_utils
 from flwr.superlink.grid import GrpcGrid
 
 from server.grid import inbox as inbox_module
+from server.grid import metered
 from server.grid.inbox import PULLS, open_inbox
 from server.grid.metered import MeteredGrid
 
@@ -41,15 +42,31 @@ def messages_to(nodes):
 
 def inbox_of(link):
     messages = messages_to(link.ids)
-    return open_inbox(
-        link.grid, dict(zip(link.grid.push_messages(messages), messages, strict=True))
-    )
+    sent = dict(zip(link.grid.push_messages(messages), messages, strict=True))
+    return open_inbox(link.grid, sent, lambda message: 10**6)
 
 
 def ask(link, deadline=5.0):
     grid = MeteredGrid(link.grid, deadline=deadline)
     grid.order = {node: place for place, node in enumerate(link.ids)}
     return grid, grid.send_and_receive(messages_to(link.ids))
+
+
+def test_a_reply_that_is_too_large_is_not_taken_in_and_leaves_nothing(superlink, monkeypatch):
+    monkeypatch.setattr(metered, "ROOM", 0)
+    monkeypatch.setattr(metered, "MODELS", 0)
+    link = superlink(trained(1), lambda message: Error(2, "as asked"))
+    _, replies = ask(link)
+    assert "more than 0 bytes" in replies[0].error.reason
+    assert replies[1].error.reason == "as asked"
+    assert len(link.store) == 0
+
+
+def test_a_reply_of_very_many_parts_is_not_taken_in(superlink, monkeypatch):
+    monkeypatch.setattr(inbox_module, "MOST_PARTS", PARTS - 1)
+    link = superlink(trained(1))
+    _, replies = ask(link)
+    assert f"more than {PARTS - 1} parts" in replies[0].error.reason
 
 
 def test_replies_come_as_they_were_sent_and_leave_nothing_in_the_superlink(superlink):

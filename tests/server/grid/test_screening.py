@@ -400,9 +400,8 @@ def directory(memory_grid):
         return lambda message: RecordDict({"metrics": MetricRecord({"num-examples": 100 + place})})
 
     known = Directory()
-    known.look_up(
-        memory_grid({FIRST + p: about(p) for p in range(NODES)}), list(range(FIRST, FIRST + NODES))
-    )
+    nodes = {FIRST + place: about(place) for place in range(NODES)}
+    known.look_up(memory_grid(nodes), nodes)
     return known
 
 
@@ -432,9 +431,8 @@ def test_what_a_node_says_at_first_counts_ten_times_the_median_at_most(memory_gr
 
 
 def test_of_two_nodes_neither_evicts_the_other_by_what_it_adds(caplog):
-    phase = replace(
-        TRAIN_PHASE, replies=(Reply(metrics=TrainMetrics, arrays={"arrays": like_the_model}),)
-    )
+    schema = Reply(metrics=TrainMetrics, arrays={"arrays": like_the_model})
+    phase = replace(TRAIN_PHASE, replies=(schema,))
     answers = [honest(0), honest(1)]
     answers[1] = lambda message: with_metric("dp-epsilon", 1.0)(message, honest(1)(message))
     replies = asked(answers, phases={"train": phase})
