@@ -90,7 +90,7 @@ def test_a_model_with_infinity_is_left_out_and_the_strategy_forgets_the_round(
         return arrays, metrics
 
     monkeypatch.setattr(FedAdam, "aggregate_train", broken_in_round_2)
-    folder = play(strategy="fedadam", **{"num-rounds": 3})
+    folder = play(strategy="fedadam", **{"num-rounds": 3, "keep-checkpoints": 4})
     (said,) = red(caplog)
     assert re.fullmatch("Round 2 failed: the new model's .* held NaN or infinity, .*", said)
     np.testing.assert_equal(moments[2], moments[1])

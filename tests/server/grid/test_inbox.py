@@ -53,11 +53,11 @@ def ask(link, deadline=5.0):
 
 
 def test_a_reply_that_is_too_large_is_not_taken_in_and_leaves_nothing(superlink, monkeypatch):
-    monkeypatch.setattr(metered, "ROOM", 0)
+    monkeypatch.setattr(metered, "ROOM", 5000)
     monkeypatch.setattr(metered, "MODELS", 0)
     link = superlink(trained(1), lambda message: Error(2, "as asked"))
     _, replies = ask(link)
-    assert "more than 0 bytes" in replies[0].error.reason
+    assert "more than 5,000 bytes" in replies[0].error.reason
     assert replies[1].error.reason == "as asked"
     assert len(link.store) == 0
 
