@@ -30,11 +30,11 @@ from protocol.fedhead import (
     GLOBAL_MODEL,
     LEADS,
     LINK_ERROR,
-    LONGEST_REASON,
     RULE,
     SECTOR_MODEL,
     UPDATE_NORM,
 )
+from protocol.meeting import one_line
 from protocol.messages import (
     ARRAYS,
     CONFIG,
@@ -199,7 +199,7 @@ def mean_of_sector(session: Session, content: RecordDict) -> SectorMean:
             payload = receive(session, delivery, SECTOR_MODEL)
             norms[rank] = update_norm(check_arrays(load(payload), start), start)
         except Exception as error:  # hostile bytes make the reader raise all sorts
-            rejected[rank] = (str(error) or type(error).__name__)[:LONGEST_REASON]
+            rejected[rank] = one_line(error) or type(error).__name__
             continue
         session.store.write(_file(rank), payload)
     claims = {rank: float(str(norm)) for rank, norm in _ranked(config, UPDATE_NORM)}

@@ -6,6 +6,7 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from links.records import Parcel
 from protocol.ensemble import EnsembleDistillation
+from protocol.meeting import LONGEST_REASON
 from protocol.messages import ARRAYS, CONFIG, PARCEL
 from protocol.method import Method, Phase
 from protocol.robust import Rule
@@ -39,9 +40,6 @@ RULE = "rule"
 
 UPDATE_NORM = "update-norm"
 """Metric of a node that trained: the norm of its update, which the server does not see."""
-
-LONGEST_REASON = 300
-"""Characters of a leader's reason for rejecting a model."""
 
 SECTOR_MODEL = "sector-model"
 """Purpose of a parcel: a model that a member trained, for its leader (step 1)."""

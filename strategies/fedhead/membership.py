@@ -29,7 +29,8 @@ class Membership:
     failed : set[int]
         Identities of leaders that failed since it was last emptied.
     distrusted : set[int]
-        Identities of leaders that sent what cannot be a mean of their sector; they lead no more.
+        Nodes that sent what cannot be a mean of their sector; they lead no more. By id: a partition
+        is only what a node says, and another must not lose its place by it.
     """
 
     def __init__(
@@ -107,14 +108,21 @@ class Membership:
     def draw_clusters(
         self, nodes: list[int], server_round: int, barred: Collection[int]
     ) -> tuple[Cluster, ...]:
-        """Draw a leader in each sector, barred identities only if there is no other node."""
+        """Draw a leader in each sector, barred identities only if there is no other node.
+
+        A sector of distrusted nodes alone takes no part.
+        """
         generator = np.random.default_rng([self.seed, server_round])
-        num_examples, barred = self.num_examples(nodes), {*barred, *self.distrusted}
+        num_examples = self.num_examples(nodes)
         clusters = []
         sector_of = {node: self._sector_of[self.identity(node)] for node in nodes}
         for sector in sorted(set(sector_of.values())):
             inside = [node for node in nodes if sector_of[node] == sector]
-            able = [node for node in inside if self.identity(node) not in barred] or inside
+            trusted = [node for node in inside if node not in self.distrusted]
+            if not trusted:
+                log(WARNING, "Sector %d takes no part: nobody in it is trusted to lead it", sector)
+                continue
+            able = [node for node in trusted if self.identity(node) not in barred] or trusted
             sizes = np.array([num_examples[node] for node in able])
             place = int(sizes.argmax()) if self.fixed_leader else draw_leader(sizes, generator)
             members = tuple(node for node in inside if node != able[place])
@@ -127,11 +135,11 @@ class Membership:
 
     def distrust(self, node: int) -> None:
         """Note that a node lied as a leader."""
-        self.distrusted.add(self.identity(node))
+        self.distrusted.add(node)
 
     def has_failed(self, node: int) -> bool:
         """Whether a node failed since `failed` was last emptied, or lied as a leader."""
-        return self.identity(node) in self.failed | self.distrusted
+        return node in self.distrusted or self.identity(node) in self.failed
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint."""

@@ -29,6 +29,7 @@ from protocol.fedhead import (
     UPDATE_NORM,
     FedHEADSettings,
 )
+from protocol.meeting import one_line
 from protocol.messages import (
     ARRAYS,
     CONFIG,
@@ -340,7 +341,8 @@ class FedHEAD(FedAvg):
                 continue
             if (parcel := reply.content.config_records.get(PARCEL)) is None:
                 report = reply.content.config_records.get(CONFIG, ConfigRecord())
-                log(WARNING, "Node %d sent its leader nothing: %s", node, report.get(LINK_ERROR))
+                reason = one_line(report.get(LINK_ERROR))
+                log(WARNING, "Node %d sent its leader nothing: %s", node, reason)
                 continue
             try:
                 deliveries[node] = links.forward(self._routes[node], parcel)
@@ -542,6 +544,7 @@ def _rejected(cluster: Cluster, reply: Message) -> set[int]:
     rejected = set()
     for rank, node in enumerate((cluster.head, *cluster.members)):
         if reason := reasons.get(f"{REJECTED}.{rank}"):
-            log(WARNING, "Model of node %d set aside by leader %d: %s", node, cluster.head, reason)
+            text = "Model of node %d set aside by leader %d: %s"
+            log(WARNING, text, node, cluster.head, one_line(reason))
             rejected.add(node)
     return rejected

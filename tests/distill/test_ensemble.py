@@ -50,6 +50,23 @@ def test_averaged_logits_are_the_softmax_of_the_weighted_mean_logit():
         assert row == pytest.approx([e / sum(exponents) for e in exponents], abs=1e-6)
 
 
+@pytest.mark.parametrize("average", ["probabilities", "logits"])
+def test_a_trimmed_teacher_leaves_out_the_extremes_of_each_class(average):
+    models = [small_model(seed) for seed in range(5)]
+    found = teacher_probabilities([(1.0, m) for m in models], INPUTS, average=average, cut=1)
+    for x, row in zip(INPUTS, found.tolist(), strict=True):
+        logits = [model(x[None])[0] for model in models]
+        outputs = [z if average == "logits" else z.softmax(0) for z in logits]
+        middle = [sum(sorted(float(o[c]) for o in outputs)[1:-1]) / 3 for c in range(3)]
+        weights = [math.exp(m) for m in middle] if average == "logits" else middle
+        assert row == pytest.approx([w / sum(weights) for w in weights], abs=1e-6)
+
+
+def test_a_trimmed_teacher_needs_more_members_than_it_leaves_out():
+    with pytest.raises(DistillError, match="cannot do without"):
+        teacher_probabilities([(1.0, small_model(0))] * 2, INPUTS, cut=1)
+
+
 def test_members_are_taken_one_at_a_time():
     alive = 0
 

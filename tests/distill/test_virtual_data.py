@@ -278,5 +278,6 @@ def test_reading_takes_little_more_memory_than_its_result() -> None:
     Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is in use
     before = memory("VmRSS")
     VirtualData.from_bytes(packed)
-    # The copy of the pixels, the images in float32, a chunk in float64: 6 times the parcel.
-    assert memory("VmHWM") - before < 7 * n
+    # The copy of the pixels, the images in float32, a chunk in float64: 5.5 times the parcel, and
+    # what the process has freed before. It is 16 times where all pixels go through float64 at once.
+    assert memory("VmHWM") - before < 10 * n

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from node import nursery
+from node import child, nursery, processes
+from node.child import Child, ChildDiedError
 from node.nursery import NURSERY, ForkedProcess
 from node.processes import Process, kill_group, start_bound, stop
 
@@ -138,6 +139,42 @@ def test_a_process_ends_with_the_one_that_asked_for_it(server: Process, tmp_path
     child = next(int(line.split()[1]) for line in lines(tmp_path, 3) if "child" in line)
     kill_group(process)
     wait_until_gone(child)
+
+
+@pytest.fixture
+def worker(server: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Child:
+    """An executor's child, forked, that says nothing."""
+
+    def fork(command: list[str], pass_fds: list[int]) -> Process:
+        return start(tmp_path, "sleep", pass_fds=tuple(pass_fds))
+
+    monkeypatch.setattr(child, "start_bound", fork)
+    worker = Child([])
+    lines(tmp_path)
+    return worker
+
+
+def test_a_hung_worker_is_killed_at_its_deadline_and_one_that_died_says_how(worker: Child) -> None:
+    with pytest.raises(ChildDiedError, match="hung, and was killed"):
+        worker.note(timeout=0.1)
+    wait_until_gone(worker.pid)
+    other = Child([])
+    os.kill(other.pid, signal.SIGKILL)
+    with pytest.raises(ChildDiedError, match="died: signal SIGKILL"):
+        other.note(timeout=10)
+
+
+def test_a_kill_that_nobody_confirms_is_not_waited_for(
+    server: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_DIES_WITHIN", 0.1)
+    process = start(tmp_path, "sleep")
+    lines(tmp_path)
+    os.kill(server.pid, signal.SIGSTOP)
+    kill_group(process)
+    assert process.returncode is None
+    os.kill(server.pid, signal.SIGCONT)
+    assert process.wait(timeout=10) == -signal.SIGKILL
 
 
 def test_a_nursery_that_dies_takes_its_processes_along_and_programs_take_over(

@@ -12,7 +12,9 @@ import client.fedhead
 from benchmarks.hostile import Attack, Ring
 from protocol.ensemble import EnsembleDistillation
 from protocol.fedhead import DISTILL_SECTOR
+from protocol.meeting import DESCRIBE
 from strategies.fedhead import FedHEAD
+from strategies.fedhead.screening import Norms
 from task.datasets import load_dataset
 from task.models import create_model
 
@@ -80,6 +82,33 @@ def test_a_leader_that_sends_an_absurd_model_spoils_nothing_and_leads_no_more(gr
         assert not set(liars) & set(strategy.topology.heads)
 
 
+def test_a_sector_whose_only_node_lies_takes_no_part_and_the_others_go_on(grid_of, caplog):
+    grid, strategy = grid_of(nodes=2), strategy_of(sectors=2)
+    turn(grid, Attack.LYING_LEADER, [FIRST])
+    arrays = play(strategy, grid)
+    play(strategy, grid, 2, arrays)
+    assert strategy.topology.heads == (FIRST + 1,)
+    assert "takes no part: nobody in it is trusted" in caplog.text
+
+
+def test_a_liar_that_claims_the_partition_of_another_costs_that_one_nothing(grid_of):
+    grid, strategy = grid_of(), strategy_of(sectors=1)
+    liar, victim = FIRST, FIRST + 1
+    answer = grid.nodes[liar]
+
+    def claiming(message):
+        content = answer(message)
+        if message.metadata.message_type == DESCRIBE:
+            content["metrics"]["partition-id"] = 1
+        return content
+
+    grid.nodes[liar] = claiming
+    strategy.configure_train(1, ArrayRecord(MODEL.state_dict()), ConfigRecord(), grid)
+    strategy._membership.distrust(liar)
+    assert strategy._membership.has_failed(liar)
+    assert not strategy._membership.has_failed(victim)
+
+
 def test_a_student_that_is_absurdly_far_away_is_set_aside(grid_of):
     grid, plain = grid_of(distil=True), grid_of()
     for node, answer in list(grid.nodes.items()):
@@ -93,6 +122,19 @@ def test_a_student_that_is_absurdly_far_away_is_set_aside(grid_of):
 
         grid.nodes[node] = lying
     assert_same(play(strategy_of(), grid), play(strategy_of(), plain))
+
+
+def test_of_few_nodes_norms_are_compared_with_those_of_earlier_rounds():
+    norms = Norms(5.0)
+    for told in ({1: 1.0, 2: 1.2}, {1: 0.9, 2: 1.1}):
+        norms.begin_round(told)
+        assert norms.told == told
+    norms.begin_round({1: 1.0, 2: 1e4})
+    assert norms.told == {1: 1.0}
+    again = Norms(5.0)
+    again.load_state_dict(norms.state_dict())
+    again.begin_round({1: 1e9})
+    assert again.told == {}
 
 
 @pytest.mark.parametrize("claim", [10**9, 2**63 - 1])
