@@ -36,8 +36,8 @@ from protocol.messages import (
     SERVER_ROUND,
 )
 from protocol.outliers import absurdly_large, update_norm
-from protocol.words import counted
 from task.models import create_model
+from task.words import counted
 
 OWN = 0
 """Rank of the leader's own model; members' ranks start at 1."""

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from protocol.arrays import Arrays, as_arrays
 from protocol.averages import weighted_mean
 from protocol.cadis import CADISSettings
-from protocol.words import counted
 from strategies.cadis.similarity import (
     KnownPairs,
     aggregation_weights,
@@ -29,6 +28,7 @@ from strategies.common.directory import listed
 from strategies.common.run import Run
 from strategies.common.topology import FlatClusters
 from task.settings import SettingsError
+from task.words import counted
 
 
 class CADIS(CheckedFedAvg):

@@ -14,10 +14,10 @@ from links.records import LinkMode
 from links.routes import Links
 from protocol.messages import NUM_EXAMPLES
 from protocol.replies import NothingUsableError, number
-from protocol.words import counted
 from strategies.common.directory import Description, Directory
 from strategies.common.topology import Cluster
 from strategies.fedhead.sectors import assign_sectors, draw_leader
+from task.words import counted
 
 
 class Membership:
