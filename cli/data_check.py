@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from distill.contact_sheet import COLUMNS, contact_sheet
-from task.survey import Survey, count, survey
+from task.survey import Survey, survey
+from task.words import counted
 
 SIDE = 64
 """Largest height and width of an image in the picture, in pixels."""
@@ -68,11 +69,10 @@ def refusal(found: Survey, *, strict: bool) -> str:
         return "nothing in it can be used; see the reasons above"
     unusable = found.of_kind("unreadable")
     if found.path.suffix == ".csv" and unusable:
-        return (
-            f"a run refuses a table with {count(len(unusable), 'unusable row')}; drop or mend them"
-        )
+        rows = counted(len(unusable), "unusable row")
+        return f"a run refuses a table with {rows}; drop or mend them"
     if strict and found.findings:
-        return f"--strict: {count(len(found.findings), 'finding')}; mend them, or drop --strict"
+        return f"--strict: {counted(len(found.findings), 'finding')}; mend them, or drop --strict"
     return ""
 
 

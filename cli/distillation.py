@@ -20,10 +20,10 @@ from distill.contact_sheet import contact_sheet
 from distill.privacy import PrivacyCard
 from distill.registry import Progress as Report
 from protocol.hfldd import Distillation
-from protocol.words import counted
 from task.datasets import DatasetError, Samples
 from task.models import ModelError
 from task.settings import SettingsError
+from task.words import counted
 
 REFUSALS = (DatasetError, DistillError, ModelError, SettingsError, OSError)
 """Errors in the user's input, shown without a traceback."""

@@ -17,6 +17,7 @@ from cli.options import DEFAULT_FEDERATION_DIR, FederationDir, NodesDevice
 from cli.waiting import Waiting
 from fleet.local_federation import LocalFederation, LocalNode
 from node.settings import NodeError, load_settings
+from task.words import counted
 
 DEFAULT_NODES = 5
 _OWN = ("superlink", "insecure", "partition-id", "num-partitions", "state-dir", "peer-address")
@@ -69,14 +70,16 @@ def up(
     federation = LocalFederation(
         number, state_dir, node_settings=settings, data=data or (), port=port
     )
-    typer.echo(f"starting a SuperLink and {counted(number)}, logs in {federation.state_dir}")
+    typer.echo(
+        f"starting a SuperLink and {counted(number, 'node')}, logs in {federation.state_dir}"
+    )
     try:
         start(federation, Console())
         with federation:
             again = "" if state_dir == DEFAULT_FEDERATION_DIR else f" --state-dir {state_dir}"
             own = " -c 'dataset=\"private\"'" if data else ""
             verb = "is" if number == 1 else "are"
-            typer.echo(f"{counted(number)} {verb} online. In another terminal:")
+            typer.echo(f"{counted(number, 'node')} {verb} online. In another terminal:")
             typer.echo(f"  flwr-distill run{again}{own}")
             typer.echo("Ctrl-C ends the federation, and so does:")
             typer.echo(f"  flwr-distill stop{again}")
@@ -98,15 +101,10 @@ def start(federation: LocalFederation, console: Console) -> None:
         def show(awaited: Sequence[LocalNode]) -> None:
             names = ", ".join(node.name for node in awaited[:3])
             more = f" and {len(awaited) - 3} others" if len(awaited) > 3 else ""
-            what = f"{total - len(awaited)} of {counted(total)} online"
+            what = f"{total - len(awaited)} of {counted(total, 'node')} online"
             waiting.what = f"{what}, waiting for {names}{more} ..." if awaited else f"{what} ..."
 
         federation.start(on_wait=show)
-
-
-def counted(number: int) -> str:
-    """The number with its noun: ``1 node``, ``2 nodes``."""
-    return f"{number} node{'' if number == 1 else 's'}"
 
 
 def _node_settings(config: Path | None, device: str | None, data: list[Path]) -> dict[str, Any]:

@@ -30,13 +30,13 @@ from protocol.messages import (
     TOGETHER,
 )
 from protocol.registry import all_methods, handlers, plugin_paths
-from protocol.words import counted
 from task.compute.precision import products_in
 from task.datasets import DatasetError
 from task.datasets.private import class_names
 from task.evaluation import evaluate_model
 from task.plugin import PluginError, import_object, located, raised_in
 from task.settings import SettingsError, TaskSettings
+from task.words import counted
 
 Handler = Callable[[Message, Context], Message]
 

@@ -48,8 +48,8 @@ from protocol.messages import (
 )
 from protocol.outliers import absurdly_large, update_norm
 from protocol.robust import Rule, robust_mean, trimmed
-from protocol.words import counted
 from task.models import create_model
+from task.words import counted
 
 LONGER = 1.001
 """Times the norm that a member told which its model may have."""

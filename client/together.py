@@ -25,7 +25,7 @@ from client.training import Trained
 from client.training_together import Weights, train_together, why_one_by_one
 from links.store import NodeStore
 from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, PARTITIONS, TOGETHER
-from protocol.words import counted
+from task.words import counted
 
 AT_ONCE = 50
 """Nodes trained at once, so that their models, gradients and activations fit into memory."""

@@ -14,7 +14,6 @@ from protocol.arrays import not_finite
 from protocol.method import Method
 from protocol.registry import phases_of
 from protocol.replies import NothingUsableError
-from protocol.words import counted
 from server.grid.failures import told
 from server.grid.screening import ScreeningGrid
 from server.record.about import about_run, class_counts
@@ -33,6 +32,7 @@ from server.settings import RunSettings
 from server.task import Task
 from strategies.common.traffic import fedavg_bits
 from task.plugin import import_object
+from task.words import counted
 
 EndOfRound = Callable[[int, ArrayRecord], MetricRecord | None]
 

@@ -32,9 +32,9 @@ from protocol.fedlgd import (
 )
 from protocol.messages import ARRAYS, CONFIG, METRICS
 from protocol.replies import usable
-from protocol.words import counted
 from strategies.common.checked import RobustFedAvg, Update
 from task.datasets import DataSpec
+from task.words import counted
 
 
 class FedLGD(RobustFedAvg):

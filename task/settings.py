@@ -5,6 +5,7 @@ keys that nodes need and ignores others; the server's settings extend it and rej
 """
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -85,8 +86,15 @@ class PartitionSettings(Block):
     ] = "pathological"
     classes: Annotated[int, Field(ge=0)] = 0
     alpha: Annotated[float, Field(gt=0)] = 0.5
-    clusters: Annotated[str, Field(pattern=r"^([1-9]\d*(:[1-9]\d*)*)?$")] = ""
+    clusters: str = ""
     index_file: Annotated[str, Field(validate_default=True)] = ""
+
+    @field_validator("clusters")
+    @classmethod
+    def _are_sizes(cls, clusters: str) -> str:
+        if clusters and not re.fullmatch(r"[1-9]\d*(:[1-9]\d*)*", clusters):
+            raise ValueError("must be sizes >= 1 with colons between, as in 12:5:3")
+        return clusters
 
     @field_validator("index_file")
     @classmethod
@@ -105,7 +113,7 @@ class PrivateSettings(Block):
     Parameters
     ----------
     shape : str (default: "3x32x32")
-        Channels x height x width that all images are converted to.
+        Channels (1 or 3) x height x width that all images are converted to.
     num_classes : int (default: 10)
         Number of classes over all nodes; not used if ``classes`` is set.
     classes : str (default: "")
@@ -113,9 +121,16 @@ class PrivateSettings(Block):
         folders so. Not needed if folders are named by numbers, or alike on all nodes.
     """
 
-    shape: Annotated[str, Field(pattern=r"^[13]x[1-9]\d*x[1-9]\d*$")] = "3x32x32"
+    shape: str = "3x32x32"
     num_classes: Annotated[int, Field(ge=2)] = 10
     classes: str = ""
+
+    @field_validator("shape")
+    @classmethod
+    def _is_a_shape(cls, shape: str) -> str:
+        if not re.fullmatch(r"[13]x[1-9]\d*x[1-9]\d*", shape):
+            raise ValueError("must be channels (1 or 3) x height x width, as in 3x32x32")
+        return shape
 
     @field_validator("classes")
     @classmethod

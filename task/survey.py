@@ -21,6 +21,7 @@ from task.image_files import (
     printable,
     visible,
 )
+from task.words import counted
 
 CLASSES_IN_A_LINE = 10
 
@@ -77,7 +78,7 @@ class Survey:
         more = len(classes) - CLASSES_IN_A_LINE
         listed = ", ".join(classes[:CLASSES_IN_A_LINE]) + (f" and {more} more" if more > 0 else "")
         noun = "class" if len(classes) == 1 else "classes"
-        line = f"{count(self.usable, 'sample')} of {len(classes)} {noun} ({listed})"
+        line = f"{counted(self.usable, 'sample')} of {len(classes)} {noun} ({listed})"
         if self.sizes:
             line += f", {self.size_range()}, {'/'.join(sorted(self.modes))}"
         return line + skipped_in_a_line(self.findings)
@@ -157,13 +158,8 @@ def skipped_in_a_line(findings: list[Finding]) -> str:
     skipped = [finding for finding in findings if finding.kind in ("unreadable", "stray")]
     if not skipped:
         return ""
-    number = count(len(skipped), "unusable file")
+    number = counted(len(skipped), "unusable file")
     return f"; skipped {number}, first {skipped[0].place}: {skipped[0].reason}"
-
-
-def count(number: int, noun: str) -> str:
-    """``1 file``, ``2 files``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _survey_npz(path: Path, watch: Watch | None) -> Survey:

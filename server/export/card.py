@@ -1,12 +1,12 @@
 """Model card: training data and settings, accuracy, privacy."""
 
-from protocol.words import counted
 from server.export.description import Description
 from server.page.comparison import best
 from server.page.method import disclosed
 from server.page.privacy import spent
 from server.page.run_files import RunFiles
 from server.page.words import percent
+from task.words import counted
 
 VALUES = {"image": "pixels in [0, 1]", "text": "token ids", "table": "values"}
 

@@ -16,7 +16,6 @@ from protocol.messages import ROUTE
 from protocol.method import Phase
 from protocol.registry import phases_of
 from protocol.replies import SET_ASIDE
-from protocol.words import counted
 from server.grid.failures import first_line, told
 from server.grid.inbox import open_inbox, retry_sooner
 from server.grid.ledger import Ledger, content_bytes
@@ -26,6 +25,7 @@ from server.grid.together import name_companions
 from server.record.journal import Journal
 from server.roster import TooFewNodesError
 from strategies.common.directory import listed
+from task.words import counted
 
 FIRST_POLL = 0.02
 LONGEST_POLL = 0.5

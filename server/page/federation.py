@@ -2,12 +2,12 @@
 
 from markupsafe import Markup
 
-from protocol.words import counted
 from server.page.drawings import cluster_nodes, cluster_star, dot_plot, leader_grid
 from server.page.layout import scrolling
 from server.page.run_files import RunFiles
 from server.page.words import between
 from strategies.common.sections import Figure, Section
+from task.words import counted
 
 MOST_IN_HALF = 14
 """With more nodes or rounds, a drawing takes the full width of the page."""

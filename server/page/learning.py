@@ -4,13 +4,13 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from protocol.words import counted
 from server.page.comparison import best
 from server.page.curves import Point, Series, finite
 from server.page.layout import chart
 from server.page.run_files import RunFiles
 from server.page.words import percent
 from strategies.common.sections import Figure, Section
+from task.words import counted
 
 PERCENT = 100
 

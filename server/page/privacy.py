@@ -1,8 +1,8 @@
 """Differential privacy: the epsilon that nodes have spent."""
 
-from protocol.words import counted
 from server.page.run_files import RunFiles
 from strategies.common.sections import Section, Table
+from task.words import counted
 
 MOST_OPEN = 12
 """With more nodes, the table is folded."""

@@ -15,7 +15,6 @@ from protocol.arrays import Arrays, as_arrays
 from protocol.averages import weighted_mean
 from protocol.cadis import CADISSettings
 from protocol.robust import Rule, agreement, inner_products, robust_mean, shortening
-from protocol.words import counted
 from strategies.cadis.similarity import (
     KnownPairs,
     aggregation_weights,
@@ -30,6 +29,7 @@ from strategies.common.directory import listed
 from strategies.common.run import Run
 from strategies.common.topology import FlatClusters
 from task.settings import SettingsError
+from task.words import counted
 
 
 class CADIS(CheckedFedAvg):

@@ -4,8 +4,8 @@ import base64
 
 from markupsafe import Markup
 
-from protocol.words import counted
 from strategies.common.sections import Figure, RunFiles, Section, Table
+from task.words import counted
 
 MOST_OPEN = 12
 """More cards than these wait to be opened."""

@@ -12,10 +12,10 @@ from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from links.records import LinkMode
 from links.routes import Links
 from protocol.replies import NothingUsableError
-from protocol.words import counted
 from strategies.common.directory import Description, Directory
 from strategies.common.topology import Cluster
 from strategies.fedhead.sectors import assign_sectors, draw_leader
+from task.words import counted
 
 
 class Membership:

@@ -11,7 +11,6 @@ import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
-from protocol.words import counted
 from strategies.common.directory import listed
 from strategies.common.leaders import successor
 from strategies.common.topology import Cluster, Topology
@@ -22,6 +21,7 @@ from strategies.hfldd.clustering import (
     kl_matrix,
     nearest_group,
 )
+from task.words import counted
 
 
 @dataclass

@@ -35,7 +35,6 @@ from protocol.hfldd import (
 )
 from protocol.messages import CONFIG, METRICS, PARCEL, ROUTE, SERVER_ROUND
 from protocol.replies import NothingUsableError, number, usable
-from protocol.words import counted
 from strategies.common.checked import RobustFedAvg, Update
 from strategies.common.directory import Directory, listed
 from strategies.common.retries import Retries
@@ -44,6 +43,7 @@ from strategies.common.topology import Cluster, Topology
 from strategies.hfldd.clusters import Clusters
 from strategies.hfldd.traffic import hfldd_bits
 from task.settings import Block, SettingsError
+from task.words import counted
 
 MOST_CLUSTERS_NAMED = 3
 
@@ -419,14 +419,15 @@ class HFLDD(RobustFedAvg):
         for reply in usable(grid.send_and_receive(messages, timeout=self.phase_timeout)):
             head = reply.metadata.src_node_id
             metrics = reply.content.metric_records.get(METRICS, MetricRecord())
-            log(INFO, "HFLDD: head %d holds %s", head, dict(metrics))
             ranks = metrics.get(KEPT_PARCELS)
             ranks = ranks if isinstance(ranks, list) else []
-            clusters[head].held.setdefault(head, []).extend(
+            kept = [
                 node
                 for rank, node in enumerate(clusters[head].nodes)
                 if rank in ranks and node in deliveries
-            )
+            ]
+            log(INFO, "HFLDD: head %d holds data of %s", head, counted(len(kept), "member"))
+            clusters[head].held.setdefault(head, []).extend(kept)
 
     def _ask(
         self, request: Block, nodes: list[int], message_type: str, grid: Grid

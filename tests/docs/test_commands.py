@@ -104,7 +104,7 @@ def folder(tmp_path, monkeypatch):
     for number in range(40):
         own = tmp_path / "own" / str(number % 4) / f"{number}.png"
         own.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(own)
+        Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(own)
     return tmp_path
 
 
@@ -170,6 +170,13 @@ def invoke(command, folder):
     assert result.exit_code == 0, result.output
 
 
+def distil(command, folder):
+    """Distil as a command asks, in two steps."""
+    _, *arguments = filled(command)
+    result = CliRunner().invoke(app, [*arguments, "--steps", "2"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+
+
 def train(command, folder):
     """Train a round of the run that a command starts, with its settings, on three nodes."""
     words = command.argv
@@ -222,7 +229,8 @@ def plan(command, folder):
 
 ACTIONS = {
     r"flwr-distill run\b": train,
-    r"flwr-distill (certs|data|distill|doctor|partition|predict|report|runs|settings)\b": invoke,
+    r"flwr-distill distill\b": distil,
+    r"flwr-distill (certs|data|doctor|partition|predict|report|runs|settings)\b": invoke,
     r"(\w+=\S+ )*python -m benchmarks\.": parse_benchmark,
     r"(\w+=\S+ )*make ": plan,
 }

@@ -80,5 +80,7 @@ def test_two_hostile_nodes_are_set_aside_in_each_round_and_the_model_learns(host
         if "set_aside" in entry
     }
     assert told == {
-        (r, *whom) for r in (1, 2, 3) for whom in (("1", "infinity"), ("3", "norm-threshold"))
+        (r, f"node-{place}", why)
+        for r in (1, 2, 3)
+        for place, why in ((1, "infinity"), (3, "norm-threshold"))
     }

@@ -218,6 +218,8 @@ def test_in_real_processes_a_node_that_lacks_the_package_says_so_and_takes_part_
     }
     (tmp_path / "site").mkdir()
     monkeypatch.setattr(lacking, "start", start_without)
+    # What a nursery forks has the nursery's packages; these nodes are as on machines of their own.
+    monkeypatch.setattr(federation, "_start_nurseries", lambda: None)
     with federation:
         without = federation.run(ROOT, run_config)
         shutil.copytree(example_site, tmp_path / "site", dirs_exist_ok=True)
