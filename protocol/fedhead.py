@@ -11,7 +11,7 @@ from protocol.messages import ARRAYS, CONFIG, PARCEL
 from protocol.method import Method, Phase
 from protocol.robust import Rule
 from protocol.schema import Count, PrivacyMetrics, Reply, TrainMetrics, like_the_model
-from task.datasets.auxiliary import check_auxiliary
+from task.auxiliary_names import check_auxiliary
 from task.settings import Block, TrainSettings
 
 TRAIN_SECTOR = "train.sector"

@@ -12,7 +12,7 @@ from protocol.arrays import Arrays, finite_arrays
 from protocol.messages import ARRAYS, PARCEL
 from protocol.method import Method, Phase
 from protocol.schema import TRAIN, Count, PrivacyMetrics, Reply, Share, TrainMetrics
-from task.datasets.auxiliary import check_auxiliary
+from task.auxiliary_names import check_auxiliary
 from task.settings import Block, TrainSettings
 
 LABEL_KNOWLEDGE = "query.label_knowledge"

@@ -9,7 +9,7 @@ from links.records import Introduction, NodeId, NodeName, Printable
 from protocol.messages import CONFIG, INTRODUCTION
 from protocol.method import Method, Phase
 from protocol.schema import Count, Reply
-from task.datasets.private import LONGEST_NAME
+from task.image_files import LONGEST_NAME
 from task.settings import Block
 
 DESCRIBE = "query.describe"

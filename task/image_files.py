@@ -11,6 +11,8 @@ from PIL import Image, UnidentifiedImageError
 
 from task.errors import DatasetError
 
+LONGEST_NAME = 60
+"""Characters of a class's name."""
 LONGEST = 200
 """Characters of a name or a decoder's message that are repeated."""
 

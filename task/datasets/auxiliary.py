@@ -1,6 +1,5 @@
 """Auxiliary images D_g: the same on every node, unrelated to any node's data (HFLDD, step 1)."""
 
-import difflib
 from pathlib import Path
 
 import numpy as np
@@ -8,13 +7,11 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
+from task.auxiliary_names import NAMED, NOISE
 from task.datasets.images import fit_array, read_image
 from task.datasets.npz import read_npz_images
 from task.datasets.registry import data_root, dataset_names, folder_names, load_dataset
 from task.datasets.types import DatasetError, DataSpec, normalise
-
-NOISE = "noise"
-_NAMED = ("fashion-mnist", "tiny-imagenet")
 
 
 def auxiliary_images(
@@ -59,25 +56,6 @@ def auxiliary_images(
     return normalise(np.stack([_fit(stored[index], spec) for index in chosen]), spec)
 
 
-def check_auxiliary(name: str) -> str:
-    """Return the name of an auxiliary set, or the path of one, which need not exist here.
-
-    Raises
-    ------
-    DatasetError
-        If it is neither.
-    """
-    known = (NOISE, *_NAMED)
-    if name in known or "/" in name or name.endswith(".npz"):
-        return name
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    raise DatasetError(
-        f"choose {', '.join(known)}, or the path of a folder of images or .npz file, with a slash "
-        f"in it{hint}"
-    )
-
-
 def _smooth_noise(spec: DataSpec, size: int, rng: np.random.Generator) -> torch.Tensor:
     """Draw Gaussian noise on a coarse grid, upsample it and standardise each image."""
     channels, height, width = spec.shape
@@ -89,7 +67,7 @@ def _smooth_noise(spec: DataSpec, size: int, rng: np.random.Generator) -> torch.
 
 def _stored_images(name: str, root: Path) -> NDArray[np.uint8] | list[Path]:
     """All images of a set: pixels (n, C, H, W), or the image files."""
-    if name in _NAMED:
+    if name in NAMED:
         return _named_images(name, root)
     path = Path(name)
     if path.is_dir():
@@ -97,7 +75,7 @@ def _stored_images(name: str, root: Path) -> NDArray[np.uint8] | list[Path]:
     if path.suffix == ".npz" and path.exists():
         return read_npz_images(path)
     raise DatasetError(
-        f"auxiliary={name!r} is unknown; choose noise, {', '.join(_NAMED)}, or an existing folder "
+        f"auxiliary={name!r} is unknown; choose noise, {', '.join(NAMED)}, or an existing folder "
         "of images or .npz file"
     )
 

@@ -9,12 +9,16 @@ import numpy as np
 from task.datasets.images import fit_samples, read_image
 from task.datasets.npz import read_npz_samples
 from task.datasets.types import DatasetError, DataSpec, RawSamples, check_raw_samples
-from task.image_files import UnusableFileError, beside_class_folders, class_folders, visible
+from task.image_files import (
+    LONGEST_NAME,
+    UnusableFileError,
+    beside_class_folders,
+    class_folders,
+    visible,
+)
 from task.survey import skipped_in_a_line
 
 logger = logging.getLogger("task")
-
-LONGEST_NAME = 60
 
 
 def load_private_data(path: str | Path, spec: DataSpec, classes: Sequence[str] = ()) -> RawSamples:
