@@ -25,8 +25,6 @@ from strategies.common.directory import Directory
 
 LONGEST_REASON = 300
 """Characters of a reason in log and journal."""
-LARGE_NODE = 10
-"""Samples of an honest node, in units of the median; it may also take longer steps than most."""
 HISTORY = 20
 """Rounds whose median norm the norms of few replies are compared with."""
 
@@ -135,13 +133,17 @@ class ScreeningGrid(MeteredGrid):
         says: Mapping[int, int],
     ) -> dict[int, str]:
         """Reasons to set replies aside, by node, for their norms."""
+        if not self._norm_threshold:
+            return {}
         norms: dict[str, dict[int, float]] = defaultdict(dict)
         for node, content in trained.items():
             for name, record in content.array_records.items():
                 start = self._start_of(messages[node]) if name == ARRAYS else None
                 norms[name][node] = update_norm(RecordArrays(record), start)
         reasons: dict[int, str] = {}
-        weighted_threshold = self._norm_threshold and self._norm_threshold + math.log(LARGE_NODE)
+        # Who has the most samples that count may well have the longest update, too.
+        most = self._directory.most_samples
+        weighted_threshold = self._norm_threshold + math.log(max(most, 1)) if most else 0
         for name, by_node in norms.items():
             earlier = self._earlier[phase.message_type, name]
             known = {-1 - i: n for i, n in enumerate(earlier)} if len(by_node) < FEWEST else {}

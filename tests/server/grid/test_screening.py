@@ -469,18 +469,23 @@ def test_few_replies_are_compared_with_the_runs_own_history(memory_grid, caplog)
 
 
 def test_weight_times_norm_is_judged(caplog):
-    """Neither its weight nor its norm is absurd, but both together are."""
-    known = Directory(most_samples=0)
-    known.num_examples = {FIRST + place: 10_000 if place == 5 else 100 for place in range(NODES)}
+    """Where small nodes take long steps, a long step is no outlier, but a large node's is."""
+    nodes = [(1000, 0.1), (1000, 0.1), (100, 1.0), (10, 10.0), (10, 10.0)]
 
-    def last_moves(step):
-        moving = rewritten(lambda start, sent: start + np.float32(step))
-        large = with_metric("num-examples", 10_000)
-        answers = [honest(place) for place in range(5)]
-        return [*answers, lambda m: large(m, moving(m, honest(5)(m)))]
+    def told(last):
+        known = Directory()
+        all_nodes = [*nodes, last]
+        known.num_examples = {FIRST + place: w for place, (w, _) in enumerate(all_nodes)}
+        answers = []
+        for place, (weight, step) in enumerate(all_nodes):
+            moving = rewritten(lambda start, sent, step=step: start + np.float32(step))
+            large = with_metric("num-examples", weight)
+            answers.append(lambda m, p=place, a=large, b=moving: a(m, b(m, honest(p)(m))))
+        return [reply is None for reply in asked(answers, directory=known)]
 
-    assert None not in asked(last_moves(10), directory=known)
-    assert asked(last_moves(100), directory=known)[5] is None
+    assert told((10, 1000.0)) == [False] * 6
+    assert told((1000, 0.2)) == [False] * 6
+    assert told((1000, 1000.0)) == [False] * 5 + [True]
     assert reasons(caplog) == ["the norm of its arrays, times samples, is absurd"]
 
 
