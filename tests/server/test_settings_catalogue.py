@@ -94,7 +94,7 @@ def test_a_table_that_methods_share_names_them_all():
         ("seed", "whole number: at least 0, below 2147483648"),
         ("runs-dir", "text: not empty"),
         ("links", "text: `relay`, `direct`, `auto`"),
-        ("private.shape", r"text: matches `^[13]x[1-9]\d*x[1-9]\d*$`"),
+        ("private.shape", "text"),
         ("resume", "text"),
     ],
 )

@@ -48,7 +48,7 @@ def test_both_sides_read_the_same_task_from_a_run_config():
         ("num-rounds", 1.5, "valid integer"),
         ("partition.scheme", "random", "'pathological'"),
         ("partition.alpha", 0.0, "greater than 0"),
-        ("private.shape", "2x28x28", "pattern"),
+        ("private.shape", "2x28x28", "channels (1 or 3)"),
         ("hfldd.distilled-size", 0, "greater than or equal to 1"),
         ("train", 3, "dictionary"),
     ],
