@@ -1,12 +1,13 @@
 """HFLDD: heterogeneous clusters by soft labels, distilled data to heads, FedAvg among heads."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from logging import INFO, WARNING
 from typing import Any, Self
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
@@ -16,16 +17,21 @@ from numpy.typing import NDArray
 from distill.virtual_data import Bounds
 from links.records import VIRTUAL_DATA, LinkMode
 from links.routes import Links
-from protocol.arrays import Arrays, as_arrays, sent_arrays
+from protocol.arrays import Arrays, as_arrays, as_record, sent_arrays
 from protocol.hfldd import (
     BALANCED,
     DISTILL,
     KEPT_PARCELS,
     LABEL_KNOWLEDGE,
+    LEFT_OUT,
     NUM_PARCELS,
     OWN_DIVERGENCE,
+    RANKS,
     RECEIVE,
     TRAIN_POOL,
+    VOTE,
+    VOTER,
+    VOTES,
     Distillation,
     HFLDDSettings,
     LabelKnowledge,
@@ -43,9 +49,13 @@ from strategies.common.run import Run
 from strategies.common.topology import Cluster, Topology
 from strategies.hfldd.clusters import Clusters
 from strategies.hfldd.traffic import hfldd_bits
+from strategies.hfldd.votes import Tested, spoiled, verdicts, voters
 from task.settings import Block, SettingsError
 
 MOST_CLUSTERS_NAMED = 3
+FEWEST_CLUSTERS = 3
+"""Clusters for votes to be more than one's word against the other's."""
+ALARM = "may be spoiled, or those of the only other cluster (nothing is left out)"
 
 
 class HFLDD(RobustFedAvg):
@@ -84,6 +94,13 @@ class HFLDD(RobustFedAvg):
     image_shape : tuple of int, optional (default: None)
         (C, H, W) of the nodes' images, which bounds the bytes of what members send; None leaves
         them to the general bound of links.
+    votes : bool (default: False)
+        Whether heads' models vote on virtual data that reached another head, which leaves them out
+        from the next round on if they are voted out.
+    evaluate : callable, optional (default: None)
+        Flower's ``evaluate_fn`` on test samples. With it and `votes`, the models that test best
+        vote, and a head whose model is much worse than its start and than the other heads' is set
+        aside and replaced.
     **kwargs
         Those of Flower's FedAvg. Its sampling of training nodes is not used: all heads train.
 
@@ -92,7 +109,7 @@ class HFLDD(RobustFedAvg):
     Source: "Hierarchical Federated Learning with Data Distillation"; letters are the paper's.
     """
 
-    run_arguments = ("links", "phase_timeout", "seed", "directory", "aggregator")
+    run_arguments = ("links", "phase_timeout", "seed", "directory", "aggregator", "evaluate")
 
     def __init__(
         self,
@@ -106,9 +123,13 @@ class HFLDD(RobustFedAvg):
         seed: int = 0,
         directory: Directory | None = None,
         image_shape: tuple[int, ...] | None = None,
+        votes: bool = False,
+        evaluate: Callable[[int, ArrayRecord], MetricRecord] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.votes = votes
+        self.evaluate = evaluate
         self.image_shape = image_shape
         self.groups = groups
         self.label_knowledge = label_knowledge or LabelKnowledge()
@@ -121,6 +142,7 @@ class HFLDD(RobustFedAvg):
         self._directory = directory or Directory()
         self._clusters = Clusters(seed)
         self._retries = Retries()
+        self._grid: Grid
         if self.distillation.share_raw_data:
             log(WARNING, "share_raw_data is on: members send their RAW DATA to cluster heads")
         if self.distillation.start == "real":
@@ -134,6 +156,7 @@ class HFLDD(RobustFedAvg):
             "label_knowledge": settings.label_knowledge,
             "distillation": settings.distillation,
             "balanced": settings.balanced,
+            "votes": settings.votes,
             "image_shape": run.spec.shape,
         }
         return super().from_run(None, run, **{**own, **arguments})
@@ -170,6 +193,7 @@ class HFLDD(RobustFedAvg):
     ) -> Iterable[Message]:
         """Form the clusters, or later update them; then have the heads train."""
         self.start_of_round = as_arrays(arrays)
+        self._grid = grid
         forming = not self._clusters
         if forming:
             self._form_clusters(grid)
@@ -184,8 +208,13 @@ class HFLDD(RobustFedAvg):
             log(WARNING, "HFLDD: nobody of %s is connected", counted(away, "cluster"))
         self._clusters.failed = set(heads)
         config = ConfigRecord({**config, SERVER_ROUND: server_round, BALANCED: self.balanced})
-        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        return self._construct_messages(record, heads, TRAIN_POOL)
+        clusters, messages = self._clusters.by_head(), []
+        for head in heads:
+            ranks = [clusters[head].nodes.index(node) for node in clusters[head].left_out]
+            own = ConfigRecord({**config, LEFT_OUT: ranks}) if ranks else config
+            record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: own})
+            messages.append(Message(record, head, TRAIN_POOL))
+        return messages
 
     def read(self, reply: Message) -> Update:
         """Read and check a head's reply; it counts for no more samples than it can have."""
@@ -195,6 +224,8 @@ class HFLDD(RobustFedAvg):
 
     def combine(self, updates: list[Update]) -> Arrays:
         """Average the heads' models; note which heads failed or lost virtual data."""
+        if self.votes:
+            updates = self._judged(updates)
         self._clusters.failed -= {update.node for update in updates}
         clusters = self._clusters.by_head()
         for update in updates:
@@ -203,8 +234,62 @@ class HFLDD(RobustFedAvg):
             if isinstance(num_parcels, int) and num_parcels < len(cluster.held_by_head):
                 log(WARNING, "Head %d lost virtual data; members send them again", update.node)
                 self._directory.forget(update.node)  # it may have lost its key as well
-                cluster.held[update.node] = []
+                cluster.lost()
         return super().combine(updates)
+
+    def _judged(self, updates: list[Update]) -> list[Update]:
+        """Updates without those of heads that spoil the model; the others vote on virtual data."""
+        start, tested = None, {}
+        if self.evaluate is not None:
+            start = self._tested(self.start_of_round)
+            tested = {update.node: self._tested(update.arrays) for update in updates}
+            for head in spoiled(start, tested):
+                text = (
+                    "Model of head %d set aside: its test accuracy is %.2f, that of its start %.2f"
+                )
+                log(WARNING, text, head, tested.pop(head).accuracy, start.accuracy)
+            updates = [update for update in updates if update.node in tested]
+        self._vote({update.node: update.arrays for update in updates}, start, tested)
+        return updates
+
+    def _tested(self, model: Arrays) -> Tested:
+        assert self.evaluate is not None
+        metrics = self.evaluate(self._server_round, as_record(model))
+        return Tested(float(metrics["accuracy"]), float(metrics["loss"]))  # type: ignore[arg-type]
+
+    def _vote(
+        self, models: Mapping[int, Arrays], start: Tested | None, tested: Mapping[int, Tested]
+    ) -> None:
+        """Have heads' models vote on the virtual data that another head has and nobody judged."""
+        messages, chosen = [], {}
+        for place, cluster in enumerate(self._clusters):
+            head = cluster.head
+            if head not in models or not cluster.undecided:
+                continue
+            generator = np.random.default_rng([self._clusters.seed, self._server_round, place])
+            chosen[head] = voters(head, list(models), start, tested, generator)
+            if not chosen[head]:
+                continue
+            ranks = [cluster.nodes.index(node) for node in cluster.undecided]
+            records = {f"{VOTER}.{i}": as_record(models[v]) for i, v in enumerate(chosen[head])}
+            content = RecordDict({CONFIG: ConfigRecord({RANKS: ranks}), **records})
+            messages.append(Message(content, head, VOTE))
+        clusters, votes = self._clusters.by_head(), {}
+        for reply in usable(self._grid.send_and_receive(messages, timeout=self.phase_timeout)):
+            head = reply.metadata.src_node_id
+            given, nodes = reply.content.metric_records[METRICS][VOTES], clusters[head].undecided
+            size = len(chosen[head])
+            if not isinstance(given, list) or len(given) != size * len(nodes):
+                log(WARNING, "Votes of head %d set aside: they are not what was asked for", head)
+                continue
+            votes[head] = {node: given[i * size :][:size] for i, node in enumerate(nodes)}
+        few = start is None and len(models) < FEWEST_CLUSTERS
+        for head, of_head in verdicts(votes).items():
+            for node, out in of_head.items():
+                clusters[head].verdicts.setdefault(head, {})[node] = out and not few
+                if out:
+                    text = "Virtual data of node %d %s: other heads' models do not know its classes"
+                    log(WARNING, text, node, ALARM if few else "are voted out")
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, besides the global model."""
