@@ -1,6 +1,6 @@
 """HFLDD on nodes: soft labels, members' virtual data, and the pool that a head trains on."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache, partial
 from logging import INFO, WARNING
 from pathlib import Path
@@ -26,11 +26,13 @@ from protocol.arrays import as_arrays
 from protocol.hfldd import (
     BALANCED,
     KEPT_PARCELS,
+    KNOWN,
     LEFT_OUT,
     NUM_PARCELS,
     OWN_DIVERGENCE,
     RANKS,
     SOFT_LABELS,
+    VOTER,
     VOTES,
     Distillation,
     HFLDDSettings,
@@ -152,17 +154,21 @@ def vote(message: Message, context: Context) -> Message:
     session = Session.of(context)
     paths = [session.store.folder / _file(rank) for rank in _ranks(message.content[CONFIG], RANKS)]
     parcels = [VirtualData.from_bytes(path.read_bytes()) for path in paths]
-    records = message.content.array_records
-    models = [build_model(session, as_arrays(records[name])).eval() for name in sorted(records)]
-    votes = MetricRecord({VOTES: [knows(model, parcel) for parcel in parcels for model in models]})
-    return Message(RecordDict({METRICS: votes}), reply_to=message)
+    config, records = message.content.config_records[CONFIG], message.content.array_records
+    voters = [
+        (build_model(session, as_arrays(records[f"{VOTER}.{i}"])).eval(), config[f"{KNOWN}.{i}"])
+        for i in range(len(records))
+    ]
+    votes = [knows(model, classes, parcel) for parcel in parcels for model, classes in voters]
+    return Message(RecordDict({METRICS: MetricRecord({VOTES: votes})}), reply_to=message)
 
 
 @torch.no_grad()
-def knows(model: nn.Module, parcel: VirtualData) -> float:
+def knows(model: nn.Module, classes: Iterable[int], parcel: VirtualData) -> float:
     """Share of the other classes that a model finds less likely than the label, in [0, 1].
 
-    It is the mean over the parcel's classes, so that a rare one counts as much as any.
+    It is the mean over those of `classes` that the parcel holds, so that a rare one counts as much
+    as any; 1 if it holds none.
     """
     device = next(model.parameters()).device
     logits = model(parcel.images.to(device)).double().cpu()
@@ -170,7 +176,8 @@ def knows(model: nn.Module, parcel: VirtualData) -> float:
     of_labels = logits.gather(1, labels[:, None])
     lower = (logits < of_labels).sum(1) + ((logits == of_labels).sum(1) - 1) / 2
     shares = lower / max(logits.shape[1] - 1, 1)
-    return float(torch.stack([shares[labels == label].mean() for label in labels.unique()]).mean())
+    of_class = [shares[labels == label].mean() for label in classes if label in labels]
+    return float(torch.stack(of_class).mean()) if of_class else 1.0
 
 
 def _ranks(config: ConfigRecord, key: str) -> list[int]:

@@ -36,6 +36,9 @@ VOTER = "voter"
 VOTES = "votes"
 """Metric of a head's reply to a request for votes, see `VoteMetrics`."""
 
+KNOWN = "known"
+"""Config key of the request for votes, ``known.<place>``: classes that the voter may judge."""
+
 RANKS = "ranks"
 """Config key of the request for votes: ranks of the members whose virtual data are new."""
 
@@ -200,8 +203,7 @@ class HFLDDSettings(LabelKnowledge, Distillation):
     balanced : bool (default: True)
         Whether heads draw classes evenly from D_h.
     votes : bool (default: False)
-        Whether models of other heads vote on virtual data, which heads leave out if voted out, and
-        whether the server sets aside models of heads that spoil its test accuracy.
+        Whether models of other heads vote on virtual data; heads leave out what is voted out.
     """
 
     groups: Annotated[int, Field(ge=0)] = 0
@@ -252,7 +254,8 @@ class VoteMetrics(Block):
     """Votes on parcels: of the first rank by each voter, of the second by each, and so on.
 
     A vote is the share of the other classes that the voter finds less likely than the parcel's
-    label, as the mean over the parcel's classes: 1 if it always agrees, 0.5 by chance.
+    label, as the mean over those of the parcel's classes that it may judge: 1 if it always agrees
+    or may judge none, 0.5 by chance.
     """
 
     votes: list[Share]
@@ -353,7 +356,7 @@ METHODS = (
         needs="client.hfldd:needs",
         unprotected=_unprotected,
         formulas="strategies.hfldd.traffic:formulas",
-        panels=("strategies.common.panels:virtual_data"),
+        panels=("strategies.common.panels:virtual_data",),
         disclosed=_disclosed,
         defence={"aggregator": "agreement", "hfldd.votes": True},
     ),

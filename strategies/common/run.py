@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
 from torch import nn
 
@@ -45,8 +44,6 @@ class Run:
         Score above which the norm of an update is absurd; see `protocol.outliers.absurdly_large`.
     aggregator : Strategy, optional (default: None)
         What combines models in place of the weighted mean.
-    evaluate : callable, optional (default: None)
-        Flower's ``evaluate_fn`` on the server's test samples; None if it has none.
     """
 
     seed: int
@@ -62,7 +59,6 @@ class Run:
     directory: Directory
     norm_threshold: float = 5.0
     aggregator: Strategy | None = None
-    evaluate: Callable[[int, ArrayRecord], MetricRecord] | None = None
 
     @property
     def sampling(self) -> dict[str, Any]:

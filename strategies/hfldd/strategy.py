@@ -1,9 +1,10 @@
 """HFLDD: heterogeneous clusters by soft labels, distilled data to heads, FedAvg among heads."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from logging import INFO, WARNING
 from typing import Any, Self
 
@@ -22,6 +23,7 @@ from protocol.hfldd import (
     BALANCED,
     DISTILL,
     KEPT_PARCELS,
+    KNOWN,
     LABEL_KNOWLEDGE,
     LEFT_OUT,
     NUM_PARCELS,
@@ -31,12 +33,12 @@ from protocol.hfldd import (
     TRAIN_POOL,
     VOTE,
     VOTER,
-    VOTES,
     Distillation,
     HFLDDSettings,
     LabelKnowledge,
     LabelRequest,
     ParcelBounds,
+    VoteMetrics,
     soft_labels_of,
 )
 from protocol.messages import CONFIG, METRICS, PARCEL, ROUTE, SERVER_ROUND
@@ -47,9 +49,9 @@ from strategies.common.directory import Directory, listed
 from strategies.common.retries import Retries
 from strategies.common.run import Run
 from strategies.common.topology import Cluster, Topology
-from strategies.hfldd.clusters import Clusters
+from strategies.hfldd.clusters import Clusters, LiveCluster
 from strategies.hfldd.traffic import hfldd_bits
-from strategies.hfldd.votes import Tested, spoiled, verdicts, voters
+from strategies.hfldd.votes import verdicts, voters
 from task.settings import Block, SettingsError
 
 MOST_CLUSTERS_NAMED = 3
@@ -97,10 +99,6 @@ class HFLDD(RobustFedAvg):
     votes : bool (default: False)
         Whether heads' models vote on virtual data that reached another head, which leaves them out
         from the next round on if they are voted out.
-    evaluate : callable, optional (default: None)
-        Flower's ``evaluate_fn`` on test samples. With it and `votes`, the models that test best
-        vote, and a head whose model is much worse than its start and than the other heads' is set
-        aside and replaced.
     **kwargs
         Those of Flower's FedAvg. Its sampling of training nodes is not used: all heads train.
 
@@ -109,7 +107,7 @@ class HFLDD(RobustFedAvg):
     Source: "Hierarchical Federated Learning with Data Distillation"; letters are the paper's.
     """
 
-    run_arguments = ("links", "phase_timeout", "seed", "directory", "aggregator", "evaluate")
+    run_arguments = ("links", "phase_timeout", "seed", "directory", "aggregator")
 
     def __init__(
         self,
@@ -124,12 +122,10 @@ class HFLDD(RobustFedAvg):
         directory: Directory | None = None,
         image_shape: tuple[int, ...] | None = None,
         votes: bool = False,
-        evaluate: Callable[[int, ArrayRecord], MetricRecord] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.votes = votes
-        self.evaluate = evaluate
         self.image_shape = image_shape
         self.groups = groups
         self.label_knowledge = label_knowledge or LabelKnowledge()
@@ -224,8 +220,6 @@ class HFLDD(RobustFedAvg):
 
     def combine(self, updates: list[Update]) -> Arrays:
         """Average the heads' models; note which heads failed or lost virtual data."""
-        if self.votes:
-            updates = self._judged(updates)
         self._clusters.failed -= {update.node for update in updates}
         clusters = self._clusters.by_head()
         for update in updates:
@@ -235,61 +229,59 @@ class HFLDD(RobustFedAvg):
                 log(WARNING, "Head %d lost virtual data; members send them again", update.node)
                 self._directory.forget(update.node)  # it may have lost its key as well
                 cluster.lost()
+        if self.votes:
+            self._vote({update.node: update.arrays for update in updates})
         return super().combine(updates)
 
-    def _judged(self, updates: list[Update]) -> list[Update]:
-        """Updates without those of heads that spoil the model; the others vote on virtual data."""
-        start, tested = None, {}
-        if self.evaluate is not None:
-            start = self._tested(self.start_of_round)
-            tested = {update.node: self._tested(update.arrays) for update in updates}
-            for head in spoiled(start, tested):
-                text = (
-                    "Model of head %d set aside: its test accuracy is %.2f, that of its start %.2f"
-                )
-                log(WARNING, text, head, tested.pop(head).accuracy, start.accuracy)
-            updates = [update for update in updates if update.node in tested]
-        self._vote({update.node: update.arrays for update in updates}, start, tested)
-        return updates
-
-    def _tested(self, model: Arrays) -> Tested:
-        assert self.evaluate is not None
-        metrics = self.evaluate(self._server_round, as_record(model))
-        return Tested(float(metrics["accuracy"]), float(metrics["loss"]))  # type: ignore[arg-type]
-
-    def _vote(
-        self, models: Mapping[int, Arrays], start: Tested | None, tested: Mapping[int, Tested]
-    ) -> None:
+    def _vote(self, models: Mapping[int, Arrays]) -> None:
         """Have heads' models vote on the virtual data that another head has and nobody judged."""
+        if not any(cluster.undecided for cluster in self._clusters):
+            return
+        classes = {
+            cluster.head: self._classes_of(cluster)
+            for cluster in self._clusters
+            if cluster.head in models
+        }
         messages, chosen = [], {}
+        lent = cache(lambda head: as_record(models[head]))
         for place, cluster in enumerate(self._clusters):
             head = cluster.head
-            if head not in models or not cluster.undecided:
+            if head not in models or not cluster.undecided or len(models) == 1:
                 continue
             generator = np.random.default_rng([self._clusters.seed, self._server_round, place])
-            chosen[head] = voters(head, list(models), start, tested, generator)
-            if not chosen[head]:
-                continue
+            chosen[head] = voters(head, classes, generator)
             ranks = [cluster.nodes.index(node) for node in cluster.undecided]
-            records = {f"{VOTER}.{i}": as_record(models[v]) for i, v in enumerate(chosen[head])}
-            content = RecordDict({CONFIG: ConfigRecord({RANKS: ranks}), **records})
+            known = {f"{KNOWN}.{i}": classes[voter] for i, voter in enumerate(chosen[head])}
+            records = {f"{VOTER}.{i}": lent(voter) for i, voter in enumerate(chosen[head])}
+            content = RecordDict({CONFIG: ConfigRecord({RANKS: ranks, **known}), **records})
             messages.append(Message(content, head, VOTE))
         clusters, votes = self._clusters.by_head(), {}
         for reply in usable(self._grid.send_and_receive(messages, timeout=self.phase_timeout)):
             head = reply.metadata.src_node_id
-            given, nodes = reply.content.metric_records[METRICS][VOTES], clusters[head].undecided
-            size = len(chosen[head])
-            if not isinstance(given, list) or len(given) != size * len(nodes):
+            nodes, size = clusters[head].undecided, len(chosen[head])
+            try:
+                given = VoteMetrics.checked(reply.content.metric_records[METRICS], METRICS).votes
+            except (KeyError, SettingsError):
+                given = []
+            if len(given) != size * len(nodes):
                 log(WARNING, "Votes of head %d set aside: they are not what was asked for", head)
                 continue
             votes[head] = {node: given[i * size :][:size] for i, node in enumerate(nodes)}
-        few = start is None and len(models) < FEWEST_CLUSTERS
+        few = len(models) < FEWEST_CLUSTERS
         for head, of_head in verdicts(votes).items():
             for node, out in of_head.items():
                 clusters[head].verdicts.setdefault(head, {})[node] = out and not few
                 if out:
                     text = "Virtual data of node %d %s: other heads' models do not know its classes"
                     log(WARNING, text, node, ALARM if few else "are voted out")
+
+    def _classes_of(self, cluster: LiveCluster) -> list[int]:
+        """Classes that a cluster's nodes say they hold; all, if one does not say."""
+        about = self._directory.look_up(self._grid, cluster.nodes, self.phase_timeout)
+        held = [about[node].classes if node in about else None for node in cluster.nodes]
+        if any(classes is None for classes in held):
+            return list(range(self._clusters.label_shape[-1]))
+        return sorted({label for classes in held for label in classes or ()})
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, besides the global model."""

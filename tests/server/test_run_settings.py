@@ -48,14 +48,17 @@ def test_defence_sets_the_rules_of_the_method_unless_they_are_set_already():
     assert chosen.defended(cadis) == chosen
 
 
-def test_every_rule_that_a_method_declares_is_a_setting_other_than_its_default():
+def test_every_rule_that_a_method_declares_is_a_setting_and_is_set():
     declared = [method for method in built_in_methods().values() if method.defence]
     assert {"fedavg", "hfldd", "fedhead", "cadis", "fedlgd", "moon"} <= {
         method.name for method in declared
     }
     for method in declared:
-        run = settings(defence="on").defended(method).model_dump(exclude_defaults=True)
-        assert run.keys() > {"defence"}
+        run = settings(strategy=method.name, defence="on").defended(method)
+        table = run.model_dump(by_alias=True)
+        for key, value in method.defence.items():
+            of, _, name = key.rpartition(".")
+            assert (table[of] if of else table)[name] == value
 
 
 def test_a_method_without_rules_refuses_the_defence_and_names_those_that_have_some():

@@ -1,4 +1,4 @@
-"""HFLDD believes neither virtual data nor heads: votes, and the server's own test samples."""
+"""HFLDD does not believe virtual data: models that never saw them vote."""
 
 import dataclasses
 
@@ -10,23 +10,21 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from benchmarks.hostile import Attack, Ring
 from client.hfldd import knows
 from distill.virtual_data import VirtualData
-from protocol.arrays import as_arrays, as_record
 from protocol.hfldd import VOTE, VOTES, Distillation
 from strategies.hfldd import HFLDD
-from strategies.hfldd.votes import Tested, spoiled, verdicts, voters
+from strategies.hfldd.votes import verdicts, voters
 from task.datasets import load_dataset
 from task.models import create_model
 
 MODEL = create_model("auto", load_dataset("digits").spec, seed=0)
-START = {name: value.numpy() for name, value in MODEL.state_dict().items()}
-RUN_CONFIG = {"partition.classes": 5, "train.local-epochs": 2, "train.lr": 0.1}
+RUN_CONFIG = {"partition.classes": 5, "train.local-epochs": 5, "train.lr": 0.1}
 
 
 def test_labels_of_chance_or_flipped_ones_are_out_and_honest_ones_are_not():
     votes = {
         1: {11: [0.7, 0.68, 0.2], 12: [0.38, 0.5, 0.3]},
         2: {21: [0.75, 0.9, 0.7], 22: [0.66, 0.7, 0.9]},
-        3: {31: [0.7, 0.7, 0.7], 32: [0.5, 0.54, 0.52]},
+        3: {31: [0.7, 0.7, 0.7], 32: [0.5, 0.54, 0.49]},
     }
     assert verdicts(votes) == {
         1: {11: False, 12: True},
@@ -53,37 +51,27 @@ def test_of_two_voters_the_kinder_one_counts():
     assert verdicts({1: {11: [0.1, 0.8]}, 2: {21: [0.8, 0.7]}})[1] == {11: False}
 
 
-def test_voters_are_drawn_or_those_that_test_best_and_never_the_head_itself():
-    draws = np.random.default_rng(0)
-    drawn = voters(3, range(9), None, {}, draws)
-    assert len(set(drawn)) == 3
-    assert 3 not in drawn
-    tested = {head: Tested(0.5, 2.0 + head / 10) for head in range(9)}
-    assert voters(0, range(9), Tested(0.1, 2.25), tested, draws) == [1, 2]
-
-
-def test_a_head_much_worse_than_its_start_and_the_others_is_spoiled_and_a_beginner_is_not():
-    start = Tested(0.6, 1.0)
-    heads = {1: Tested(0.62, 0.9), 2: Tested(0.3, 1.8)}
-    assert spoiled(start, heads) == [2]
-    assert spoiled(Tested(0.1, 2.3), heads) == []
-    assert spoiled(start, {1: Tested(0.3, 1.8)}) == []
-    assert spoiled(start, {1: Tested(0.35, 1.7), 2: Tested(0.3, 1.8)}) == []
+def test_voters_are_those_that_hold_most_of_the_classes_and_never_the_head_itself():
+    alike = {head: [0, 1, 2] for head in range(9)}
+    draws = [voters(3, alike, np.random.default_rng(seed)) for seed in range(8)]
+    assert all(len(set(drawn)) == 3 and 3 not in drawn for drawn in draws)
+    assert len({tuple(sorted(drawn)) for drawn in draws}) > 1
+    others = {0: [0, 1], 1: [1], 2: [5, 6, 7], 3: [0, 1], 4: [0]}
+    assert voters(0, others, np.random.default_rng(0))[0] == 3
+    assert 2 not in voters(0, others, np.random.default_rng(0))
 
 
 def test_a_model_that_knows_the_classes_votes_higher_and_classes_count_alike():
-    class Seen(torch.nn.Module):
-        weight = torch.nn.Parameter(torch.ones(()))
-
-        def forward(self, images):
-            return images.flatten(1)
-
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 4, bias=False))
+    model[1].weight.data = torch.eye(4)
     images = torch.eye(4)[[0, 0, 0, 1]].reshape(4, 1, 2, 2)
     labels = torch.tensor([0, 0, 0, 1])
     parcel = VirtualData(images, labels, "dm", steps=0, seed=0, init="noise")
-    assert knows(Seen(), parcel) == 1.0
+    assert knows(model, range(4), parcel) == 1.0
     wrong = dataclasses.replace(parcel, labels=torch.tensor([0, 0, 0, 2]))
-    assert knows(Seen(), wrong) == pytest.approx((1 + 1 / 3) / 2)
+    assert knows(model, [0], wrong) == 1.0  # it cannot judge the others
+    assert knows(model, [3], wrong) == 1.0
+    assert knows(model, range(4), wrong) == pytest.approx((1 + 1 / 3) / 2)
 
 
 def strategy_of(grid, **settings):
@@ -126,33 +114,6 @@ def test_flipped_virtual_data_are_left_out_from_the_next_round_on_and_two_cluste
         assert samples[head] - reply.content["metrics"]["num-examples"] == 20 * left_out
     strategy.aggregate_train(2, grid.send_and_receive(configured(strategy, grid, 2, arrays)))
     assert len(asked(grid, VOTE)) == len(strategy.topology.clusters)  # once, in the first round
-
-
-def test_a_head_that_spoils_the_servers_accuracy_is_set_aside_and_another_leads(
-    client_grid, caplog
-):
-    def evaluate(server_round, record):
-        size = max(float(np.abs(array.numpy()).max()) for array in record.values())
-        if size == 0:
-            return MetricRecord({"accuracy": 0.1, "loss": 9.0})
-        at_start = all(np.array_equal(record[name].numpy(), START[name]) for name in START)
-        numbers = (0.6, 1.0) if at_start else (0.8, 0.5)
-        return MetricRecord(dict(zip(("accuracy", "loss"), numbers, strict=True)))
-
-    grid = client_grid(4, RUN_CONFIG)
-    strategy, messages = strategy_of(grid, evaluate=evaluate)
-    honest, hostile = strategy.topology.heads
-    replies = {r.metadata.src_node_id: r for r in grid.send_and_receive(messages)}
-    trained = as_arrays(replies[honest].content["arrays"])
-    zeros = {name: np.zeros_like(array) for name, array in trained.items()}
-    replies[hostile].content["arrays"] = as_record(zeros)
-    arrays, _ = strategy.aggregate_train(1, replies.values())
-    assert f"Model of head {hostile} set aside: its test accuracy is 0.10" in caplog.text
-    for name, array in trained.items():
-        np.testing.assert_array_equal(arrays[name].numpy(), array)
-    configured(strategy, grid, 2, arrays)
-    assert strategy.topology.heads[0] == honest
-    assert strategy.topology.heads[1] != hostile
 
 
 @pytest.mark.parametrize("votes", [[], [0.5] * 7])
