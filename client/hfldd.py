@@ -142,7 +142,7 @@ def train_pool(message: Message, context: Context) -> Message:
     session = Session.of(context)
     local = LocalRound.of(session, message.content)
     config = message.content.config_records[CONFIG]
-    samples = pooled_samples(session, _ranks(config, LEFT_OUT))
+    samples = pooled_samples(session, _numbers(config, LEFT_OUT))
     reply = local.train(samples, balanced=bool(config.get(BALANCED, False)))
     reply[ARRAYS] = local.trained_model()
     reply.metric_records[METRICS][NUM_PARCELS] = num_parcels(session)
@@ -152,11 +152,14 @@ def train_pool(message: Message, context: Context) -> Message:
 def vote(message: Message, context: Context) -> Message:
     """Say how well other heads' models know the virtual data of some members."""
     session = Session.of(context)
-    paths = [session.store.folder / _file(rank) for rank in _ranks(message.content[CONFIG], RANKS)]
-    parcels = [VirtualData.from_bytes(path.read_bytes()) for path in paths]
     config, records = message.content.config_records[CONFIG], message.content.array_records
+    paths = [session.store.folder / _file(rank) for rank in _numbers(config, RANKS)]
+    parcels = [VirtualData.from_bytes(path.read_bytes()) for path in paths]
     voters = [
-        (build_model(session, as_arrays(records[f"{VOTER}.{i}"])).eval(), config[f"{KNOWN}.{i}"])
+        (
+            build_model(session, as_arrays(records[f"{VOTER}.{i}"])).eval(),
+            _numbers(config, f"{KNOWN}.{i}"),
+        )
         for i in range(len(records))
     ]
     votes = [knows(model, classes, parcel) for parcel in parcels for model, classes in voters]
@@ -180,9 +183,9 @@ def knows(model: nn.Module, classes: Iterable[int], parcel: VirtualData) -> floa
     return float(torch.stack(of_class).mean()) if of_class else 1.0
 
 
-def _ranks(config: ConfigRecord, key: str) -> list[int]:
-    ranks = config.get(key, [])
-    return [int(rank) for rank in ranks] if isinstance(ranks, list) else []
+def _numbers(config: ConfigRecord, key: str) -> list[int]:
+    numbers = config.get(key, [])
+    return [int(number) for number in numbers] if isinstance(numbers, list) else []
 
 
 def _divergence(first: torch.Tensor, second: torch.Tensor) -> float:

@@ -49,7 +49,7 @@ from strategies.common.directory import Directory, listed
 from strategies.common.retries import Retries
 from strategies.common.run import Run
 from strategies.common.topology import Cluster, Topology
-from strategies.hfldd.clusters import Clusters, LiveCluster
+from strategies.hfldd.clusters import Clusters
 from strategies.hfldd.traffic import hfldd_bits
 from strategies.hfldd.votes import verdicts, voters
 from task.settings import Block, SettingsError
@@ -204,7 +204,8 @@ class HFLDD(RobustFedAvg):
             log(WARNING, "HFLDD: nobody of %s is connected", counted(away, "cluster"))
         self._clusters.failed = set(heads)
         config = ConfigRecord({**config, SERVER_ROUND: server_round, BALANCED: self.balanced})
-        clusters, messages = self._clusters.by_head(), []
+        clusters = self._clusters.by_head()
+        messages = []
         for head in heads:
             ranks = [clusters[head].nodes.index(node) for node in clusters[head].left_out]
             own = ConfigRecord({**config, LEFT_OUT: ranks}) if ranks else config
@@ -234,20 +235,25 @@ class HFLDD(RobustFedAvg):
         return super().combine(updates)
 
     def _vote(self, models: Mapping[int, Arrays]) -> None:
-        """Have heads' models vote on the virtual data that another head has and nobody judged."""
-        if not any(cluster.undecided for cluster in self._clusters):
+        """Have heads' models vote on the virtual data that another head has and nobody judged.
+
+        A head that does not pass on the votes on its members is replaced.
+        """
+        if len(models) == 1 or not any(cluster.undecided for cluster in self._clusters):
             return
-        classes = {
-            cluster.head: self._classes_of(cluster)
-            for cluster in self._clusters
-            if cluster.head in models
-        }
-        messages, chosen = [], {}
+        voting = [cluster for cluster in self._clusters if cluster.head in models]
+        nodes = [node for cluster in voting for node in cluster.nodes]
+        about = self._directory.look_up(self._grid, nodes, self.phase_timeout)
+        held = {node: about[node].classes if node in about else None for node in nodes}
+        classes = {c.head: self._classes([held[node] for node in c.nodes]) for c in voting}
+        messages: list[Message] = []
+        chosen: dict[int, list[int]] = {}
+        votes: dict[int, dict[int, list[float]]] = {}
         lent = cache(lambda head: as_record(models[head]))
-        for place, cluster in enumerate(self._clusters):
-            head = cluster.head
-            if head not in models or not cluster.undecided or len(models) == 1:
+        for place, cluster in enumerate(voting):
+            if not cluster.undecided:
                 continue
+            head = cluster.head
             generator = np.random.default_rng([self._clusters.seed, self._server_round, place])
             chosen[head] = voters(head, classes, generator)
             ranks = [cluster.nodes.index(node) for node in cluster.undecided]
@@ -255,18 +261,19 @@ class HFLDD(RobustFedAvg):
             records = {f"{VOTER}.{i}": lent(voter) for i, voter in enumerate(chosen[head])}
             content = RecordDict({CONFIG: ConfigRecord({RANKS: ranks, **known}), **records})
             messages.append(Message(content, head, VOTE))
-        clusters, votes = self._clusters.by_head(), {}
+        clusters = self._clusters.by_head()
         for reply in usable(self._grid.send_and_receive(messages, timeout=self.phase_timeout)):
             head = reply.metadata.src_node_id
-            nodes, size = clusters[head].undecided, len(chosen[head])
+            judged, size = clusters[head].undecided, len(chosen[head])
             try:
                 given = VoteMetrics.checked(reply.content.metric_records[METRICS], METRICS).votes
             except (KeyError, SettingsError):
                 given = []
-            if len(given) != size * len(nodes):
+            if len(given) != size * len(judged):
                 log(WARNING, "Votes of head %d set aside: they are not what was asked for", head)
                 continue
-            votes[head] = {node: given[i * size :][:size] for i, node in enumerate(nodes)}
+            votes[head] = {node: given[i * size :][:size] for i, node in enumerate(judged)}
+        self._clusters.failed |= chosen.keys() - votes.keys()
         few = len(models) < FEWEST_CLUSTERS
         for head, of_head in verdicts(votes).items():
             for node, out in of_head.items():
@@ -275,10 +282,8 @@ class HFLDD(RobustFedAvg):
                     text = "Virtual data of node %d %s: other heads' models do not know its classes"
                     log(WARNING, text, node, ALARM if few else "are voted out")
 
-    def _classes_of(self, cluster: LiveCluster) -> list[int]:
-        """Classes that a cluster's nodes say they hold; all, if one does not say."""
-        about = self._directory.look_up(self._grid, cluster.nodes, self.phase_timeout)
-        held = [about[node].classes if node in about else None for node in cluster.nodes]
+    def _classes(self, held: list[tuple[int, ...] | None]) -> list[int]:
+        """Classes that the nodes of a cluster hold; all, if one does not say (None)."""
         if any(classes is None for classes in held):
             return list(range(self._clusters.label_shape[-1]))
         return sorted({label for classes in held for label in classes or ()})
