@@ -242,10 +242,11 @@ class HFLDD(RobustFedAvg):
         if len(models) == 1 or not any(cluster.undecided for cluster in self._clusters):
             return
         voting = [cluster for cluster in self._clusters if cluster.head in models]
-        nodes = [node for cluster in voting for node in cluster.nodes]
+        connected = set(self._grid.get_node_ids())
+        nodes = [node for cluster in voting for node in cluster.nodes if node in connected]
         about = self._directory.look_up(self._grid, nodes, self.phase_timeout)
-        held = {node: about[node].classes if node in about else None for node in nodes}
-        classes = {c.head: self._classes([held[node] for node in c.nodes]) for c in voting}
+        held = {node: description.classes for node, description in about.items()}
+        classes = {c.head: self._classes([held.get(node) for node in c.nodes]) for c in voting}
         messages: list[Message] = []
         chosen: dict[int, list[int]] = {}
         votes: dict[int, dict[int, list[float]]] = {}
