@@ -17,7 +17,12 @@ from task.datasets import load_dataset
 from task.models import create_model
 
 MODEL = create_model("auto", load_dataset("digits").spec, seed=0)
-RUN_CONFIG = {"partition.classes": 5, "train.local-epochs": 5, "train.lr": 0.1}
+RUN_CONFIG = {
+    "partition.classes": 5,
+    "train.local-epochs": 5,
+    "train.lr": 0.05,
+    "train.batch-size": 16,
+}
 
 
 def test_labels_of_chance_or_flipped_ones_are_out_and_honest_ones_are_not():
@@ -103,16 +108,17 @@ def test_flipped_virtual_data_are_left_out_from_the_next_round_on_and_two_cluste
     assert ("are voted out" in caplog.text) == left_out
     assert ("nothing is left out" in caplog.text) != left_out
     assert all(f"node {last} " in line for line in caplog.messages if "Virtual data" in line)
-    samples = {r.metadata.src_node_id: r.content["metrics"]["num-examples"] for r in replies}
+    before = {r.metadata.src_node_id: r.content["metrics"]["num-examples"] for r in replies}
     restored = HFLDD(groups=2, votes=True)
     restored.load_state_dict(strategy.state_dict())
-    for going_on in (strategy, restored):
-        (message,) = [
-            m for m in configured(going_on, grid, 2, arrays) if m.metadata.dst_node_id == head
-        ]
-        (reply,) = grid.send_and_receive([message])
-        assert samples[head] - reply.content["metrics"]["num-examples"] == 20 * left_out
-    strategy.aggregate_train(2, grid.send_and_receive(configured(strategy, grid, 2, arrays)))
+    messages = configured(strategy, grid, 2, arrays)
+    assert [m.content["config"] for m in messages] == [
+        m.content["config"] for m in configured(restored, grid, 2, arrays)
+    ]
+    replies = grid.send_and_receive(messages)
+    after = {r.metadata.src_node_id: r.content["metrics"]["num-examples"] for r in replies}
+    assert after == {**before, head: before[head] - 20 * left_out}
+    strategy.aggregate_train(2, replies)
     assert len(asked(grid, VOTE)) == len(strategy.topology.clusters)  # once, in the first round
 
 
