@@ -1,6 +1,6 @@
 """HFLDD on nodes: soft labels, members' virtual data, and the pool that a head trains on."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache, partial
 from logging import INFO, WARNING
 from pathlib import Path
@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common import log
+from torch import nn
 from torch.nn.functional import one_hot
 
 from client.distillation import distilled
 from client.dp_sgd import PrivacyAccount, PrivateTraining, require_no_privacy
-from client.local_round import LocalRound
+from client.local_round import LocalRound, build_model
 from client.session import Session, deadline_of
 from client.training import soft_labels
 from distill import distiller
@@ -21,12 +22,18 @@ from distill.virtual_data import Bounds, VirtualData
 from links import LinkError, send
 from links import receive as open_parcel
 from links.records import VIRTUAL_DATA
+from protocol.arrays import as_arrays
 from protocol.hfldd import (
     BALANCED,
     KEPT_PARCELS,
+    KNOWN,
+    LEFT_OUT,
     NUM_PARCELS,
     OWN_DIVERGENCE,
+    RANKS,
     SOFT_LABELS,
+    VOTER,
+    VOTES,
     Distillation,
     HFLDDSettings,
     LabelKnowledge,
@@ -134,11 +141,51 @@ def train_pool(message: Message, context: Context) -> Message:
     """Train the received model on D_h: the head's own data and its members' virtual data."""
     session = Session.of(context)
     local = LocalRound.of(session, message.content)
-    balanced = bool(message.content.config_records[CONFIG].get(BALANCED, False))
-    reply = local.train(pooled_samples(session), balanced=balanced)
+    config = message.content.config_records[CONFIG]
+    samples = pooled_samples(session, _numbers(config, LEFT_OUT))
+    reply = local.train(samples, balanced=bool(config.get(BALANCED, False)))
     reply[ARRAYS] = local.trained_model()
     reply.metric_records[METRICS][NUM_PARCELS] = num_parcels(session)
     return Message(reply, reply_to=message)
+
+
+def vote(message: Message, context: Context) -> Message:
+    """Say how well other heads' models know the virtual data of some members."""
+    session = Session.of(context)
+    config, records = message.content.config_records[CONFIG], message.content.array_records
+    paths = [session.store.folder / _file(rank) for rank in _numbers(config, RANKS)]
+    parcels = [VirtualData.from_bytes(path.read_bytes()) for path in paths]
+    voters = [
+        (
+            build_model(session, as_arrays(records[f"{VOTER}.{i}"])).eval(),
+            _numbers(config, f"{KNOWN}.{i}"),
+        )
+        for i in range(len(records))
+    ]
+    votes = [knows(model, classes, parcel) for parcel in parcels for model, classes in voters]
+    return Message(RecordDict({METRICS: MetricRecord({VOTES: votes})}), reply_to=message)
+
+
+@torch.no_grad()
+def knows(model: nn.Module, classes: Iterable[int], parcel: VirtualData) -> float:
+    """Share of the other classes that a model finds less likely than the label, in [0, 1].
+
+    It is the mean over those of `classes` that the parcel holds, so that a rare one counts as much
+    as any; 1 if it holds none.
+    """
+    device = next(model.parameters()).device
+    logits = model(parcel.images.to(device)).double().cpu()
+    labels = parcel.labels if parcel.soft_labels is None else parcel.soft_labels.argmax(1)
+    of_labels = logits.gather(1, labels[:, None])
+    lower = (logits < of_labels).sum(1) + ((logits == of_labels).sum(1) - 1) / 2
+    shares = lower / max(logits.shape[1] - 1, 1)
+    of_class = [shares[labels == label].mean() for label in classes if label in labels]
+    return float(torch.stack(of_class).mean()) if of_class else 1.0
+
+
+def _numbers(config: ConfigRecord, key: str) -> list[int]:
+    numbers = config.get(key, [])
+    return [int(number) for number in numbers] if isinstance(numbers, list) else []
 
 
 def _divergence(first: torch.Tensor, second: torch.Tensor) -> float:
@@ -184,14 +231,23 @@ def keep_parcel(session: Session, rank: int, parcel: ConfigRecord, most: ParcelB
     except (LinkError, VirtualDataError) as error:
         log(WARNING, "Parcel from node %s rejected: %s", parcel.get("sender"), error)
         return False
-    session.store.write(f"{PREFIX}{rank:06d}", payload)
+    session.store.write(_file(rank), payload)
     return True
 
 
-def pooled_samples(session: Session) -> Samples:
-    """D_h: the head's training samples and all virtual data in its store, on its device."""
+def pooled_samples(session: Session, left_out: Collection[int] = ()) -> Samples:
+    """D_h: the head's training samples and the virtual data in its store, on its device.
+
+    Parameters
+    ----------
+    session : Session
+        The head's.
+    left_out : Collection[int] (default: ())
+        Ranks of members whose virtual data are not to be used.
+    """
     own = session.data.train
-    paths = _parcels(session)
+    unused = {_file(rank) for rank in left_out}
+    paths = [path for path in _parcels(session) if path.name not in unused]
     if not paths:
         return own
     received = _read_parcels(tuple((path, path.stat().st_mtime_ns) for path in paths))
@@ -208,6 +264,10 @@ def pooled_samples(session: Session) -> Samples:
 def num_parcels(session: Session) -> int:
     """Number of members whose virtual data are in this node's store."""
     return len(_parcels(session))
+
+
+def _file(rank: int) -> str:
+    return f"{PREFIX}{rank:06d}"
 
 
 def _parcels(session: Session) -> list[Path]:

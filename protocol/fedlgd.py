@@ -140,5 +140,6 @@ METHODS = (
         terms={VIRTUAL: "client.fedlgd:Contrastive"},
         unprotected=_unprotected,
         panels=("strategies.common.panels:virtual_data",),
+        defence={"aggregator": "agreement"},
     ),
 )

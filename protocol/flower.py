@@ -200,6 +200,7 @@ METHODS = (
         "fedavg",
         "flwr.serverapp.strategy.fedavg:FedAvg",
         "The mean of the nodes' models, weighted by their samples.",
+        defence={"strategy": "agreement"},
     ),
     Method(
         "fedmedian",

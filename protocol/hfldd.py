@@ -27,6 +27,24 @@ RECEIVE = "train.receive"
 TRAIN_POOL = "train.pool"
 """Have a cluster head train on D_h: its own data and its members' virtual data."""
 
+VOTE = "query.vote"
+"""Have a cluster head say how well other heads' models know its members' virtual data."""
+
+VOTER = "voter"
+"""Record with another head's model, ``voter.<place>``, to vote on virtual data."""
+
+VOTES = "votes"
+"""Metric of a head's reply to a request for votes, see `VoteMetrics`."""
+
+KNOWN = "known"
+"""Config key of the request for votes, ``known.<place>``: classes that the voter may judge."""
+
+RANKS = "ranks"
+"""Config key of the request for votes: ranks of the members whose virtual data are new."""
+
+LEFT_OUT = "left-out"
+"""Config key of a head's train message: ranks of the members whose virtual data were voted out."""
+
 SOFT_LABELS = "soft-labels"
 """Array of a node's soft labels."""
 
@@ -184,10 +202,13 @@ class HFLDDSettings(LabelKnowledge, Distillation):
         classes.
     balanced : bool (default: True)
         Whether heads draw classes evenly from D_h.
+    votes : bool (default: False)
+        Whether models of other heads vote on virtual data; heads leave out what is voted out.
     """
 
     groups: Annotated[int, Field(ge=0)] = 0
     balanced: bool = True
+    votes: bool = False
 
     @property
     def label_knowledge(self) -> LabelKnowledge:
@@ -227,6 +248,17 @@ class ReceiveMetrics(Block):
     num_examples: Count
     kept_parcels: list[Count]
     rejected: Count
+
+
+class VoteMetrics(Block):
+    """Votes on parcels: of the first rank by each voter, of the second by each, and so on.
+
+    A vote is the share of the other classes that the voter finds less likely than the parcel's
+    label, as the mean over those of the parcel's classes that it may judge: 1 if it always agrees
+    or may judge none, 0.5 by chance.
+    """
+
+    votes: list[Share]
 
 
 class PoolMetrics(TrainMetrics):
@@ -314,11 +346,18 @@ METHODS = (
                 compared=True,
                 pooled=True,
             ),
+            Phase(
+                VOTE,
+                "heads' models vote on virtual data",
+                (Reply(metrics=VoteMetrics),),
+                "client.hfldd:vote",
+            ),
         ),
         needs="client.hfldd:needs",
         unprotected=_unprotected,
         formulas="strategies.hfldd.traffic:formulas",
         panels=("strategies.common.panels:virtual_data",),
         disclosed=_disclosed,
+        defence={"aggregator": "agreement", "hfldd.votes": True},
     ),
 )

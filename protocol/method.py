@@ -91,7 +91,8 @@ class Method:
         report and model card; an empty text if nothing.
     defence : Mapping[str, bool, int, float or str]
         Run-config keys that ``defence = "on"`` sets, unless they differ from their defaults: the
-        rules that fit the method. Empty if it has none.
+        rules that fit the method. ``strategy`` replaces the method itself by another, which takes
+        no arguments of its own. Empty if it has none.
     models, datasets, distillers : Mapping[str, str]
         ``module:attribute`` of further ones, by name.
     package : str (default: "")

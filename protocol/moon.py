@@ -34,5 +34,6 @@ METHODS = (
         settings=MOONSettings,
         terms={MODEL_CONTRAST: "client.moon:ModelContrastive"},
         unprotected=all_protected,
+        defence={"aggregator": "agreement"},
     ),
 )

@@ -29,8 +29,8 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Check the settings, meet the nodes, and run the strategy under Flower's own loop."""
     settings = RunSettings.from_run_config(context.run_config)
-    strategy_class, method = find_strategy(settings.strategy)
-    settings = settings.defended(method)
+    settings = settings.defended(find_strategy(settings.strategy)[1])
+    strategy_class, method = find_strategy(settings.strategy)  # the defence may take another
     check_privacy(settings, method)
     task = Task.of(settings)
     requirement = requirement_of(method, settings.of_method(method))

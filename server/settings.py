@@ -1,8 +1,10 @@
 """Settings of a run: run-config keys with types, bounds and defaults."""
 
 from collections.abc import Mapping
+from logging import INFO
 from typing import Annotated, Any, ClassVar, Literal
 
+from flwr.common import log
 from pydantic import ConfigDict, Field, create_model
 
 from links.records import LinkMode
@@ -24,8 +26,8 @@ class RunSettings(TaskSettings):
         strategy. Settings of plug-ins go here, because Flower's ``-c`` accepts only keys that the
         app declares.
     aggregator : str (default: "")
-        Strategy that replaces the weighted mean of models: ``krum``, ``multikrum``, ``bulyan``,
-        ``fedtrimmedavg``, ``fedmedian`` or your own; for HFLDD, FedLGD and MOON.
+        Strategy that replaces the weighted mean of models: ``agreement``, ``krum``, ``multikrum``,
+        ``bulyan``, ``fedtrimmedavg``, ``fedmedian`` or your own; for HFLDD, FedLGD and MOON.
     aggregator_args : str (default: "")
         JSON object of the aggregator's constructor arguments, ``{"num_malicious_nodes": 2}``.
     defence : str (default: "off")
@@ -107,14 +109,21 @@ class RunSettings(TaskSettings):
         """
         if self.defence == "off":
             return self
-        if method is None or not method.defence:
+        rules = dict(method.defence) if method else {}
+        if method and "strategy" in rules and self.strategy != method.name:
+            rules = {}  # a class of one's own is not replaced
+        if not rules:
             known = ", ".join(sorted(name for name, m in all_methods().items() if m.defence))
             raise SettingsError(
                 f'defence = "on": strategy = {self.strategy!r} declares no rules against hostile '
                 f"nodes (take one of {known}, or set an aggregator)"
             )
-        values = nested(method.defence)
-        for key, value in self.model_dump(by_alias=True, exclude_defaults=True).items():
+        log(INFO, 'defence = "on": %s', ", ".join(f"{key} = {rules[key]!r}" for key in rules))
+        values = nested(rules)
+        own = self.model_dump(by_alias=True, exclude_defaults=True)
+        if "strategy" in values:
+            del own["strategy"]
+        for key, value in own.items():
             is_table = isinstance(value, dict)
             values[key] = {**values.get(key, {}), **value} if is_table else value
         return type(self).checked(values, "run config")

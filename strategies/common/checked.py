@@ -167,8 +167,8 @@ class RobustFedAvg(CheckedFedAvg):
     ----------
     aggregator : Strategy, optional (default: None)
         Gets the models of a round's usable replies, with their numbers of samples:
-        :class:`flwr.serverapp.strategy.Krum`, ``FedTrimmedAvg``, ``FedMedian`` or similar. None
-        takes the mean weighted by samples.
+        :class:`strategies.agreement.Agreement`, :class:`flwr.serverapp.strategy.Krum`,
+        ``FedTrimmedAvg``, ``FedMedian`` or similar. None takes the mean weighted by samples.
     **kwargs
         Those of Flower's FedAvg.
     """
@@ -191,6 +191,9 @@ class RobustFedAvg(CheckedFedAvg):
         """Have the aggregator combine the models, or take their weighted mean."""
         if self.aggregator is None:
             return super().combine(updates)
+        if isinstance(self.aggregator, CheckedFedAvg):
+            self.aggregator.start_of_round = self.start_of_round
+            return self.aggregator.combine(updates)
         replies = [_plain_reply(update) for update in updates]
         record, _ = self.aggregator.aggregate_train(self._server_round, replies)
         if record is None:

@@ -9,7 +9,7 @@ from flwr.serverapp.strategy import FedAvg, FedXgbBagging, FedXgbCyclic, Strateg
 from protocol.method import Method
 from protocol.registry import all_methods, built_in_methods, find_method, method_of
 from strategies.common.arguments import check_types, read_arguments
-from strategies.common.checked import RobustFedAvg
+from strategies.common.checked import CheckedFedAvg, RobustFedAvg
 from strategies.common.run import Run
 from task.plugin import PluginError, import_object, located
 from task.settings import Block, SettingsError
@@ -124,10 +124,10 @@ def create_aggregator(name: str, arguments: str) -> Strategy | None:
     if not name:
         return None
     strategy, _ = find_strategy(name, "aggregator")
-    if strategy.configure_train is not FedAvg.configure_train:
+    if not _only_combines(strategy):
         raise SettingsError(
             f"aggregator = {name!r}: {strategy.__name__} does more than combine the models of a "
-            "round (take krum, multikrum, bulyan, fedmedian or fedtrimmedavg)"
+            "round (take agreement, krum, multikrum, bulyan, fedmedian or fedtrimmedavg)"
         )
     options = read_arguments(arguments, "aggregator-args")
     check_types(strategy, options, "aggregator-args")
@@ -137,3 +137,11 @@ def create_aggregator(name: str, arguments: str) -> Strategy | None:
         raise SettingsError(
             f"aggregator = {name!r}, aggregator-args = {options}: {_reason(error, strategy)}"
         ) from error
+
+
+def _only_combines(strategy: type[Strategy]) -> bool:
+    """Whether a class differs from its base class only in how it combines models."""
+    if not issubclass(strategy, CheckedFedAvg):
+        return strategy.configure_train is FedAvg.configure_train
+    hooks = ("configure_train", "records", "read")
+    return all(getattr(strategy, hook) is getattr(CheckedFedAvg, hook) for hook in hooks)

@@ -37,16 +37,36 @@ class LiveCluster:
         The node that trains.
     held : dict[int, list[int]]
         For each past or present head, the nodes whose virtual data it has.
+    verdicts : dict[int, dict[int, bool]]
+        For each of them, of which nodes' virtual data it was decided whether they are left out.
     """
 
     nodes: list[int]
     head: int
     held: dict[int, list[int]] = field(default_factory=dict)
+    verdicts: dict[int, dict[int, bool]] = field(default_factory=dict)
 
     @property
     def held_by_head(self) -> list[int]:
         """The nodes whose virtual data the head has."""
         return list(self.held.get(self.head, ()))
+
+    @property
+    def undecided(self) -> list[int]:
+        """The nodes whose virtual data the head has, and that nobody has judged."""
+        judged = self.verdicts.get(self.head, {})
+        return [node for node in self.held_by_head if node not in judged]
+
+    @property
+    def left_out(self) -> list[int]:
+        """The nodes whose virtual data the head is to leave out."""
+        judged = self.verdicts.get(self.head, {})
+        return [node for node in self.nodes if judged.get(node)]
+
+    def lost(self) -> None:
+        """Note that the head no longer has its members' virtual data."""
+        self.held[self.head] = []
+        self.verdicts.pop(self.head, None)
 
 
 class Clusters:

@@ -4,9 +4,11 @@ import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from logging import INFO, WARNING
 from typing import Any, Self
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
@@ -16,21 +18,27 @@ from numpy.typing import NDArray
 from distill.virtual_data import Bounds
 from links.records import VIRTUAL_DATA, LinkMode
 from links.routes import Links
-from protocol.arrays import Arrays, as_arrays, sent_arrays
+from protocol.arrays import Arrays, as_arrays, as_record, sent_arrays
 from protocol.hfldd import (
     BALANCED,
     DISTILL,
     KEPT_PARCELS,
+    KNOWN,
     LABEL_KNOWLEDGE,
+    LEFT_OUT,
     NUM_PARCELS,
     OWN_DIVERGENCE,
+    RANKS,
     RECEIVE,
     TRAIN_POOL,
+    VOTE,
+    VOTER,
     Distillation,
     HFLDDSettings,
     LabelKnowledge,
     LabelRequest,
     ParcelBounds,
+    VoteMetrics,
     soft_labels_of,
 )
 from protocol.messages import CONFIG, METRICS, PARCEL, ROUTE, SERVER_ROUND
@@ -42,10 +50,14 @@ from strategies.common.run import Run
 from strategies.common.topology import Cluster, Topology
 from strategies.hfldd.clusters import Clusters
 from strategies.hfldd.traffic import hfldd_bits
+from strategies.hfldd.votes import verdicts, voters
 from task.settings import Block, SettingsError
 from task.words import counted
 
 MOST_CLUSTERS_NAMED = 3
+FEWEST_CLUSTERS = 3
+"""Clusters for votes to be more than one's word against the other's."""
+ALARM = "may be spoiled, or those of the only other cluster (nothing is left out)"
 
 
 class HFLDD(RobustFedAvg):
@@ -84,6 +96,9 @@ class HFLDD(RobustFedAvg):
     image_shape : tuple of int, optional (default: None)
         (C, H, W) of the nodes' images, which bounds the bytes of what members send; None leaves
         them to the general bound of links.
+    votes : bool (default: False)
+        Whether heads' models vote on virtual data that reached another head, which leaves them out
+        from the next round on if they are voted out.
     **kwargs
         Those of Flower's FedAvg. Its sampling of training nodes is not used: all heads train.
 
@@ -106,9 +121,11 @@ class HFLDD(RobustFedAvg):
         seed: int = 0,
         directory: Directory | None = None,
         image_shape: tuple[int, ...] | None = None,
+        votes: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.votes = votes
         self.image_shape = image_shape
         self.groups = groups
         self.label_knowledge = label_knowledge or LabelKnowledge()
@@ -121,6 +138,7 @@ class HFLDD(RobustFedAvg):
         self._directory = directory or Directory()
         self._clusters = Clusters(seed)
         self._retries = Retries()
+        self._grid: Grid
         if self.distillation.share_raw_data:
             log(WARNING, "share_raw_data is on: members send their RAW DATA to cluster heads")
         if self.distillation.start == "real":
@@ -134,6 +152,7 @@ class HFLDD(RobustFedAvg):
             "label_knowledge": settings.label_knowledge,
             "distillation": settings.distillation,
             "balanced": settings.balanced,
+            "votes": settings.votes,
             "image_shape": run.spec.shape,
         }
         return super().from_run(None, run, **{**own, **arguments})
@@ -170,6 +189,7 @@ class HFLDD(RobustFedAvg):
     ) -> Iterable[Message]:
         """Form the clusters, or later update them; then have the heads train."""
         self.start_of_round = as_arrays(arrays)
+        self._grid = grid
         forming = not self._clusters
         if forming:
             self._form_clusters(grid)
@@ -184,8 +204,14 @@ class HFLDD(RobustFedAvg):
             log(WARNING, "HFLDD: nobody of %s is connected", counted(away, "cluster"))
         self._clusters.failed = set(heads)
         config = ConfigRecord({**config, SERVER_ROUND: server_round, BALANCED: self.balanced})
-        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        return self._construct_messages(record, heads, TRAIN_POOL)
+        clusters = self._clusters.by_head()
+        messages = []
+        for head in heads:
+            ranks = [clusters[head].nodes.index(node) for node in clusters[head].left_out]
+            own = ConfigRecord({**config, LEFT_OUT: ranks}) if ranks else config
+            record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: own})
+            messages.append(Message(record, head, TRAIN_POOL))
+        return messages
 
     def read(self, reply: Message) -> Update:
         """Read and check a head's reply; it counts for no more samples than it can have."""
@@ -203,8 +229,65 @@ class HFLDD(RobustFedAvg):
             if isinstance(num_parcels, int) and num_parcels < len(cluster.held_by_head):
                 log(WARNING, "Head %d lost virtual data; members send them again", update.node)
                 self._directory.forget(update.node)  # it may have lost its key as well
-                cluster.held[update.node] = []
+                cluster.lost()
+        if self.votes:
+            self._vote({update.node: update.arrays for update in updates})
         return super().combine(updates)
+
+    def _vote(self, models: Mapping[int, Arrays]) -> None:
+        """Have heads' models vote on the virtual data that another head has and nobody judged.
+
+        A head that does not pass on the votes on its members is replaced.
+        """
+        if len(models) == 1 or not any(cluster.undecided for cluster in self._clusters):
+            return
+        voting = [cluster for cluster in self._clusters if cluster.head in models]
+        connected = set(self._grid.get_node_ids())
+        nodes = [node for cluster in voting for node in cluster.nodes if node in connected]
+        about = self._directory.look_up(self._grid, nodes, self.phase_timeout)
+        held = {node: description.classes for node, description in about.items()}
+        classes = {c.head: self._classes([held.get(node) for node in c.nodes]) for c in voting}
+        messages: list[Message] = []
+        chosen: dict[int, list[int]] = {}
+        votes: dict[int, dict[int, list[float]]] = {}
+        lent = cache(lambda head: as_record(models[head]))
+        for place, cluster in enumerate(voting):
+            if not cluster.undecided:
+                continue
+            head = cluster.head
+            generator = np.random.default_rng([self._clusters.seed, self._server_round, place])
+            chosen[head] = voters(head, classes, generator)
+            ranks = [cluster.nodes.index(node) for node in cluster.undecided]
+            known = {f"{KNOWN}.{i}": classes[voter] for i, voter in enumerate(chosen[head])}
+            records = {f"{VOTER}.{i}": lent(voter) for i, voter in enumerate(chosen[head])}
+            content = RecordDict({CONFIG: ConfigRecord({RANKS: ranks, **known}), **records})
+            messages.append(Message(content, head, VOTE))
+        clusters = self._clusters.by_head()
+        for reply in usable(self._grid.send_and_receive(messages, timeout=self.phase_timeout)):
+            head = reply.metadata.src_node_id
+            judged, size = clusters[head].undecided, len(chosen[head])
+            try:
+                given = VoteMetrics.checked(reply.content.metric_records[METRICS], METRICS).votes
+            except (KeyError, SettingsError):
+                given = []
+            if len(given) != size * len(judged):
+                log(WARNING, "Votes of head %d set aside: they are not what was asked for", head)
+                continue
+            votes[head] = {node: given[i * size :][:size] for i, node in enumerate(judged)}
+        self._clusters.failed |= chosen.keys() - votes.keys()
+        few = len(models) < FEWEST_CLUSTERS
+        for head, of_head in verdicts(votes).items():
+            for node, out in of_head.items():
+                clusters[head].verdicts.setdefault(head, {})[node] = out and not few
+                if out:
+                    text = "Virtual data of node %d %s: other heads' models do not know its classes"
+                    log(WARNING, text, node, ALARM if few else "are voted out")
+
+    def _classes(self, held: list[tuple[int, ...] | None]) -> list[int]:
+        """Classes that the nodes of a cluster hold; all, if one does not say (None)."""
+        if any(classes is None for classes in held):
+            return list(range(self._clusters.label_shape[-1]))
+        return sorted({label for classes in held for label in classes or ()})
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, besides the global model."""

@@ -48,17 +48,32 @@ def test_defence_sets_the_rules_of_the_method_unless_they_are_set_already():
     assert chosen.defended(cadis) == chosen
 
 
-def test_every_rule_that_a_method_declares_is_a_setting_other_than_its_default():
+def test_every_rule_that_a_method_declares_is_a_setting_and_is_set():
     declared = [method for method in built_in_methods().values() if method.defence]
-    assert {"fedhead", "cadis"} <= {method.name for method in declared}
+    assert {"fedavg", "hfldd", "fedhead", "cadis", "fedlgd", "moon"} <= {
+        method.name for method in declared
+    }
     for method in declared:
-        run = settings(defence="on").defended(method).model_dump(exclude_defaults=True)
-        assert run.keys() > {"defence"}
+        run = settings(strategy=method.name, defence="on").defended(method)
+        table = run.model_dump(by_alias=True)
+        for key, value in method.defence.items():
+            of, _, name = key.rpartition(".")
+            assert (table[of] if of else table)[name] == value
 
 
 def test_a_method_without_rules_refuses_the_defence_and_names_those_that_have_some():
-    with pytest.raises(SettingsError, match=r"'fedavg' declares no rules .* cadis, fedhead"):
-        settings(defence="on", strategy="fedavg").defended(find_method("fedavg"))
+    with pytest.raises(SettingsError, match=r"'fednova' declares no rules .* cadis, fedavg"):
+        settings(defence="on", strategy="fednova").defended(find_method("fednova"))
+
+
+def test_fedavg_defends_itself_as_another_strategy_and_a_class_of_ones_own_is_not_replaced():
+    fedavg = find_method("fedavg")
+    chosen = settings(defence="on", strategy="fedavg", seed=3).defended(fedavg)
+    assert (chosen.strategy, chosen.seed) == ("agreement", 3)
+    assert chosen.defended(find_method("agreement")) == chosen
+    own = settings(defence="on", strategy="flwr.serverapp.strategy:FedAdam")
+    with pytest.raises(SettingsError, match="FedAdam' declares no rules"):
+        own.defended(fedavg)
 
 
 def test_a_value_of_strategy_args_that_a_method_cannot_have_is_named():

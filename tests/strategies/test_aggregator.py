@@ -7,6 +7,8 @@ from flwr.serverapp.strategy import FedMedian, FedTrimmedAvg, Krum, Strategy
 
 from protocol.arrays import as_record
 from protocol.registry import built_in_methods
+from protocol.robust import robust_mean
+from strategies.agreement import Agreement
 from strategies.common.checked import RobustFedAvg
 from strategies.common.registry import create_aggregator, create_strategy, find_strategy
 from strategies.fedlgd import FedLGD
@@ -77,7 +79,32 @@ def test_without_an_aggregator_it_is_the_mean_by_samples(combined):
         assert found["w"][place] == pytest.approx(mean)
 
 
-@pytest.mark.parametrize("aggregator", [None, FedMedian(), FedTrimmedAvg(), Krum()])
+def test_agreement_is_the_robust_mean_beside_the_start_of_the_round(combined):
+    found = combined(create_aggregator("agreement", ""))
+    weights = [10 + i for i in range(NODES)]
+    expected, _ = robust_mean("agreement", weights, models(), START)
+    plain, _ = robust_mean("mean", weights, models(), START)
+    np.testing.assert_array_equal(found["w"], expected["w"])
+    assert not np.allclose(found["w"], plain["w"])
+
+
+def test_agreement_by_itself_names_whom_it_sets_aside(memory_grid, caplog):
+    def node(i):
+        moved = np.full((2, 3), -1.0 if i == 3 else 1.0, np.float32)
+        content = {"arrays": as_record({"w": moved, "n": np.array(0)})}
+        content["metrics"] = MetricRecord({"num-examples": 10})
+        return lambda message: RecordDict(content)
+
+    grid, strategy = memory_grid({i: node(i) for i in range(NODES)}), Agreement()
+    messages = strategy.configure_train(1, as_record(START), ConfigRecord(), grid)
+    arrays, _ = strategy.aggregate_train(1, grid.send_and_receive(messages))
+    np.testing.assert_array_equal(arrays["w"].numpy(), np.ones((2, 3)))
+    assert [m for m in caplog.messages if "set aside" in m] == [
+        "Model of node 3 set aside: it points away from most"
+    ]
+
+
+@pytest.mark.parametrize("aggregator", [None, FedMedian(), FedTrimmedAvg(), Krum(), Agreement()])
 def test_names_shapes_and_types_stay(combined, aggregator):
     found = combined(aggregator)
     assert {name: (a.dtype, a.shape) for name, a in found.items()} == {
@@ -129,6 +156,7 @@ def test_an_aggregator_gets_its_own_arguments():
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
+        ("fednova", "", "FedNova does more than combine"),
         ("krumm", "", "aggregator = 'krumm': not one of"),
         ("krum", "{", "aggregator-args = '{': not JSON"),
         ("krum", "[3]", "aggregator-args = '[3]': must be a JSON object"),

@@ -1,0 +1,13 @@
+"""FedAvg for nodes that may be hostile: declaration."""
+
+from protocol.method import Method, all_protected
+
+METHODS = (
+    Method(
+        name="agreement",
+        strategy="strategies.agreement:Agreement",
+        summary="FedAvg without models that point away from most, none longer than the median.",
+        unprotected=all_protected,
+        defence={"strategy": "agreement"},
+    ),
+)
