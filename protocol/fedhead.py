@@ -10,7 +10,7 @@ from protocol.meeting import LONGEST_REASON
 from protocol.messages import ARRAYS, CONFIG, PARCEL
 from protocol.method import Method, Phase
 from protocol.robust import Rule
-from protocol.schema import Count, PrivacyMetrics, Reply, TrainMetrics, like_the_model
+from protocol.schema import Count, Loss, PrivacyMetrics, Reply, TrainMetrics, like_the_model
 from task.datasets.auxiliary import check_auxiliary
 from task.settings import Block, TrainSettings
 
@@ -97,6 +97,7 @@ class LinkReport(Block):
 class TrainSectorMetrics(TrainMetrics):
     """Metrics of local training, and the norm of the update."""
 
+    train_loss: Loss
     update_norm: Annotated[float, Field(ge=0)]
 
 
