@@ -84,6 +84,8 @@ class HFLDD(RobustFedAvg):
     image_shape : tuple of int, optional (default: None)
         (C, H, W) of the nodes' images, which bounds the bytes of what members send; None leaves
         them to the general bound of links.
+    num_classes : int, optional (default: None)
+        Classes of the task, which soft labels must have; None takes what most nodes send.
     **kwargs
         Those of Flower's FedAvg. Its sampling of training nodes is not used: all heads train.
 
@@ -106,10 +108,12 @@ class HFLDD(RobustFedAvg):
         seed: int = 0,
         directory: Directory | None = None,
         image_shape: tuple[int, ...] | None = None,
+        num_classes: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.image_shape = image_shape
+        self.num_classes = num_classes
         self.groups = groups
         self.label_knowledge = label_knowledge or LabelKnowledge()
         self.distillation = distillation or Distillation()
@@ -135,6 +139,7 @@ class HFLDD(RobustFedAvg):
             "distillation": settings.distillation,
             "balanced": settings.balanced,
             "image_shape": run.spec.shape,
+            "num_classes": run.spec.num_classes,
         }
         return super().from_run(None, run, **{**own, **arguments})
 
@@ -275,8 +280,11 @@ class HFLDD(RobustFedAvg):
             with suppress(ValueError):
                 noise[node] = max(number(reply, OWN_DIVERGENCE), 0.0)
         shapes = [labels.shape for labels in soft_labels.values()]
-        usual = max(shapes, key=shapes.count, default=())
-        shape = self._clusters.label_shape if self._clusters else usual
+        shape: tuple[int, ...] = max(shapes, key=shapes.count, default=())
+        if self._clusters:
+            shape = self._clusters.label_shape
+        elif self.num_classes:
+            shape = (self.label_knowledge.auxiliary_size, self.num_classes)
         for node, labels in soft_labels.items():
             if labels.shape != shape:
                 text = "Soft labels of node %d set aside: %s, not %s"
@@ -368,7 +376,7 @@ class HFLDD(RobustFedAvg):
             except (KeyError, ValueError) as error:
                 log(WARNING, "Node %d sent no parcel: %s", member, error)
                 continue
-            self.distilled_values += int(values)
+            self.distilled_values += int(min(values, self._most_values(grid, member)))
         return deliveries
 
     def _bounds(self, grid: Grid, member: int) -> ParcelBounds:
@@ -391,6 +399,12 @@ class HFLDD(RobustFedAvg):
             return samples[cluster.head] + sum(samples[node] for node in members)
         size = max(self.distillation.distilled_size, self._clusters.label_shape[-1])
         return samples[cluster.head] + size * len(members)
+
+    def _most_values(self, grid: Grid, member: int) -> float:
+        """Most values of a member's virtual data, for the formula of traffic."""
+        if self.image_shape is None:
+            return math.inf
+        return self._bounds(grid, member).images * math.prod(self.image_shape)
 
     def _most_bytes(self, grid: Grid, member: int) -> int | None:
         if self.image_shape is None:
@@ -419,9 +433,9 @@ class HFLDD(RobustFedAvg):
         for reply in usable(grid.send_and_receive(messages, timeout=self.phase_timeout)):
             head = reply.metadata.src_node_id
             metrics = reply.content.metric_records.get(METRICS, MetricRecord())
-            log(INFO, "HFLDD: head %d holds %s", head, dict(metrics))
             ranks = metrics.get(KEPT_PARCELS)
             ranks = ranks if isinstance(ranks, list) else []
+            log(INFO, "HFLDD: head %d holds %s", head, counted(len(ranks), "new parcel"))
             clusters[head].held.setdefault(head, []).extend(
                 node
                 for rank, node in enumerate(clusters[head].nodes)
