@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from pydantic import Field
 
@@ -146,10 +147,10 @@ def like_the_model(record: ArrayRecord, model: Arrays) -> None:
 
 
 def part_of_the_model(record: ArrayRecord, model: Arrays) -> None:
-    """Check that every array has name, shape and type of one of the model's, and is finite."""
+    """Check that every array has name and shape of one of the model's, fits it, and is finite."""
     for name, array in finite_arrays(record).items():
         like = model.get(name)
-        if like is None or (array.shape, array.dtype) != (like.shape, like.dtype):
+        if like is None or array.shape != like.shape or not np.can_cast(array.dtype, like.dtype):
             raise ValueError(f"its {name} is not of this run's model")
 
 

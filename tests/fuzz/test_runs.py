@@ -7,6 +7,8 @@ import json
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from server.grid.metered import QuorumError
 from server.grid.screening import ScreeningGrid
 from server.names import names_in_log
 from server.record.journal import Journal
+from server.record.packing import pack
 from server.record.resume import state_of
 from server.roster import Roster, TooFewNodesError, meet_nodes
 from server.rounds import NothingLearntError, Rounds
@@ -201,9 +204,7 @@ class Honest:
 
     def receive(self, content):
         ranks = [int(name[7:]) for name in content if name.startswith("parcel.")]
-        return {
-            "metrics": MetricRecord({"num-examples": 30, "kept-parcels": ranks, "rejected": 0})
-        }
+        return {"metrics": MetricRecord({"num-examples": 30, "kept-parcels": ranks, "rejected": 0})}
 
     def sector(self, content):
         return {"metrics": self.metrics(update_norm=2 + self.place / 100)}
@@ -269,35 +270,45 @@ def toy(batch_norm):
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 4), *between, nn.Linear(4, 3))
 
 
-def play(name, answers, folder, **settings):
-    """Run a method to the end; the strategy, the grid, the models of the rounds and the log."""
-    settings = RunSettings.from_run_config(
-        {
-            "strategy": name,
-            "num-rounds": ROUNDS,
-            "min-nodes": 3,
-            "fraction-evaluate": 1.0,
-            "server-device": "cpu",
-            **LITTLE,
-            **settings,
-        }
-    )
+@cache
+def settings_of(name, links, defended):
+    """Settings of a short run; with the method's rules against hostile nodes if `defended`."""
+    config = {
+        "strategy": name,
+        "num-rounds": ROUNDS,
+        "min-nodes": 3,
+        "fraction-evaluate": 1.0,
+        "server-device": "cpu",
+        "links": links,
+        **LITTLE,
+        **(built_in_methods()[name].defence if defended else {}),
+    }
+    return RunSettings.from_run_config(config)
+
+
+def node_of(answer, place, start):
+    own = Honest(place, start)
+    return lambda message: answer(message, own)
+
+
+def play(name, answers, folder, links="relay", defended=False):
+    """Run a method to the end: its strategy, the grid, the first model, those kept, and the log."""
+    settings = settings_of(name, links, defended)
     strategy_class, method = find_strategy(name)
     model = toy(batch_norm=not name.startswith("dp-"))
     task = Task(SPEC, model, ArrayRecord(model.state_dict()), torch.device("cpu"), None, ())
     directory = Directory(requirement_of(method), settings.most_samples)
     strategy = strategy_of_run(settings, strategy_class, method, task, directory)
     start = as_arrays(task.start)
-    nodes = {
-        FIRST_NODE + place: lambda message, answer=answer, node=Honest(place, start): answer(
-            message, node
-        )
-        for place, answer in enumerate(answers)
-    }
+    nodes = {FIRST_NODE + i: node_of(answer, i, start) for i, answer in enumerate(answers)}
     lines, recorder = Lines(), Recorder(folder)
     FLOWER_LOGGER.addHandler(lines)
     try:
-        with names_in_log(directory.names), Journal(folder / "journal.jsonl") as journal:
+        with (
+            names_in_log(directory.names),
+            Journal(folder / "journal.jsonl") as journal,
+            patch("server.rounds.save_checkpoint", packed),
+        ):
             grid = ScreeningGrid(
                 InProcessGrid(nodes),
                 deadline=60,
@@ -313,6 +324,11 @@ def play(name, answers, folder, **settings):
     finally:
         FLOWER_LOGGER.removeHandler(lines)
     return strategy, grid, start, recorder.models, lines.lines
+
+
+def packed(folder, checkpoint, keep, best):
+    """Pack the state for a checkpoint, without writing it."""
+    json.dumps(pack(checkpoint.state, {}), allow_nan=False)
 
 
 def honest(message, node):
@@ -360,9 +376,7 @@ def test_a_run_with_hostile_nodes_learns_a_finite_model_or_says_why_not(
 
     folder = tmp_path_factory.mktemp("run")
     answers = [attack if place in hostile else honest for place in range(NODES)]
-    method = built_in_methods()[name]
-    extra = {**method.defence} if defended else {}
-    strategy, grid, start, models, lines = play(name, answers, folder, links=links, **extra)
+    strategy, grid, start, models, lines = play(name, answers, folder, links, defended)
     for model in models:
         arrays = as_arrays(model)
         assert list(arrays) == list(start)
