@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
 from flwr.common.logger import FLOWER_LOGGER
-from hypothesis import given
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -293,12 +293,12 @@ def node_of(answer, place, start):
 
 def play(name, answers, folder, links="relay", defended=False):
     """Run a method to the end: its strategy, the grid, the first model, those kept, and the log."""
-    settings = settings_of(name, links, defended)
+    of_run = settings_of(name, links, defended)
     strategy_class, method = find_strategy(name)
     model = toy(batch_norm=not name.startswith("dp-"))
     task = Task(SPEC, model, ArrayRecord(model.state_dict()), torch.device("cpu"), None, ())
-    directory = Directory(requirement_of(method), settings.most_samples)
-    strategy = strategy_of_run(settings, strategy_class, method, task, directory)
+    directory = Directory(requirement_of(method), of_run.most_samples)
+    strategy = strategy_of_run(of_run, strategy_class, method, task, directory)
     start = as_arrays(task.start)
     nodes = {FIRST_NODE + i: node_of(answer, i, start) for i, answer in enumerate(answers)}
     lines, recorder = Lines(), Recorder(folder)
@@ -319,8 +319,8 @@ def play(name, answers, folder, links="relay", defended=False):
             )
             roster = Roster(directory)
             with suppress(*NAMED):
-                meet_nodes(grid, roster, settings.min_nodes, 60)
-                Rounds(settings, 1, task, method, strategy, grid, roster, recorder).run()
+                meet_nodes(grid, roster, of_run.min_nodes, 60)
+                Rounds(of_run, 1, task, method, strategy, grid, roster, recorder).run()
     finally:
         FLOWER_LOGGER.removeHandler(lines)
     return strategy, grid, start, recorder.models, lines.lines
@@ -349,9 +349,14 @@ def finite(state):
 
 
 METHODS = sorted(built_in_methods())
+RUNS = settings(
+    FUZZ,
+    max_examples=max(20, FUZZ.max_examples // 10),  # each has some fifty replies
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # too slow to shrink
+)
 
 
-@FUZZ
+@RUNS
 @given(
     st.sampled_from(METHODS),
     st.sets(st.integers(0, NODES - 1), min_size=1, max_size=2),
