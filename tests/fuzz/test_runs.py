@@ -31,12 +31,13 @@ from server.record.packing import pack
 from server.record.resume import state_of
 from server.roster import Roster, TooFewNodesError, meet_nodes
 from server.rounds import NothingLearntError, Rounds
-from server.settings import RunSettings
+from server.settings import composed_settings
 from server.strategy import strategy_of_run
 from server.task import Task
 from strategies.common.directory import Directory
 from strategies.common.registry import find_strategy
 from task.datasets import DataSpec
+from task.settings import nested
 
 from .conftest import FUZZ
 from .test_replies import KEYS, NAMES, records, replies
@@ -270,6 +271,9 @@ def toy(batch_norm):
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 4), *between, nn.Linear(4, 3))
 
 
+tables = cache(composed_settings)
+
+
 @cache
 def settings_of(name, links, defended):
     """Settings of a short run; with the method's rules against hostile nodes if `defended`."""
@@ -283,7 +287,7 @@ def settings_of(name, links, defended):
         **LITTLE,
         **(built_in_methods()[name].defence if defended else {}),
     }
-    return RunSettings.from_run_config(config)
+    return tables().checked(nested(config), "run config")
 
 
 def node_of(answer, place, start):
@@ -386,7 +390,9 @@ def test_a_run_with_hostile_nodes_learns_a_finite_model_or_says_why_not(
         arrays = as_arrays(model)
         assert list(arrays) == list(start)
         for key, array in arrays.items():
-            assert (array.shape, array.dtype) == (start[key].shape, start[key].dtype)
+            assert array.shape == start[key].shape
+            if start[key].dtype.kind == "f":  # Flower's strategies make counts floats
+                assert array.dtype == start[key].dtype
             assert np.isfinite(array).all()
             assert not key.endswith("running_var") or (array >= 0).all()
     assert finite(state_of(strategy))
