@@ -27,7 +27,7 @@ help:
 	@echo "             (NODES=$(NODES) CLASSES=$(CLASSES) ROUNDS=$(ROUNDS) STRATEGY=$(STRATEGY))"
 	@echo "make test    lint, types and tests; make test-faults: processes killed in mid-run"
 	@echo "             (make test-faults-all: every fault with every strategy)"
-	@echo "make fuzz    settings, links, virtual data, checkpoints: ten minutes of hostile bytes"
+	@echo "make fuzz    settings, links, virtual data, checkpoints, replies: ten minutes of hostile bytes"
 	@echo "make mutants what small changes of the code the fast tests notice: twenty minutes"
 	@echo "make lint    ruff and mypy alone"
 	@echo "make bench   the benchmarks, as tables"

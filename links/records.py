@@ -8,6 +8,7 @@ here: they are unsigned 64-bit integers, and a ConfigRecord holds signed ones.
 import hashlib
 import hmac
 import json
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -31,11 +32,19 @@ def _printable(text: str) -> str:
     return text
 
 
+def _without_id(name: str) -> str:
+    if re.search(r"\d{15}", name):
+        raise ValueError("must not have 15 digits in a row: it would look like a node's id")
+    return name
+
+
 NodeId = Annotated[str, Field(pattern=r"^[0-9]{1,20}$")]
 Token = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 PublicKey = Annotated[bytes, Field(min_length=32, max_length=32)]
 Printable = Annotated[str, AfterValidator(_printable)]
-NodeName = Annotated[Printable, Field(pattern=r"^\S(.*\S)?$", max_length=40)]
+NotAnId = Annotated[Printable, AfterValidator(_without_id)]
+"""A name that logs cannot take for another node's id."""
+NodeName = Annotated[NotAnId, Field(pattern=r"^\S(.*\S)?$", max_length=40)]
 """What people call a node (``flwr-distill node --name``)."""
 
 
@@ -84,10 +93,10 @@ class Introduction(Block):
     """
 
     public_key: PublicKey
-    certificate: bytes = b""
-    signature: bytes = b""
-    address: str = ""
-    permit_key: bytes = b""
+    certificate: Annotated[bytes, Field(max_length=2**16)] = b""
+    signature: Annotated[bytes, Field(max_length=1024)] = b""
+    address: Annotated[Printable, Field(max_length=300)] = ""
+    permit_key: Annotated[bytes, Field(max_length=64)] = b""
 
 
 class Peered(Waybill):

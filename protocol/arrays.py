@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
+VARIANCE = "running_var"
+"""Last part of the name of batch normalisation's variances, of which models take the root."""
+
 
 class DecodedArray(Array):
     """A received Flower array, decoded and checked once; its values become read-only."""
@@ -112,7 +115,8 @@ def model_arrays(record: ArrayRecord, like: Arrays) -> Arrays:
     Raises
     ------
     ValueError
-        If names, shapes or types differ from ``like``, or a value is not finite.
+        If names, shapes or types differ from ``like``, a value is not finite, or a variance of
+        batch normalisation is below 0.
     """
     _check_names(record, like)
     if list(record) != list(like):
@@ -121,7 +125,9 @@ def model_arrays(record: ArrayRecord, like: Arrays) -> Arrays:
     decode(record)
     for name, array in record.items():
         _check_form(name, array.shape, array.dtype, like[name])
-    return finite_arrays(record)
+    arrays = finite_arrays(record)
+    _check_variances(arrays)
+    return arrays
 
 
 def check_arrays(arrays: Arrays, like: Arrays) -> Arrays:
@@ -130,13 +136,14 @@ def check_arrays(arrays: Arrays, like: Arrays) -> Arrays:
     Raises
     ------
     ValueError
-        If names, shapes or types differ from ``like``, or a value is not finite.
+        As `model_arrays` does.
     """
     _check_names(arrays, like)
     for name, array in arrays.items():
         _check_form(name, array.shape, str(array.dtype), like[name])
         if not np.isfinite(array).all():
             raise ValueError(f"{name} holds NaN or infinity")
+    _check_variances(arrays)
     return arrays
 
 
@@ -163,6 +170,12 @@ def _check_form(name: str, shape: tuple[int, ...], dtype: str, wanted: NDArray[n
         raise ValueError(
             f"{name} is {dtype} {shape}, this run's model has {wanted.dtype} {wanted.shape}"
         )
+
+
+def _check_variances(arrays: Arrays) -> None:
+    for name in arrays:
+        if name.rpartition(".")[2] == VARIANCE and (arrays[name] < 0).any():
+            raise ValueError(f"{name} holds a variance below 0")
 
 
 def sent_arrays(reply: Message, name: str = ARRAYS) -> ArrayRecord:

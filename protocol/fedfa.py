@@ -1,10 +1,12 @@
 """FedFA: settings and declaration."""
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
-from protocol.method import Method
+from protocol.method import TRAIN_PHASE, Method
+from protocol.schema import TRAIN, Share, TrainMetrics
 from task.settings import Block, TrainSettings
 
 
@@ -26,6 +28,12 @@ class FedFASettings(Block):
     server_lr: Annotated[float, Field(ge=0)] = 0.1
 
 
+class AccuracyMetrics(TrainMetrics):
+    """Metrics of local training, whose accuracy weighs the node."""
+
+    train_accuracy: Share
+
+
 def _unprotected(settings: FedFASettings, train: TrainSettings) -> str:
     return (
         "nodes send their accuracy on their data, without differential privacy (take another "
@@ -39,6 +47,7 @@ METHODS = (
         strategy="strategies.fedfa:FedFA",
         summary="Weights by training accuracy and participation; momentum on both sides.",
         settings=FedFASettings,
+        phases=(replace(TRAIN_PHASE, replies=(TRAIN.plus(metrics=AccuracyMetrics),)),),
         unprotected=_unprotected,
     ),
 )

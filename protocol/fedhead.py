@@ -97,6 +97,7 @@ class LinkReport(Block):
 class TrainSectorMetrics(TrainMetrics):
     """Metrics of local training, and the norm of the update."""
 
+    train_loss: float
     update_norm: Annotated[float, Field(ge=0)]
 
 

@@ -1,11 +1,26 @@
 """FedNova's declaration."""
 
-from protocol.method import Method
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
+
+from protocol.method import TRAIN_PHASE, Method, all_protected
+from protocol.schema import LARGEST_NUMBER, TRAIN, TrainMetrics
+
+
+class StepsMetrics(TrainMetrics):
+    """Metrics of local training, by whose steps the update is divided."""
+
+    num_steps: Annotated[int, Field(ge=1, le=LARGEST_NUMBER)]
+
 
 METHODS = (
     Method(
         name="fednova",
         strategy="strategies.fednova:FedNova",
         summary="Local updates are divided by their number of steps before they are averaged.",
+        phases=(replace(TRAIN_PHASE, replies=(TRAIN.plus(metrics=StepsMetrics),)),),
+        unprotected=all_protected,
     ),
 )

@@ -175,7 +175,13 @@ class AdaptiveClippingSettings(Block):
 class ClippedMetrics(TrainMetrics):
     """Metrics of local training by a node that clips its update: whether it had to."""
 
-    norm_bit: Annotated[int, Field(ge=0, le=1)]
+    norm_bit: Annotated[int, Field(alias="norm_bit", ge=0, le=1)]
+
+
+class LossMetrics(TrainMetrics):
+    """Metrics of local training whose loss the rule needs."""
+
+    train_loss: NotNegative
 
 
 def _losses_are_private(settings: Any, train: TrainSettings) -> str:
@@ -235,6 +241,7 @@ METHODS = (
         "q-FedAvg: nodes with a high loss weigh more.",
         "QFedAvg",
         QFedAvgSettings,
+        phases=(replace(TRAIN_PHASE, replies=(TRAIN.plus(metrics=LossMetrics),)),),
         unprotected=_losses_are_private,
     ),
     _fitted(

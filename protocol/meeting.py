@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from links.records import Introduction, NodeId, NodeName, Printable
+from links.records import Introduction, NodeId, NodeName, NotAnId, Printable
 from protocol.messages import CONFIG, INTRODUCTION
 from protocol.method import Method, Phase
 from protocol.schema import Count, Reply
@@ -77,7 +77,7 @@ class DescribeConfig(Block):
     """
 
     name: NodeName | None = None
-    dataset: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    dataset: Annotated[NotAnId, Field(min_length=1, max_length=200)] | None = None
     class_names: list[ClassName] = Field(default_factory=list, max_length=MOST_CLASSES)
     classes: Annotated[list[Label], Field(max_length=MOST_CLASSES)] | None = None
     lacks: list[Reason] = Field(default_factory=list, max_length=MOST_REASONS)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from pydantic import Field
 
@@ -14,7 +15,7 @@ from task.settings import Block, SettingsError
 LARGEST_NUMBER = 1e15
 """Bound of the size of any number in a reply's metrics: sums over nodes stay finite and exact."""
 MOST_VALUES = 10_000
-"""Numbers in a reply's metrics, those in lists included."""
+"""Numbers in a reply's metrics, those in lists included; keys in its other records."""
 
 Count = Annotated[int, Field(ge=0, le=LARGEST_NUMBER)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -102,6 +103,8 @@ class Reply:
         if not isinstance(metrics, MetricRecord):
             raise ValueError(f"{METRICS} is a {type(metrics).__name__}")
         check_numbers(metrics)
+        if sum(map(len, content.values())) > MOST_VALUES:
+            raise ValueError(f"its records have more than {MOST_VALUES:,} keys")
         _check_block(self.metrics, metrics, METRICS)
         for name, record in content.items():
             if name != METRICS:
@@ -143,9 +146,10 @@ def like_the_model(record: ArrayRecord, model: Arrays) -> None:
 
 
 def part_of_the_model(record: ArrayRecord, model: Arrays) -> None:
-    """Check that every array has the name and shape of one of the model's, and is finite."""
+    """Check that every array has name and shape of one of the model's, fits it, and is finite."""
     for name, array in finite_arrays(record).items():
-        if name not in model or array.shape != model[name].shape:
+        like = model.get(name)
+        if like is None or array.shape != like.shape or not np.can_cast(array.dtype, like.dtype):
             raise ValueError(f"its {name} is not of this run's model")
 
 

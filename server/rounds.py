@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from logging import ERROR, INFO
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
 
 from protocol.arrays import not_finite
 from protocol.method import Method
@@ -18,6 +20,7 @@ from server.grid.failures import told
 from server.grid.screening import ScreeningGrid
 from server.record.about import about_run, class_counts
 from server.record.checkpoint import Checkpoint, save_checkpoint
+from server.record.packing import pack
 from server.record.recorder import RunRecorder
 from server.record.resume import (
     OffsetRounds,
@@ -64,7 +67,7 @@ class Rounds:
     def __post_init__(self) -> None:
         self._model = self.task.start
         self._failures: list[str] = []  # of the last rounds, in a row
-        self._broken: list[str] = []  # arrays of the round's new model that are not finite
+        self._broken: list[str] = []  # what is not finite after the round
 
     def run(self, checkpoint: Checkpoint | None = None) -> None:
         """Run the remaining rounds and write the results.
@@ -118,7 +121,7 @@ class Rounds:
         return result.arrays
 
     def _leave_out_broken_models(self) -> None:
-        """Have the strategy forget a round whose new model holds NaN or infinity."""
+        """Have the strategy forget a round after which it or its model holds NaN or infinity."""
         aggregate = self.strategy.aggregate_train
 
         def aggregate_train(
@@ -126,7 +129,10 @@ class Rounds:
         ) -> tuple[ArrayRecord | None, MetricRecord | None]:
             before = deepcopy(state_of(self.strategy))
             arrays, metrics = aggregate(server_round, replies)
-            self._broken = [] if arrays is None else not_finite(arrays)
+            broken = [] if arrays is None else not_finite(arrays)
+            self._broken = [f"the new model's {name}" for name in broken]
+            if not _not_finite(before) and _not_finite(state_of(self.strategy)):
+                self._broken.append("the strategy's new state")
             if not self._broken:
                 return arrays, metrics
             load_state(self.strategy, before)
@@ -166,7 +172,7 @@ class Rounds:
         """Why the round has failed, with the nodes' reasons; an empty text if it has not."""
         stuck = arrays is self._model
         if stuck and self._broken:
-            return f"the new model's {self._broken[0]} held NaN or infinity, so it was left out"
+            return f"{self._broken[0]} held NaN or infinity, so it was left out"
         if stuck and not self.grid.answered:
             return "no node was asked to take part"
         barren = [phase for phase, answered in self.grid.answered.items() if not answered]
@@ -223,3 +229,10 @@ class Rounds:
         for name, size in bits.items():
             log(INFO, "Traffic by formula, %s: %.2f MB", name, size / 8e6)
         return {name: size / 8 for name, size in bits.items()}
+
+
+def _not_finite(state: dict[str, Any]) -> bool:
+    """Whether an array of a strategy's state holds NaN or infinity."""
+    arrays: dict[str, NDArray[Any]] = {}
+    pack(state, arrays)
+    return not all(np.isfinite(array).all() for array in arrays.values())

@@ -1,10 +1,12 @@
 """FedNova: averages of normalised local updates."""
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Iterable
 from typing import Any, Self
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
 from torch import nn
 
 from protocol.arrays import Arrays, trained_names
@@ -23,6 +25,10 @@ class FedNova(CheckedFedAvg):
     ``w <- w - tau_eff sum_i p_i (w - w_i) / tau_i`` with ``tau_eff = sum_i p_i tau_i`` (eq. 6-8):
     plain SGD's normalisation, so nodes are to train without momentum.
 
+    tau_i is what the node says, within what its samples make of the epochs and the minibatch that
+    it was told: one that claimed a single step would multiply its update, one that claimed
+    thousands would multiply everybody's.
+
     Parameters
     ----------
     model : nn.Module
@@ -37,6 +43,7 @@ class FedNova(CheckedFedAvg):
     def __init__(self, *, model: nn.Module, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._trained = trained_names(model)
+        self._config = ConfigRecord()
 
     @classmethod
     def from_run(cls, settings: Any, run: Run, **arguments: Any) -> Self:
@@ -55,6 +62,13 @@ class FedNova(CheckedFedAvg):
             )
         return super().from_run(settings, run, **arguments)
 
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Have the sampled nodes train, as FedAvg does."""
+        self._config = config
+        return super().configure_train(server_round, arrays, config, grid)
+
     def read(self, reply: Message) -> Update:
         """Read a reply, which must have the number of steps."""
         if (steps := number(reply, NUM_STEPS)) <= 0:
@@ -67,9 +81,19 @@ class FedNova(CheckedFedAvg):
             self.start_of_round,
             [update.arrays for update in updates],
             [update.num_examples for update in updates],
-            [number(update.reply, NUM_STEPS) for update in updates],
+            [self._steps(update) for update in updates],
             self._trained,
         )
+
+    def _steps(self, update: Update) -> float:
+        """tau_i; a last minibatch that is not full may have been left out."""
+        steps = number(update.reply, NUM_STEPS)
+        epochs, size = self._config.get("local-epochs"), self._config.get("batch-size")
+        if not isinstance(epochs, int) or not isinstance(size, int):
+            return steps  # the server did not say how to train
+        minibatches = update.num_examples / size
+        fewest, most = max(1, math.floor(minibatches)), math.ceil(minibatches)
+        return min(max(steps, epochs * fewest), epochs * most)
 
 
 def normalised_average(

@@ -8,6 +8,7 @@ Flower's rule to the arrays that it is meant for.
 
 from collections.abc import Collection, Iterable
 from logging import WARNING
+from statistics import median
 from typing import Any, Self
 
 import flwr.serverapp.strategy as flower
@@ -23,6 +24,9 @@ from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN_LOSS
 from protocol.replies import number, usable
 from strategies.common.run import Run
 from task.settings import SettingsError
+
+HIGH_LOSS = 10.0
+"""Loss of a node that counts, in units of the median."""
 
 
 class _OnPart(FedAvg):
@@ -136,11 +140,25 @@ class FedYogi(_OnWeights, flower.FedYogi):
 
 
 class QFedAvg(_OnWeights, flower.QFedAvg):
-    """Flower's q-FedAvg, with the run's learning rate and the loss as our nodes name it."""
+    """Flower's q-FedAvg, with the run's learning rate and the loss as our nodes name it.
+
+    A loss counts at most ten times the median: a node says itself how high its own is.
+    """
 
     @classmethod
     def _from_run(cls, run: Run) -> dict[str, Any]:
         return {"client_learning_rate": run.train.lr, "train_loss_key": TRAIN_LOSS}
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Aggregate the replies' models; names, order and types stay."""
+        replies = usable(replies)
+        losses = [number(reply, TRAIN_LOSS) for reply in replies]
+        for reply, loss in zip(replies, losses, strict=True):
+            most = HIGH_LOSS * median(losses)
+            reply.content.metric_records[METRICS][TRAIN_LOSS] = min(loss, most)
+        return super().aggregate_train(server_round, replies)
 
 
 class _CentralPrivacy(Strategy):

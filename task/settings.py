@@ -21,6 +21,11 @@ from pydantic import (
 RunConfigValue = bool | int | float | str
 Precision = Literal["float32", "tf32", "bf16"]
 
+MOST_PROBLEMS = 100
+"""Bad keys that an error names; a hostile node may send thousands."""
+MOST_SHOWN = 300
+"""Characters or items of a value that an error shows."""
+
 
 class SettingsError(ValueError):
     """A setting is unknown, of the wrong type or out of range; names it and the remedy."""
@@ -44,12 +49,12 @@ class Block(BaseModel):
 
     @classmethod
     def checked(cls, values: Mapping[str, Any], source: str) -> Self:
-        """Validate values by hyphenated key; SettingsError names `source` and every bad key."""
+        """Validate values by hyphenated key; SettingsError names `source` and the bad keys."""
         try:
-            return cls.model_validate(dict(values))
+            return cls.model_validate(dict(values), by_alias=True, by_name=False)
         except ValidationError as error:
-            known = _dotted_keys(cls)
-            problems = "; ".join(_described(details, known) for details in error.errors())
+            known, errors = _dotted_keys(cls), error.errors()[:MOST_PROBLEMS]
+            problems = "; ".join(_described(details, known) for details in errors)
             raise SettingsError(f"{source}: {problems}") from None
 
 
@@ -334,4 +339,7 @@ def _described(details: Any, known: list[str]) -> str:
     if details["type"] == "missing":
         return f"{_hyphenated(key)} is missing"
     message = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return f"{_hyphenated(key)} = {details['input']!r}: {message}"
+    value = details["input"]
+    if isinstance(value, str | bytes | list):
+        value = value[:MOST_SHOWN]
+    return f"{_hyphenated(key)} = {value!r}: {message}"

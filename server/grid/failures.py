@@ -7,6 +7,8 @@ from strategies.common.directory import by_reason
 
 LONGEST_REASON = 300
 """Characters of a reason in log, journal and errors."""
+LONGEST_TEXT = 100_000
+"""Characters of an error that are read: a node may send megabytes."""
 RAISED = re.compile(r"<class '(?:[\w.]*\.)?(\w+)'>:<'(.*)'>", re.DOTALL)
 """Exception of a ClientApp, as Flower writes it into an error reply."""
 
@@ -19,6 +21,7 @@ def told(failures: Mapping[int, Sequence[str]]) -> str:
 
 def first_line(reason: str) -> str:
     """First line of what a node says, short and without control characters."""
-    raised = RAISED.fullmatch(reason.strip())
-    line, _, _ = (f"{raised[1]}: {raised[2]}" if raised else reason.strip()).partition("\n")
+    reason = reason.strip()
+    raised = RAISED.fullmatch(reason) if len(reason) <= LONGEST_TEXT else None
+    line, _, _ = (f"{raised[1]}: {raised[2]}" if raised else reason[:LONGEST_TEXT]).partition("\n")
     return "".join(filter(str.isprintable, line))[:LONGEST_REASON] or "no reason given"

@@ -11,11 +11,20 @@ from logging import WARNING
 from statistics import median
 from typing import Any
 
-from flwr.app import ArrayRecord, Error, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common import log
 
 from protocol.arrays import Arrays, RecordArrays, as_arrays, decode
-from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
+from protocol.meeting import one_line
+from protocol.messages import (
+    ARRAYS,
+    DELIVERY,
+    METRICS,
+    NUM_EXAMPLES,
+    PARCEL,
+    REJECTED,
+    ROUTE,
+)
 from protocol.method import Phase
 from protocol.outliers import FEWEST, absurdly_large, capped, update_norm
 from protocol.replies import SET_ASIDE
@@ -23,8 +32,6 @@ from protocol.schema import check_numbers
 from server.grid.metered import MODELS, MeteredGrid
 from strategies.common.directory import Directory
 
-LONGEST_REASON = 300
-"""Characters of a reason in log and journal."""
 HISTORY = 20
 """Rounds whose median norm the norms of few replies are compared with."""
 
@@ -80,6 +87,8 @@ class ScreeningGrid(MeteredGrid):
         for check in checks:
             try:
                 check(reply.content, self._start_of(message))
+                if phase:
+                    _check_links(message.content, reply.content)
                 return reply
             except ValueError as error:
                 reasons.append(str(error))
@@ -179,11 +188,27 @@ class ScreeningGrid(MeteredGrid):
 
     def _set_aside(self, message: Message, reason: str) -> Message:
         node, phase = message.metadata.dst_node_id, message.metadata.message_type
-        reason = reason[:LONGEST_REASON]  # it may quote what the node sent
+        reason = one_line(reason)  # it may quote what the node sent
         log(WARNING, "Reply of node %d to %s set aside: %s", node, phase, reason)
         if self._journal:
             self._journal.book_set_aside(node, phase, reason)
         return Message(Error(SET_ASIDE, reason), reply_to=message)
+
+
+def _check_links(sent: RecordDict, content: RecordDict) -> None:
+    """Check that a reply's parcels have routes, and that it rejects no more than it was sent."""
+    for name, parcel in content.config_records.items():
+        stem, dot, rank = name.partition(".")
+        if stem != PARCEL:
+            continue
+        route = sent.config_records.get(f"{ROUTE}{dot}{rank}", ConfigRecord())
+        size, largest = parcel.get("num-bytes", 0), route.get("largest", 0)
+        if size > largest:  # type: ignore[operator]
+            raise ValueError(f"its {name} of {size} bytes is above the {largest} allowed")
+    received = sum(name.partition(".")[0] in (PARCEL, DELIVERY) for name in sent)
+    rejected = content.metric_records.get(METRICS, MetricRecord()).get(REJECTED, 0)
+    if rejected > received + 1:  # type: ignore[operator]  # 1: a leader's own model
+        raise ValueError(f"it rejects {rejected} of the {received} that it was sent")
 
 
 def _check_readable(content: RecordDict, model: Arrays) -> None:

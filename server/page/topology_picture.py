@@ -34,6 +34,6 @@ def topology_picture(topology: Mapping[str, Any]) -> Figure:
     axes.set_ylim(len(nodes) - 0.5, -0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if len(nodes) <= MOST_LABELLED:
-        axes.set_yticks(range(len(nodes)), nodes)
+        axes.set_yticks(range(len(nodes)), nodes, parse_math=False)  # a name may hold $
     axes.set_title("filled: head or leader of its cluster in that round", fontsize="medium")
     return figure

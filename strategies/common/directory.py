@@ -23,6 +23,7 @@ from task.settings import SettingsError
 
 MOST_NAMES = 5
 """Names in a line of the log; the others are counted."""
+NO_SAMPLES = "it has no training samples"
 MOST_LINES = 10
 """Distinct reasons in an error or a log."""
 
@@ -221,6 +222,6 @@ def _checked(reply: Message) -> Description:
         name=config.name or "",
         class_names=tuple(config.class_names),
         classes=None if config.classes is None else tuple(config.classes),
-        lacks=tuple(config.lacks),
+        lacks=tuple(config.lacks) or (() if metrics.num_examples else (NO_SAMPLES,)),
         key=key,
     )

@@ -61,6 +61,8 @@ ALIKE = 3.0
 each of them another model."""
 ROUNDING = 1e-3
 """Share of the update by which sums in another order may differ."""
+HEADER = 1024
+"""Bytes that an array's name, type and shape may take in a parcel."""
 WITNESSES = 2
 """Members that average again what a suspected leader did."""
 
@@ -308,9 +310,10 @@ class FedHEAD(FedAvg):
             If one is impossible in the first round, when the user can still change the setting.
         """
         routes = {}
+        largest = sum(array.nbytes + HEADER for array in self._global.values())
         for sender, receiver in ends:
             try:
-                routes[sender, receiver] = links.route(sender, receiver, purpose)
+                routes[sender, receiver] = links.route(sender, receiver, purpose, largest)
             except SettingsError as error:
                 if self._first:
                     raise

@@ -99,6 +99,8 @@ class HFLDD(RobustFedAvg):
     votes : bool (default: False)
         Whether heads' models vote on virtual data that reached another head, which leaves them out
         from the next round on if they are voted out.
+    num_classes : int, optional (default: None)
+        Classes of the task, which soft labels must have; None takes what most nodes send.
     **kwargs
         Those of Flower's FedAvg. Its sampling of training nodes is not used: all heads train.
 
@@ -122,11 +124,13 @@ class HFLDD(RobustFedAvg):
         directory: Directory | None = None,
         image_shape: tuple[int, ...] | None = None,
         votes: bool = False,
+        num_classes: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.votes = votes
         self.image_shape = image_shape
+        self.num_classes = num_classes
         self.groups = groups
         self.label_knowledge = label_knowledge or LabelKnowledge()
         self.distillation = distillation or Distillation()
@@ -154,6 +158,7 @@ class HFLDD(RobustFedAvg):
             "balanced": settings.balanced,
             "votes": settings.votes,
             "image_shape": run.spec.shape,
+            "num_classes": run.spec.num_classes,
         }
         return super().from_run(None, run, **{**own, **arguments})
 
@@ -358,8 +363,11 @@ class HFLDD(RobustFedAvg):
             with suppress(ValueError):
                 noise[node] = max(number(reply, OWN_DIVERGENCE), 0.0)
         shapes = [labels.shape for labels in soft_labels.values()]
-        usual = max(shapes, key=shapes.count, default=())
-        shape = self._clusters.label_shape if self._clusters else usual
+        shape: tuple[int, ...] = max(shapes, key=shapes.count, default=())
+        if self._clusters:
+            shape = self._clusters.label_shape
+        elif self.num_classes:
+            shape = (self.label_knowledge.auxiliary_size, self.num_classes)
         for node, labels in soft_labels.items():
             if labels.shape != shape:
                 text = "Soft labels of node %d set aside: %s, not %s"
@@ -451,7 +459,7 @@ class HFLDD(RobustFedAvg):
             except (KeyError, ValueError) as error:
                 log(WARNING, "Node %d sent no parcel: %s", member, error)
                 continue
-            self.distilled_values += int(values)
+            self.distilled_values += int(min(values, self._most_values(grid, member)))
         return deliveries
 
     def _bounds(self, grid: Grid, member: int) -> ParcelBounds:
@@ -474,6 +482,12 @@ class HFLDD(RobustFedAvg):
             return samples[cluster.head] + sum(samples[node] for node in members)
         size = max(self.distillation.distilled_size, self._clusters.label_shape[-1])
         return samples[cluster.head] + size * len(members)
+
+    def _most_values(self, grid: Grid, member: int) -> float:
+        """Most values of a member's virtual data, for the formula of traffic."""
+        if self.image_shape is None:
+            return math.inf
+        return self._bounds(grid, member).images * math.prod(self.image_shape)
 
     def _most_bytes(self, grid: Grid, member: int) -> int | None:
         if self.image_shape is None:

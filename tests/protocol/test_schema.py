@@ -128,7 +128,7 @@ def reply_to_train(**metrics):
 def test_plain_training_need_not_tell_more_than_its_samples():
     TRAIN.check(reply_to_train(), MODEL)
     TRAIN.check(
-        reply_to_train(num_steps=0, train_loss=-0.5, train_accuracy=1.0, dp_epsilon=0.0), MODEL
+        reply_to_train(num_steps=0, train_loss=0.0, train_accuracy=1.0, dp_epsilon=0.0), MODEL
     )
 
 

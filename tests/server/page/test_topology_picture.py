@@ -1,5 +1,7 @@
 """The picture of who led whom."""
 
+from io import BytesIO
+
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
@@ -36,3 +38,9 @@ def test_nodes_stand_by_cluster_in_order_and_those_that_left_come_last_in_grey()
     assert names == ["2", "10", "3", "7"]
     assert cells["7", 3] == to_rgb("grey")
     assert cells["2", 1] == cells["10", 2] != cells["3", 1]
+
+
+def test_a_name_with_dollars_is_no_formula():
+    """Else a node could end the run after the last round by its name."""
+    topology = {"clusters": [{"head": r"$\lost{$", "members": ["2"]}], "heads": {"1": ["2"]}}
+    topology_picture(topology).savefig(BytesIO())

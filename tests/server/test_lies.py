@@ -1,0 +1,244 @@
+"""What a node may not make the server believe, by what it says of itself and of others."""
+
+import json
+import re
+from copy import deepcopy
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from torch import nn
+
+from benchmarks.in_process import FIRST_NODE, InProcessGrid
+from links.records import Introduction
+from protocol.arrays import as_record, model_arrays
+from protocol.fedhead import AGGREGATE_SECTOR, HAND_OUT
+from protocol.hfldd import LABEL_KNOWLEDGE, LabelKnowledge
+from protocol.meeting import DescribeConfig
+from protocol.registry import built_in_methods, phases_of
+from server.grid.failures import first_line
+from server.grid.screening import ScreeningGrid
+from server.record.journal import Journal
+from server.rounds import Rounds
+from strategies.common.directory import Directory
+from strategies.fednova import FedNova
+from strategies.flower import QFedAvg
+from strategies.hfldd import HFLDD
+from strategies.scaffold import SCAFFOLD
+from task.settings import SettingsError
+
+START = {"weight": np.zeros((1, 2), np.float32), "bias": np.zeros(1, np.float32)}
+NODES = range(FIRST_NODE, FIRST_NODE + 5)
+SAMPLES = {"num-examples": 8, "train-loss": 1.0, "train-accuracy": 0.5, "num-steps": 4}
+
+
+def trained(step=1.0, **changed):
+    """A node's reply to a train message."""
+    numbers = {**SAMPLES, **{key.replace("_", "-"): value for key, value in changed.items()}}
+    told = MetricRecord({key: value for key, value in numbers.items() if value is not None})
+    arrays = as_record({name: w + np.float32(step) for name, w in START.items()})
+    return RecordDict({"arrays": arrays, "metrics": told})
+
+
+def grid_of(answers, method="fedavg", **settings):
+    nodes = {
+        node: lambda message, answer=answer: deepcopy(answer)
+        for node, answer in zip(NODES, answers, strict=False)
+    }
+    phases = phases_of(built_in_methods()[method])
+    return ScreeningGrid(InProcessGrid(nodes), deadline=60, model=START, phases=phases, **settings)
+
+
+def asked(answers, method="fedavg", kind="train", content=None, **settings):
+    """Whether each node's reply is handed on."""
+    grid = grid_of(answers, method, **settings)
+    sent = content or RecordDict({"arrays": as_record(START)})
+    replies = grid.send_and_receive([Message(sent, node, kind) for node in grid.get_node_ids()])
+    return [reply.has_content() for reply in replies]
+
+
+def moved(strategy, answers, method, **config):
+    """The weights after a round of a strategy, from 0."""
+    grid = grid_of(answers, method)
+    told = ConfigRecord({"local-epochs": 2, "batch-size": 4, **config})
+    messages = strategy.configure_train(1, as_record(START), told, grid)
+    arrays, _ = strategy.aggregate_train(1, grid.send_and_receive(messages))
+    return arrays["weight"].numpy()
+
+
+def test_a_metric_counts_by_its_name_on_the_wire_alone():
+    """Else a reply that says num_examples would pass its schema, and nobody would compare it."""
+    other = trained(num_examples=None)
+    other["metrics"]["num_examples"] = 8
+    assert asked([other, trained(), trained()]) == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("method", "key"),
+    [("fednova", "num_steps"), ("fedfa", "train_accuracy"), ("qfedavg", "train_loss")],
+)
+def test_who_omits_what_a_method_needs_is_set_aside_and_not_the_other_of_two(method, key):
+    assert asked([trained(**{key: None}), trained()], method) == [False, True]
+
+
+def test_one_of_two_in_a_sector_does_not_evict_the_other_by_omitting_its_loss():
+    def told(**more):
+        return RecordDict({"metrics": MetricRecord({**SAMPLES, "update-norm": 1.0, **more})})
+
+    silent = told()
+    del silent["metrics"]["train-loss"]
+    assert asked([silent, told()], "fedhead", "train.sector") == [False, True]
+
+
+@pytest.mark.parametrize("key", ["train_loss", "eval_loss"])
+def test_a_loss_below_0_is_set_aside(key):
+    numbers = {"num-examples": 3, "eval-accuracy": 0.5, "eval-loss": -1.0}
+    if key == "eval_loss":
+        reply, kind = RecordDict({"metrics": MetricRecord(numbers)}), "evaluate"
+    else:
+        reply, kind = trained(train_loss=-1.0), "train"
+    assert asked([reply], kind=kind) == [False]
+
+
+def test_variances_below_0_are_set_aside():
+    """The root of a mean of variances would be NaN, in a model whose weights are all finite."""
+    model = {"1.running_var": np.ones(2, np.float32)}
+    assert model_arrays(as_record(model), model)
+    below = {"1.running_var": np.array([1, -1], np.float32)}
+    with pytest.raises(ValueError, match="running_var holds a variance below 0"):
+        model_arrays(as_record(below), model)
+
+
+def test_a_control_variate_fits_the_types_of_the_model():
+    wide = trained()
+    wide["control-variate"] = as_record({"weight": np.full((1, 2), 1e300)})
+    assert asked([wide], "scaffold") == [False]
+
+
+def test_steps_of_fednova_are_those_that_samples_allow():
+    """8 samples in minibatches of 4, twice: 4 steps, whatever a node claims."""
+    plain = moved(FedNova(model=nn.Linear(2, 1)), [trained()] * 5, "fednova")
+    for claim in (1, 10**15):
+        answers = [trained(num_steps=claim), *[trained()] * 4]
+        np.testing.assert_array_equal(
+            moved(FedNova(model=nn.Linear(2, 1)), answers, "fednova"), plain
+        )
+
+
+def test_a_loss_weighs_at_most_ten_times_the_median_in_q_fedavg():
+    def after(loss):
+        strategy = QFedAvg(client_learning_rate=1.0, q=1.0, train_loss_key="train-loss")
+        answers = [trained(-1.0, train_loss=loss), *[trained()] * 4]
+        return moved(strategy, answers, "qfedavg")
+
+    np.testing.assert_array_equal(after(1e15), after(10.0))
+    assert (after(5.0) > after(10.0)).all()
+
+
+ROUTE = {"token": "0" * 32, "largest": 1000}
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "passes"),
+    [("parcel.1", 1000, True), ("parcel.1", 2**62, False), ("parcel.2", 10, False)],
+)
+def test_a_parcel_counts_where_the_server_gave_a_route_and_up_to_its_bytes(name, size, passes):
+    receipt = ConfigRecord({"link": "direct", "token": "0" * 32, "num-bytes": size})
+    grid = grid_of([RecordDict({name: receipt})], "fedhead")
+    sent = RecordDict({"arrays": as_record(START), "route.1": ConfigRecord(ROUTE)})
+    (reply,) = grid.send_and_receive([Message(sent, FIRST_NODE, HAND_OUT)])
+    assert reply.has_content() == passes
+    assert grid.ledger.link_bytes == passes * size
+
+
+def test_a_leader_rejects_no_more_models_than_it_was_sent(tmp_path):
+    reply = trained()
+    reply["metrics"] = MetricRecord({"rejected": 10**15})
+    reply["config"] = ConfigRecord()
+    journal = Journal(tmp_path / "journal.jsonl")
+    content = RecordDict({"delivery.1": ConfigRecord()})
+    assert asked([reply], "fedhead", AGGREGATE_SECTOR, content, journal=journal) == [False]
+    assert journal.set_aside == 1
+    reply["metrics"]["rejected"] = 2  # a member's, and its own
+    assert asked([reply], "fedhead", AGGREGATE_SECTOR, content) == [True]
+
+
+def test_log_and_journal_hold_no_control_characters_of_a_node(tmp_path):
+    reply, journal = trained(), Journal(tmp_path / "journal.jsonl")
+    reply["metrics"]["\n\x1b[31mRound 9 failed"] = 1
+    assert asked([reply], journal=journal) == [False]
+    (line,) = [
+        entry["reason"]
+        for entry in map(json.loads, (tmp_path / "journal.jsonl").read_text().splitlines())
+        if "set_aside" in entry
+    ]
+    assert line.isprintable()
+
+
+def test_a_reply_of_very_many_keys_is_not_compared_key_by_key():
+    content = RecordDict({"metrics": MetricRecord({"num-examples": 3})})
+    content["config"] = ConfigRecord({f"k{i}": i for i in range(10_001)})
+    assert asked([content], kind="query.describe") == [False]
+
+
+def test_a_long_error_is_read_in_part():
+    assert first_line("x" * 10**7) == "x" * 300
+    assert first_line("<class 'a.KeyError'>:<'lost'>") == "KeyError: lost"
+
+
+@pytest.mark.parametrize("name", [str(FIRST_NODE), f"node {FIRST_NODE}", "a\x1b[0m"])
+@pytest.mark.parametrize("key", ["name", "dataset"])
+def test_nodes_have_no_names_that_the_log_takes_for_another_node(key, name):
+    with pytest.raises(SettingsError):
+        DescribeConfig.checked({key: name}, "config")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("address", "h" * 301),
+        ("certificate", bytes(2**16 + 1)),
+        ("signature", bytes(1025)),
+        ("permit-key", bytes(65)),
+    ],
+)
+def test_an_introduction_is_small_since_every_peer_gets_it(key, value):
+    assert Introduction.checked({"public-key": bytes(32)}, "introduction")
+    with pytest.raises(SettingsError, match=re.escape(key)):
+        Introduction.checked({"public-key": bytes(32), key: value}, "introduction")
+
+
+def test_a_node_without_samples_takes_no_part():
+    grid = grid_of([RecordDict({"metrics": MetricRecord({"num-examples": 0})})])
+    about = Directory().look_up(grid, [FIRST_NODE])
+    assert about[FIRST_NODE].lacks == ("it has no training samples",)
+
+
+def test_soft_labels_of_another_form_do_not_decide_which_form_counts():
+    def labels(shape):
+        chances = np.full(shape, 1 / shape[1], np.float32)
+        metrics = MetricRecord({"num-examples": 3, "own-divergence": 0.1})
+        return RecordDict({"arrays": as_record({"soft-labels": chances}), "metrics": metrics})
+
+    grid = grid_of([labels((4, 1000)), labels((6, 3))], "hfldd")
+    strategy = HFLDD(label_knowledge=LabelKnowledge(auxiliary_size=6), num_classes=3)
+    usable, _ = strategy._collect_soft_labels(grid.get_node_ids(), grid)
+    assert list(usable) == [FIRST_NODE + 1]
+    assert LABEL_KNOWLEDGE in grid._phases
+
+
+def test_a_round_that_leaves_infinity_in_a_strategys_state_is_forgotten():
+    strategy = SCAFFOLD()
+    rounds = Rounds.__new__(Rounds)
+    rounds.strategy = strategy
+    rounds._broken = []
+
+    def aggregate(server_round, replies):
+        strategy.c = {"weight": np.array([np.inf], np.float32)}
+        return as_record(START), MetricRecord()
+
+    strategy.aggregate_train = aggregate
+    rounds._leave_out_broken_models()
+    assert strategy.aggregate_train(1, []) == (None, None)
+    assert strategy.c == {}
+    assert rounds._broken == ["the strategy's new state"]
