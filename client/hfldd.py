@@ -41,8 +41,8 @@ from protocol.hfldd import (
     ParcelBounds,
 )
 from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, PARCEL, REJECTED, ROUTE
+from task.auxiliary_names import NOISE
 from task.datasets import Samples, auxiliary_images
-from task.datasets.auxiliary import NOISE
 from task.models import create_model
 
 PREFIX = "parcel-"

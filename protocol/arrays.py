@@ -174,7 +174,7 @@ def _check_form(name: str, shape: tuple[int, ...], dtype: str, wanted: NDArray[n
 
 def _check_variances(arrays: Arrays) -> None:
     for name in arrays:
-        if name.rpartition(".")[2] == VARIANCE and (arrays[name] < 0).any():
+        if name.rpartition(".")[2] == VARIANCE and np.less(arrays[name], 0).any():
             raise ValueError(f"{name} holds a variance below 0")
 
 

@@ -204,7 +204,7 @@ def _check_links(sent: RecordDict, content: RecordDict) -> None:
         route = sent.config_records.get(f"{ROUTE}{dot}{rank}", ConfigRecord())
         size, largest = parcel.get("num-bytes", 0), route.get("largest", 0)
         if size > largest:  # type: ignore[operator]
-            raise ValueError(f"its {name} of {size} bytes is above the {largest} allowed")
+            raise ValueError(f"its {name} of {size!r} bytes is above the {largest!r} allowed")
     received = sum(name.partition(".")[0] in (PARCEL, DELIVERY) for name in sent)
     rejected = content.metric_records.get(METRICS, MetricRecord()).get(REJECTED, 0)
     if rejected > received + 1:  # type: ignore[operator]  # 1: a leader's own model

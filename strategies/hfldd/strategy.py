@@ -47,8 +47,8 @@ from strategies.common.checked import RobustFedAvg, Update
 from strategies.common.directory import Directory, listed
 from strategies.common.retries import Retries
 from strategies.common.run import Run
-from strategies.common.topology import Cluster, Topology
-from strategies.hfldd.clusters import Clusters
+from strategies.common.topology import Topology
+from strategies.hfldd.clusters import Clusters, LiveCluster
 from strategies.hfldd.traffic import hfldd_bits
 from strategies.hfldd.votes import verdicts, voters
 from task.settings import Block, SettingsError
@@ -472,7 +472,7 @@ class HFLDD(RobustFedAvg):
         # At least one image of each class that the node holds.
         return ParcelBounds(images=max(size, self._clusters.label_shape[-1]), of_a_class=size)
 
-    def _most_samples(self, cluster: Cluster) -> float:
+    def _most_samples(self, cluster: LiveCluster) -> float:
         """Most samples that a head can train on: its own, and what its members may have sent."""
         samples = self._directory.samples()
         if cluster.head not in samples:
