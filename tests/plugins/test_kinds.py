@@ -301,7 +301,7 @@ def test_a_distiller_is_used_by_name(install, run, sent):
 
 def test_a_package_may_bring_things_without_a_strategy(install):
     install("mine", THINGS, things="mine:METHOD")
-    with pytest.raises(SettingsError, match="strategy = 'things': not one of bulyan") as caught:
+    with pytest.raises(SettingsError, match="strategy = 'things': not one of agreement") as caught:
         find_strategy("things")
     assert "things," not in str(caught.value)
 
