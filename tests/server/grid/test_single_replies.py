@@ -208,7 +208,7 @@ def test_without_a_model_in_the_message_the_runs_own_is_compared_with(judge):
 
 def test_a_parcel_that_is_none_is_refused(judge):
     parcel = ConfigRecord({"x": 1})
-    metrics = MetricRecord({"num-examples": 9, "update-norm": 0.1})
+    metrics = MetricRecord({"num-examples": 9, "train-loss": 0.5, "update-norm": 0.1})
     replies = [RecordDict({"metrics": metrics, "parcel": parcel})]
     assert "parcel: " in judge(replies, kind=TRAIN_SECTOR, method="fedhead")[0]
 
