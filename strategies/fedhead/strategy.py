@@ -154,7 +154,7 @@ class FedHEAD(FedAvg):
         self._num_examples: dict[int, int]
         self._grid: Grid
         self._routes: dict[int, ConfigRecord]
-        self._global: Arrays
+        self._global: Arrays = {}
 
     @classmethod
     def from_run(cls, settings: FedHEADSettings, run: Run, **arguments: Any) -> Self:

@@ -90,14 +90,9 @@ def test_one_of_two_in_a_sector_does_not_evict_the_other_by_omitting_its_loss():
     assert asked([silent, told()], "fedhead", "train.sector") == [False, True]
 
 
-@pytest.mark.parametrize("key", ["train_loss", "eval_loss"])
-def test_a_loss_below_0_is_set_aside(key):
-    numbers = {"num-examples": 3, "eval-accuracy": 0.5, "eval-loss": -1.0}
-    if key == "eval_loss":
-        reply, kind = RecordDict({"metrics": MetricRecord(numbers)}), "evaluate"
-    else:
-        reply, kind = trained(train_loss=-1.0), "train"
-    assert asked([reply], kind=kind) == [False]
+def test_a_loss_below_0_is_set_aside_where_its_power_weighs_the_node():
+    assert asked([trained(train_loss=-1.0)], "qfedavg") == [False]
+    assert asked([trained(train_loss=-1.0)]) == [True]
 
 
 def test_variances_below_0_are_set_aside():
