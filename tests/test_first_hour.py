@@ -64,9 +64,9 @@ BAD_SETTINGS = [
     (
         'partition.scheme="cluster-mc" partition.clusters="a:b"',
         "partition.clusters = 'a:b'",
-        "match",
+        "must be sizes",
     ),
-    ('private.shape="2x8x8"', "private.shape = '2x8x8'", "match"),
+    ('private.shape="2x8x8"', "private.shape = '2x8x8'", "must be channels"),
     ("private.num-classes=1", "private.num-classes = 1", "greater than or equal to 2"),
     ('strategy="cadis" train.feature-layer="nosuch"', "train.feature-layer", "nosuch"),
     ('hfldd.distiller="kpi"', "hfldd.distiller = 'kpi'", "kip"),
