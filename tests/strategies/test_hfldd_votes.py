@@ -107,7 +107,8 @@ def test_flipped_virtual_data_are_left_out_from_the_next_round_on_and_two_cluste
     arrays, _ = strategy.aggregate_train(1, replies)
     assert ("are voted out" in caplog.text) == left_out
     assert ("nothing is left out" in caplog.text) != left_out
-    assert all(f"node {last} " in line for line in caplog.messages if "Virtual data" in line)
+    if left_out:
+        assert all(f"node {last} " in line for line in caplog.messages if "Virtual data" in line)
     before = {r.metadata.src_node_id: r.content["metrics"]["num-examples"] for r in replies}
     restored = HFLDD(groups=2, votes=True)
     restored.load_state_dict(strategy.state_dict())
