@@ -58,7 +58,7 @@ MOST_CLUSTERS_NAMED = 3
 FEWEST_CLUSTERS = 3
 """Clusters for votes to be more than one's word against the other's."""
 ALARM = (
-    "Virtual data of node %d may be spoiled, or the only other cluster: its head's model contradicts "
+    "Virtual data of node %d may be spoiled, or the only other cluster, whose model contradicts "
     "them (nothing is left out)"
 )
 
@@ -281,7 +281,7 @@ class HFLDD(RobustFedAvg):
         if len(models) < FEWEST_CLUSTERS:
             for node in contradicted(votes):
                 log(WARNING, ALARM, node)
-            votes = {head: {node: [1.0] for node in of_head} for head, of_head in votes.items()}
+            return
         for head, of_head in verdicts(votes).items():
             for node, out in of_head.items():
                 clusters[head].verdicts.setdefault(head, {})[node] = out
