@@ -50,14 +50,17 @@ from strategies.common.run import Run
 from strategies.common.topology import Topology
 from strategies.hfldd.clusters import Clusters, LiveCluster
 from strategies.hfldd.traffic import hfldd_bits
-from strategies.hfldd.votes import verdicts, voters
+from strategies.hfldd.votes import contradicted, verdicts, voters
 from task.settings import Block, SettingsError
 from task.words import counted
 
 MOST_CLUSTERS_NAMED = 3
 FEWEST_CLUSTERS = 3
 """Clusters for votes to be more than one's word against the other's."""
-ALARM = "may be spoiled, or those of the only other cluster (nothing is left out)"
+ALARM = (
+    "Virtual data of node %d may be spoiled, or the only other cluster, whose model contradicts "
+    "them (nothing is left out)"
+)
 
 
 class HFLDD(RobustFedAvg):
@@ -280,13 +283,16 @@ class HFLDD(RobustFedAvg):
                 continue
             votes[head] = {node: given[i * size :][:size] for i, node in enumerate(judged)}
         self._clusters.failed |= chosen.keys() - votes.keys()
-        few = len(models) < FEWEST_CLUSTERS
+        if len(models) < FEWEST_CLUSTERS:
+            for node in contradicted(votes):
+                log(WARNING, ALARM, node)
+            return
         for head, of_head in verdicts(votes).items():
             for node, out in of_head.items():
-                clusters[head].verdicts.setdefault(head, {})[node] = out and not few
+                clusters[head].verdicts.setdefault(head, {})[node] = out
                 if out:
-                    text = "Virtual data of node %d %s: other heads' models do not know its classes"
-                    log(WARNING, text, node, ALARM if few else "are voted out")
+                    text = "Virtual data of node %d are voted out: heads' models contradict them"
+                    log(WARNING, text, node)
 
     def _classes(self, held: list[tuple[int, ...] | None]) -> list[int]:
         """Classes that the nodes of a cluster hold; all, if one does not say (None)."""

@@ -12,6 +12,22 @@ CHANCE = 0.5
 CLEAR = 0.6
 """Usual vote from which on models know enough to vote; digits have .69 after the first round."""
 
+CONTRADICTED = 0.4
+"""Vote of one that knows better: flipped labels of digits have 0.22 to 0.39."""
+
+
+def contradicted(votes: Mapping[int, Mapping[int, Sequence[float]]]) -> list[int]:
+    """Members whose labels all voters find clearly less likely than chance; see `verdicts`.
+
+    Of two clusters either may be spoiled: a spoiled model contradicts honest data as well.
+    """
+    return [
+        node
+        for of_head in votes.values()
+        for node, given in of_head.items()
+        if max(given) < CONTRADICTED
+    ]
+
 
 def verdicts(votes: Mapping[int, Mapping[int, Sequence[float]]]) -> dict[int, dict[int, bool]]:
     """Whose virtual data are voted out.
