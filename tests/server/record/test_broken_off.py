@@ -26,8 +26,8 @@ from pathlib import Path
 from server.grid.inbox import SuperLinkInbox
 
 def telling(pull):
-    def pull_and_tell(self, tree):
-        if (answer := pull(self, tree)) is None and len(tree.children[0].children[0].children) > 99:
+    def pull_and_tell(self, tree, most):
+        if (answer := pull(self, tree, most)) is None and len(tree.children[0].children[0].children) > 99:
             Path(COMING).touch()
         return answer
     return pull_and_tell
