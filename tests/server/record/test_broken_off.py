@@ -27,8 +27,8 @@ from server.grid.inbox import SuperLinkInbox
 
 def telling(pull):
     def pull_and_tell(self, tree, most):
-        answer, arrays = pull(self, tree, most), tree.children[0].children[0]
-        if answer is None and len(arrays.children) > 99:
+        answer = pull(self, tree, most)
+        if answer is None and len(tree.children[0].children[0].children) > 99:
             Path(COMING).touch()
         return answer
     return pull_and_tell
