@@ -357,6 +357,7 @@ RUNS = settings(
     FUZZ,
     max_examples=max(10, FUZZ.max_examples // 10),  # each has some fifty replies
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # too slow to shrink
+    report_multiple_bugs=False,
 )
 
 
