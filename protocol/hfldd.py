@@ -358,6 +358,6 @@ METHODS = (
         formulas="strategies.hfldd.traffic:formulas",
         panels=("strategies.common.panels:virtual_data",),
         disclosed=_disclosed,
-        defence={"aggregator": "agreement", "hfldd.votes": True},
+        defence={"aggregator": "agreement"},
     ),
 )
