@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
 from itertools import combinations
 from pathlib import Path
 
@@ -187,3 +188,10 @@ def test_the_dashboard_asks_for_numbers_that_there_are(tmp_path):
     dashboard = json.loads((ROOT / "docker/monitoring/dashboard.json").read_text())
     asked = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
     assert set(re.findall(r"flwr_distill_\w+", asked)) <= there
+
+
+def test_the_image_gets_every_package_that_is_installed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    kept = (ROOT / ".dockerignore").read_text().splitlines()
+    assert [package for package in packages if f"!{package}" not in kept] == []
