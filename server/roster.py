@@ -149,7 +149,7 @@ class Roster:
         found = [
             *self._shared_partitions(connected),
             *self._classes_of_nobody(),
-            *self._very_large_nodes(),
+            *self._very_large_nodes(connected),
         ]
         for text in found:
             if text not in self.warnings:
@@ -170,10 +170,10 @@ class Roster:
             if len(names) > 1
         ]
 
-    def _very_large_nodes(self) -> list[str]:
+    def _very_large_nodes(self, connected: Sequence[int]) -> list[str]:
         """A warning about nodes of which not all samples count."""
-        count = self.directory.samples()
-        large = [node for node, about in self.nodes.items() if about.num_examples > count[node]]
+        count = self.directory.samples(connected)
+        large = [node for node in connected if self.nodes[node].num_examples > count[node]]
         if not large:
             return []
         names = listed([self.directory.name(node) for node in large])

@@ -101,7 +101,7 @@ class Rounds:
             If no round changed it, or too many in a row did not.
         """
         try:
-            self._leave_out_broken_models()
+            self._forget_broken_rounds()
             result = strategy.start(
                 grid=self.grid,
                 initial_arrays=self._model,
@@ -120,7 +120,7 @@ class Rounds:
             )
         return result.arrays
 
-    def _leave_out_broken_models(self) -> None:
+    def _forget_broken_rounds(self) -> None:
         """Have the strategy forget a round after which it or its model holds NaN or infinity."""
         aggregate = self.strategy.aggregate_train
 

@@ -25,9 +25,9 @@ class FedNova(CheckedFedAvg):
     ``w <- w - tau_eff sum_i p_i (w - w_i) / tau_i`` with ``tau_eff = sum_i p_i tau_i`` (eq. 6-8):
     plain SGD's normalisation, so nodes are to train without momentum.
 
-    tau_i is what the node says, within what its samples make of the epochs and the minibatch that
-    it was told: one that claimed a single step would multiply its update, one that claimed
-    thousands would multiply everybody's.
+    tau_i is what the node says, but at least what the samples that count (``most-samples``) make
+    of the epochs and the minibatch that it was told, since a claim of a single step would multiply
+    its update. In tau_eff it is no more than that, since thousands would multiply everybody's.
 
     Parameters
     ----------
@@ -85,22 +85,22 @@ class FedNova(CheckedFedAvg):
             self._trained,
         )
 
-    def _steps(self, update: Update) -> float:
-        """tau_i; a last minibatch that is not full may have been left out."""
+    def _steps(self, update: Update) -> tuple[float, float]:
+        """tau_i, and its share in tau_eff; a last minibatch that is not full may be left out."""
         steps = number(update.reply, NUM_STEPS)
         epochs, size = self._config.get("local-epochs"), self._config.get("batch-size")
         if not isinstance(epochs, int) or not isinstance(size, int):
-            return steps  # the server did not say how to train
+            return steps, steps  # the server did not say how to train
         minibatches = update.num_examples / size
-        fewest, most = max(1, math.floor(minibatches)), math.ceil(minibatches)
-        return min(max(steps, epochs * fewest), epochs * most)
+        steps = max(steps, epochs * max(1, math.floor(minibatches)))
+        return steps, min(steps, epochs * math.ceil(minibatches))
 
 
 def normalised_average(
     start: Arrays,
     models: list[Arrays],
     num_examples: list[float],
-    steps: list[float],
+    steps: list[tuple[float, float]],
     trained: Collection[str],
 ) -> Arrays:
     """Average models by FedNova's rule (eq. 6-8).
@@ -113,14 +113,15 @@ def normalised_average(
         w_i.
     num_examples : list of float
         n_i, all > 0.
-    steps : list of float
-        tau_i, all > 0.
+    steps : list of (float, float)
+        tau_i, and what counts of it in tau_eff (the same, in the paper); all > 0.
     trained : collection of str
         Names of the arrays that it concerns; the others are averaged by n_i.
     """
     mean = weighted_mean(zip(num_examples, models, strict=True))
     shares = np.array(num_examples) / sum(num_examples)
-    factors = (shares @ np.array(steps)) * shares / np.array(steps)
+    own, in_effective = np.array(steps).T
+    factors = (shares @ in_effective) * shares / own
     for name in trained:
         change = summed_change(name, start, zip(factors, models, strict=True))
         mean[name] = (start[name] + change).astype(start[name].dtype)

@@ -205,10 +205,10 @@ class MeteredGrid(Grid):
             replies.append(reply)
         if self._journal:
             self._journal.book_phase(phase, time.monotonic() - start, len(messages), replies)
-        random.seed(f"{self._seed} {self._round} {phase}")
-        self._nodes = []
         replies.sort(key=lambda reply: self._rank(reply.metadata.src_node_id))
         replies = self._screened(messages, replies)
+        random.seed(f"{self._seed} {self._round} {phase}")
+        self._nodes = []
         self._log_errors(phase, replies)
         if late := by_node.keys() - {reply.metadata.src_node_id for reply in replies}:
             self._log_late(phase, sorted(late, key=self._rank), len(messages), wait)

@@ -6,7 +6,7 @@ then compared with each other.
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from logging import WARNING
 from statistics import median
 from typing import Any
@@ -108,7 +108,7 @@ class ScreeningGrid(MeteredGrid):
         }
         reasons = _lacking_what_most_have(trained)
         trained = {node: content for node, content in trained.items() if node not in reasons}
-        says = self._says(trained, own=not phase.pooled)
+        says = self._says(by_node, trained, own=not phase.pooled)
         reasons |= self._outliers(phase, by_node, trained, says)
         for node, say in says.items():
             trained[node].metric_records[METRICS][NUM_EXAMPLES] = say
@@ -119,7 +119,9 @@ class ScreeningGrid(MeteredGrid):
             for reply in replies
         ]
 
-    def _says(self, trained: Mapping[int, RecordDict], *, own: bool) -> dict[int, int]:
+    def _says(
+        self, asked: Collection[int], trained: Mapping[int, RecordDict], *, own: bool
+    ) -> dict[int, int]:
         """Samples that count, by node: no more than it has, if it trained on its own."""
         claims = {
             node: int(content.metric_records[METRICS][NUM_EXAMPLES])  # type: ignore[arg-type]
@@ -127,7 +129,7 @@ class ScreeningGrid(MeteredGrid):
         }
         if not own:
             return claims
-        told = self._directory.samples()
+        told = self._directory.samples({*self.get_node_ids(), *asked})
         limits = {**capped(claims, self._directory.most_samples), **told}
         for node, claim in claims.items():
             if claim > limits[node] and node not in self._corrected:

@@ -124,9 +124,18 @@ class Directory:
         """Ask a node again at the next look-up, because its description may be outdated."""
         self._descriptions.pop(node, None)
 
-    def samples(self) -> dict[int, int]:
-        """Samples of each node that count: as told at first, and limited by ``most_samples``."""
-        return capped(self.num_examples, self.most_samples)
+    def samples(self, nodes: Iterable[int]) -> dict[int, int]:
+        """Samples of each node that count: as told at first, and limited by ``most_samples``.
+
+        Parameters
+        ----------
+        nodes : Iterable[int]
+            All that are connected, not only those of interest: the median of two is no measure,
+            and nodes that are gone may have been there for their claims alone. Unknown ones are
+            left out.
+        """
+        told = {node: self.num_examples[node] for node in nodes if node in self.num_examples}
+        return capped(told, self.most_samples)
 
     def name(self, node: int) -> str:
         """What to call a node; one that has no name by the last digits of its id."""

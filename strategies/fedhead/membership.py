@@ -92,8 +92,7 @@ class Membership:
 
     def num_examples(self, nodes: Iterable[int]) -> dict[int, int]:
         """Samples of nodes that count; see `Directory.samples`."""
-        samples = self._directory.samples()
-        return {node: samples[node] for node in nodes}
+        return self._directory.samples(nodes)
 
     def without_address(self, nodes: Iterable[int]) -> set[int]:
         """Identities of nodes that no other node can send to directly."""

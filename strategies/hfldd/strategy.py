@@ -1,44 +1,34 @@
 """HFLDD: heterogeneous clusters by soft labels, distilled data to heads, FedAvg among heads."""
 
-import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from logging import INFO, WARNING
 from typing import Any, Self
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from numpy.typing import NDArray
 
-from distill.virtual_data import Bounds
 from links.records import VIRTUAL_DATA, LinkMode
 from links.routes import Links
-from protocol.arrays import Arrays, as_arrays, as_record, sent_arrays
+from protocol.arrays import Arrays, as_arrays, sent_arrays
 from protocol.hfldd import (
     BALANCED,
     DISTILL,
     KEPT_PARCELS,
-    KNOWN,
     LABEL_KNOWLEDGE,
     LEFT_OUT,
     NUM_PARCELS,
     OWN_DIVERGENCE,
-    RANKS,
     RECEIVE,
     TRAIN_POOL,
-    VOTE,
-    VOTER,
     Distillation,
     HFLDDSettings,
     LabelKnowledge,
     LabelRequest,
-    ParcelBounds,
-    VoteMetrics,
     soft_labels_of,
 )
 from protocol.messages import CONFIG, METRICS, PARCEL, ROUTE, SERVER_ROUND
@@ -48,19 +38,14 @@ from strategies.common.directory import Directory, listed
 from strategies.common.retries import Retries
 from strategies.common.run import Run
 from strategies.common.topology import Topology
-from strategies.hfldd.clusters import Clusters, LiveCluster
+from strategies.hfldd.clusters import Clusters
+from strategies.hfldd.limits import Limits
 from strategies.hfldd.traffic import hfldd_bits
-from strategies.hfldd.votes import contradicted, verdicts, voters
+from strategies.hfldd.voting import hold_vote
 from task.settings import Block, SettingsError
 from task.words import counted
 
 MOST_CLUSTERS_NAMED = 3
-FEWEST_CLUSTERS = 3
-"""Clusters for votes to be more than one's word against the other's."""
-ALARM = (
-    "Virtual data of node %d may be spoiled, or the only other cluster, whose model contradicts "
-    "them (nothing is left out)"
-)
 
 
 class HFLDD(RobustFedAvg):
@@ -192,6 +177,11 @@ class HFLDD(RobustFedAvg):
         """The current clusters; None before they are formed."""
         return self._clusters.topology if self._clusters else None
 
+    @property
+    def _limits(self) -> Limits:
+        num_classes = self._clusters.label_shape[-1]
+        return Limits(self._directory, self.distillation, num_classes, self.image_shape)
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
@@ -224,7 +214,9 @@ class HFLDD(RobustFedAvg):
     def read(self, reply: Message) -> Update:
         """Read and check a head's reply; it counts for no more samples than it can have."""
         update = super().read(reply)
-        most = self._most_samples(self._clusters.by_head()[update.node])
+        members = self._clusters.by_head()[update.node].held_by_head
+        nodes = [node for cluster in self._clusters for node in cluster.nodes]
+        most = self._limits.pool(update.node, members, nodes)
         return replace(update, num_examples=min(update.num_examples, most))
 
     def combine(self, updates: list[Update]) -> Arrays:
@@ -239,66 +231,16 @@ class HFLDD(RobustFedAvg):
                 self._directory.forget(update.node)  # it may have lost its key as well
                 cluster.lost()
         if self.votes:
-            self._vote({update.node: update.arrays for update in updates})
+            models = {update.node: update.arrays for update in updates}
+            hold_vote(
+                self._clusters,
+                models,
+                self._directory,
+                self._grid,
+                self._server_round,
+                self.phase_timeout,
+            )
         return super().combine(updates)
-
-    def _vote(self, models: Mapping[int, Arrays]) -> None:
-        """Have heads' models vote on the virtual data that another head has and nobody judged.
-
-        A head that does not pass on the votes on its members is replaced.
-        """
-        if len(models) == 1 or not any(cluster.undecided for cluster in self._clusters):
-            return
-        voting = [cluster for cluster in self._clusters if cluster.head in models]
-        connected = set(self._grid.get_node_ids())
-        nodes = [node for cluster in voting for node in cluster.nodes if node in connected]
-        about = self._directory.look_up(self._grid, nodes, self.phase_timeout)
-        held = {node: description.classes for node, description in about.items()}
-        classes = {c.head: self._classes([held.get(node) for node in c.nodes]) for c in voting}
-        messages: list[Message] = []
-        chosen: dict[int, list[int]] = {}
-        votes: dict[int, dict[int, list[float]]] = {}
-        lent = cache(lambda head: as_record(models[head]))
-        for place, cluster in enumerate(voting):
-            if not cluster.undecided:
-                continue
-            head = cluster.head
-            generator = np.random.default_rng([self._clusters.seed, self._server_round, place])
-            chosen[head] = voters(head, classes, generator)
-            ranks = [cluster.nodes.index(node) for node in cluster.undecided]
-            known = {f"{KNOWN}.{i}": classes[voter] for i, voter in enumerate(chosen[head])}
-            records = {f"{VOTER}.{i}": lent(voter) for i, voter in enumerate(chosen[head])}
-            content = RecordDict({CONFIG: ConfigRecord({RANKS: ranks, **known}), **records})
-            messages.append(Message(content, head, VOTE))
-        clusters = self._clusters.by_head()
-        for reply in usable(self._grid.send_and_receive(messages, timeout=self.phase_timeout)):
-            head = reply.metadata.src_node_id
-            judged, size = clusters[head].undecided, len(chosen[head])
-            try:
-                given = VoteMetrics.checked(reply.content.metric_records[METRICS], METRICS).votes
-            except (KeyError, SettingsError):
-                given = []
-            if len(given) != size * len(judged):
-                log(WARNING, "Votes of head %d set aside: they are not what was asked for", head)
-                continue
-            votes[head] = {node: given[i * size :][:size] for i, node in enumerate(judged)}
-        self._clusters.failed |= chosen.keys() - votes.keys()
-        if len(models) < FEWEST_CLUSTERS:
-            for node in contradicted(votes):
-                log(WARNING, ALARM, node)
-            return
-        for head, of_head in verdicts(votes).items():
-            for node, out in of_head.items():
-                clusters[head].verdicts.setdefault(head, {})[node] = out
-                if out:
-                    text = "Virtual data of node %d are voted out: heads' models contradict them"
-                    log(WARNING, text, node)
-
-    def _classes(self, held: list[tuple[int, ...] | None]) -> list[int]:
-        """Classes that the nodes of a cluster hold; all, if one does not say (None)."""
-        if any(classes is None for classes in held):
-            return list(range(self._clusters.label_shape[-1]))
-        return sorted({label for classes in held for label in classes or ()})
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, besides the global model."""
@@ -427,7 +369,7 @@ class HFLDD(RobustFedAvg):
             if node not in links or cluster.head not in links:
                 continue
             try:
-                largest = self._most_bytes(grid, node)
+                largest = self._limits.num_bytes(node)
                 routes[node] = links.route(node, cluster.head, VIRTUAL_DATA, largest)
             except SettingsError as error:
                 if forming:  # the user can still change the setting
@@ -465,41 +407,8 @@ class HFLDD(RobustFedAvg):
             except (KeyError, ValueError) as error:
                 log(WARNING, "Node %d sent no parcel: %s", member, error)
                 continue
-            self.distilled_values += int(min(values, self._most_values(grid, member)))
+            self.distilled_values += int(min(values, self._limits.num_values(member)))
         return deliveries
-
-    def _bounds(self, grid: Grid, member: int) -> ParcelBounds:
-        """What a member may send: its virtual data, or as many samples as it said it has."""
-        if self.distillation.share_raw_data:
-            described = self._directory.look_up(grid, [member], self.phase_timeout)
-            samples = max(1, described[member].num_examples) if member in described else 1
-            return ParcelBounds(images=samples, of_a_class=samples)
-        size = self.distillation.distilled_size
-        # At least one image of each class that the node holds.
-        return ParcelBounds(images=max(size, self._clusters.label_shape[-1]), of_a_class=size)
-
-    def _most_samples(self, cluster: LiveCluster) -> float:
-        """Most samples that a head can train on: its own, and what its members may have sent."""
-        samples = self._directory.samples()
-        if cluster.head not in samples:
-            return math.inf
-        members = cluster.held_by_head
-        if self.distillation.share_raw_data:
-            return samples[cluster.head] + sum(samples[node] for node in members)
-        size = max(self.distillation.distilled_size, self._clusters.label_shape[-1])
-        return samples[cluster.head] + size * len(members)
-
-    def _most_values(self, grid: Grid, member: int) -> float:
-        """Most values of a member's virtual data, for the formula of traffic."""
-        if self.image_shape is None:
-            return math.inf
-        return self._bounds(grid, member).images * math.prod(self.image_shape)
-
-    def _most_bytes(self, grid: Grid, member: int) -> int | None:
-        if self.image_shape is None:
-            return None
-        most, num_classes = self._bounds(grid, member), self._clusters.label_shape[-1]
-        return Bounds(self.image_shape, num_classes, most.images, most.of_a_class).num_bytes
 
     def _hand_over(self, deliveries: Mapping[int, ConfigRecord], grid: Grid) -> None:
         """Heads' side of step 4: deliver the members' virtual data."""
@@ -511,10 +420,7 @@ class HFLDD(RobustFedAvg):
                 if member in deliveries
             }
             if parcels:
-                most = [self._bounds(grid, node) for node in cluster.nodes if node in deliveries]
-                bounds = ParcelBounds(
-                    images=max(b.images for b in most), of_a_class=max(b.of_a_class for b in most)
-                )
+                bounds = self._limits.parcels([n for n in cluster.nodes if n in deliveries])
                 config = ConfigRecord(bounds.model_dump(by_alias=True))
                 content = RecordDict({CONFIG: config, **parcels})
                 messages.append(Message(content, cluster.head, RECEIVE))

@@ -111,13 +111,15 @@ def test_a_control_variate_fits_the_types_of_the_model():
 
 
 def test_steps_of_fednova_are_those_that_samples_allow():
-    """8 samples in minibatches of 4, twice: 4 steps, whatever a node claims."""
-    plain = moved(FedNova(model=nn.Linear(2, 1)), [trained()] * 5, "fednova")
-    for claim in (1, 10**15):
-        answers = [trained(num_steps=claim), *[trained()] * 4]
-        np.testing.assert_array_equal(
-            moved(FedNova(model=nn.Linear(2, 1)), answers, "fednova"), plain
-        )
+    """8 samples in minibatches of 4, twice, are 4 steps: more shrink a node's own update alone."""
+
+    def with_claim(steps):
+        answers = [trained(num_steps=steps), *[trained()] * 4]
+        return moved(FedNova(model=nn.Linear(2, 1)), answers, "fednova")
+
+    np.testing.assert_array_equal(with_claim(1), with_claim(4))
+    np.testing.assert_allclose(with_claim(8), with_claim(4) * 4.5 / 5)
+    np.testing.assert_allclose(with_claim(10**15), with_claim(4) * 4 / 5, rtol=1e-6)
 
 
 def test_a_loss_weighs_at_most_ten_times_the_median_in_q_fedavg():
@@ -233,7 +235,7 @@ def test_a_round_that_leaves_infinity_in_a_strategys_state_is_forgotten():
         return as_record(START), MetricRecord()
 
     strategy.aggregate_train = aggregate
-    rounds._leave_out_broken_models()
+    rounds._forget_broken_rounds()
     assert strategy.aggregate_train(1, []) == (None, None)
     assert strategy.c == {}
     assert rounds._broken == ["the strategy's new state"]

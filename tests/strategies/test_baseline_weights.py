@@ -10,7 +10,7 @@ from strategies.fednova import normalised_average
 def test_fednova_with_equal_steps_is_fedavg():
     rng = np.random.default_rng(0)
     start, *models = ({"w": rng.normal(size=(4, 3))} for _ in range(4))
-    found = normalised_average(start, models, [1.0, 2.0, 5.0], [7.0] * 3, ["w"])
+    found = normalised_average(start, models, [1.0, 2.0, 5.0], [(7.0, 7.0)] * 3, ["w"])
     mean = sum(n * model["w"] for n, model in zip((1, 2, 5), models, strict=True)) / 8
     np.testing.assert_allclose(found["w"], mean)
 

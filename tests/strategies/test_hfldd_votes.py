@@ -12,7 +12,9 @@ from client.hfldd import knows
 from distill.virtual_data import VirtualData
 from protocol.hfldd import VOTE, VOTES, Distillation
 from strategies.hfldd import HFLDD
+from strategies.hfldd.clusters import LiveCluster
 from strategies.hfldd.votes import contradicted, verdicts, voters
+from strategies.hfldd.voting import note_verdicts
 from task.datasets import load_dataset
 from task.models import create_model
 
@@ -58,6 +60,17 @@ def test_an_alarm_names_data_that_every_voter_contradicts():
 
 def test_of_two_voters_the_kinder_one_counts():
     assert verdicts({1: {11: [0.1, 0.8]}, 2: {21: [0.8, 0.7]}})[1] == {11: False}
+
+
+def test_two_clusters_are_asked_until_models_know_enough_and_leave_out_nothing(caplog):
+    by_head = {1: LiveCluster([1, 11], 1, {1: [11]}), 2: LiveCluster([2, 21], 2, {2: [21]})}
+    note_verdicts({1: {11: [0.3]}, 2: {21: [0.5]}}, by_head, decisive=False)
+    assert [cluster.undecided for cluster in by_head.values()] == [[11], [21]]
+    assert len(caplog.messages) == 1
+    assert "node 11 may be spoiled" in caplog.text
+    note_verdicts({1: {11: [0.3]}, 2: {21: [0.9]}}, by_head, decisive=False)
+    assert [cluster.undecided for cluster in by_head.values()] == [[], []]
+    assert [cluster.left_out for cluster in by_head.values()] == [[], []]
 
 
 def test_voters_are_those_that_hold_most_of_the_classes_and_never_the_head_itself():

@@ -417,6 +417,16 @@ def test_a_node_weighs_what_it_said_at_first_whatever_it_claims(directory, claim
     ]
 
 
+def test_nodes_that_are_gone_do_not_raise_what_others_may_claim(directory):
+    """Else a node that signs on again and again would move the median with claims alone."""
+    directory.num_examples |= dict.fromkeys(range(20), 10**15)
+    directory.num_examples[FIRST + 2] = 10**15
+    answers = [honest(place) for place in range(NODES)]
+    answers[2] = lambda message: with_metric("num-examples", 10**15)(message, honest(2)(message))
+    replies = asked(answers, directory=directory)
+    assert [r["metrics"]["num-examples"] for r in replies] == [100, 101, 1035, 103, 104, 105]
+
+
 def test_what_a_node_says_at_first_counts_ten_times_the_median_at_most(memory_grid):
     def about(samples):
         return lambda message: RecordDict({"metrics": MetricRecord({"num-examples": samples})})
@@ -427,8 +437,8 @@ def test_what_a_node_says_at_first_counts_ten_times_the_median_at_most(memory_gr
         each.look_up(memory_grid(nodes), nodes)
         each.forget(FIRST + 1)
         each.look_up(memory_grid({**nodes, FIRST + 1: about(10**9)}), nodes)
-    assert [*known.samples().values()] == [1000, 100, 100, 100, 100, 100]
-    assert [*trusting.samples().values()] == [10**15, 100, 100, 100, 100, 100]
+    assert [*known.samples(nodes).values()] == [1000, 100, 100, 100, 100, 100]
+    assert [*trusting.samples(nodes).values()] == [10**15, 100, 100, 100, 100, 100]
 
 
 def test_of_two_nodes_neither_evicts_the_other_by_what_it_adds(caplog):
