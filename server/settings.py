@@ -34,8 +34,8 @@ class RunSettings(TaskSettings):
         ``on`` where nodes may be hostile: sets the method's rules against them, unless they are set
         already (`protocol.method.Method.defence`).
     most_samples : float (default: 10.0)
-        Most samples of a node that count, in units of the median of all nodes': a node says itself
-        how many it has. 0 counts all.
+        Most samples of a node that count, in units of the median of all connected nodes': a node
+        says itself how many it has. 0 counts all.
     num_rounds : int (default: 10)
         Rounds of the run, T in the papers.
     min_nodes : int (default: 2)

@@ -79,7 +79,8 @@ class Directory:
     requirement : Requirement, optional (default: None)
         What the run's method needs on nodes.
     most_samples : float (default: 10.0)
-        A node's samples count at most this many times the median of all nodes'; 0 counts all.
+        A node's samples count at most this many times the median of all connected nodes'; 0 counts
+        all.
 
     Attributes
     ----------
