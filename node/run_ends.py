@@ -6,6 +6,7 @@ the SuperNode asks now and then about those that have files of links here.
 
 from __future__ import annotations
 
+import random
 import shutil
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from flwr.supercore.run import RunNotRunningException
 from node.flower_timing import can_override
 
 EVERY = 60.0
-"""Seconds between questions to the SuperLink."""
+"""Seconds between questions to the SuperLink, about: a thousand nodes are not to ask at once."""
 
 
 def patch_run_ends(state_dir: Path, *, every: float = EVERY) -> bool:
@@ -30,13 +31,13 @@ def patch_run_ends(state_dir: Path, *, every: float = EVERY) -> bool:
     if not can_override("the SuperNode's intake", present):
         return False
     pull_and_store: Callable[..., int | None] = start_client_internal._pull_and_store_message
-    due = time.monotonic() + every
+    due = time.monotonic() + every * random.uniform(0.5, 1.0)
 
     def pull_and_store_message(*, get_run: Callable[[int], Any], **others: Any) -> int | None:
         nonlocal due
         if time.monotonic() > due:
             remove_links_of_ended_runs(state_dir, get_run)
-            due = time.monotonic() + every
+            due = time.monotonic() + every * random.uniform(0.8, 1.2)
         return pull_and_store(get_run=get_run, **others)
 
     setattr(start_client_internal, "_pull_and_store_message", pull_and_store_message)  # noqa: B010
