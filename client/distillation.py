@@ -1,21 +1,25 @@
 """A node's virtual data; in a simulation, those of several virtual nodes at once."""
 
 import zlib
+from dataclasses import replace
 from logging import INFO
 
 import torch
 from flwr.app import Context
 from flwr.common import log
+from torch import nn
 
 from client.dp_sgd import PrivacyAccount, secret_generator
 from client.session import Session
 from client.simulation import in_simulation, locked, session_of
+from client.terms import extractor
 from distill.auto import choose
+from distill.distribution_matching import REFINE_BANK, distill_dm
 from distill.many import distill_many
 from distill.private_matching import BANK, distill_dm_privately, noise_for
 from distill.virtual_data import VirtualData
 from links.store import NodeStore
-from protocol.hfldd import Distillation
+from protocol.hfldd import Distillation, Refinement
 
 BATCH = 10
 """Virtual nodes of a simulation for which a process distils in one call."""
@@ -55,6 +59,36 @@ def distilled(context: Context, request: Distillation) -> bytes:
             for other, virtual in zip(sessions, _distil(sessions, request), strict=True):
                 shared.write(str(other.identity), virtual.to_bytes())
     return (shared.folder / str(own)).read_bytes()
+
+
+def refined(
+    session: Session, model: nn.Module, payload: bytes, request: Distillation, how: Refinement
+) -> bytes:
+    """Continue a node's virtual data with the features of the global model (FedLGD eq. 1).
+
+    Parameters
+    ----------
+    model : nn.Module
+        The global model, on the node's device.
+    payload : bytes
+        The node's current virtual data; see `distilled`, also for the result.
+    """
+    data, virtual = session.data, VirtualData.from_bytes(payload)
+    result = distill_dm(
+        data.train.inputs,
+        data.train.labels,
+        num_classes=data.spec.num_classes,
+        per_class=_per_class(session, request),
+        init=request.start,
+        steps=how.steps,
+        generator=session.generator("refine", how.server_round),
+        device=session.device,
+        network=extractor(model, session.task.train.feature_layer),
+        bank=REFINE_BANK,
+        initial_images=virtual.images,
+    )
+    result = replace(result, soft_labels=virtual.soft_labels)
+    return result.with_card(data.train.inputs, data.holdout.inputs).to_bytes()
 
 
 def _distil(sessions: list[Session], request: Distillation) -> list[VirtualData]:

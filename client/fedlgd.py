@@ -1,8 +1,6 @@
 """FedLGD on nodes: training on virtual data, the node's own and the server's, both stored."""
 
-import copy
 import hashlib
-from collections.abc import Callable
 from functools import partial
 from logging import INFO
 from typing import Self
@@ -16,9 +14,9 @@ from torch.nn import functional
 from client.dp_sgd import require_no_privacy
 from client.local_round import LocalRound
 from client.session import Session
-from client.terms import Features, LossTerm
+from client.terms import Features, LossTerm, extractor
 from distill.contrastive import supervised_contrastive_loss
-from distill.distribution_matching import distill_dm
+from distill.distribution_matching import REFINE_BANK, distill_dm
 from distill.errors import VirtualDataError
 from distill.virtual_data import VirtualData
 from protocol.fedlgd import (
@@ -36,8 +34,6 @@ from task.settings import TrainSettings
 OWN = "virtual-data"
 OF_SERVER = "global-virtual-data"
 BATCH_SIZE = 1024
-REFINE_BANK = 5
-"""Augmentations that a refinement takes in turn; each costs a pass of 256 real images a class."""
 
 
 class Contrastive(LossTerm):
@@ -122,7 +118,7 @@ def virtual_samples(
         refined = distil(
             steps=request.refine_steps,
             generator=session.generator("refine", server_round),
-            network=_extractor(model, session.task.train.feature_layer),
+            network=extractor(model, session.task.train.feature_layer),
             bank=REFINE_BANK,
             initial_images=virtual.images,
         )
@@ -187,15 +183,3 @@ def loss_gradient(model: nn.Module, samples: Samples) -> dict[str, Tensor]:
     }
     model.zero_grad()
     return gradient
-
-
-def _extractor(model: nn.Module, layer: str) -> Callable[[Tensor], Tensor]:
-    """The model as a function from images to features."""
-    model = copy.deepcopy(model).eval()  # the hook must not stay in the model that is trained
-    features = Features(model, layer)
-
-    def extract(images: Tensor) -> Tensor:
-        model(images)
-        return features.last
-
-    return extract

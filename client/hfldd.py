@@ -11,9 +11,9 @@ from flwr.common import log
 from torch import nn
 from torch.nn.functional import one_hot
 
-from client.distillation import distilled
+from client.distillation import distilled, refined
 from client.dp_sgd import PrivacyAccount, PrivateTraining, require_no_privacy
-from client.local_round import LocalRound, build_model
+from client.local_round import LocalRound, build_model, received_arrays
 from client.session import Session, deadline_of
 from client.training import soft_labels
 from distill import distiller
@@ -31,6 +31,7 @@ from protocol.hfldd import (
     NUM_PARCELS,
     OWN_DIVERGENCE,
     RANKS,
+    REFINEMENT,
     SOFT_LABELS,
     VOTER,
     VOTES,
@@ -39,6 +40,7 @@ from protocol.hfldd import (
     LabelKnowledge,
     LabelRequest,
     ParcelBounds,
+    Refinement,
 )
 from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, PARCEL, REJECTED, ROUTE
 from task.auxiliary_names import NOISE
@@ -46,6 +48,7 @@ from task.datasets import Samples, auxiliary_images
 from task.models import create_model
 
 PREFIX = "parcel-"
+REFINED = "refined-data"
 FEWEST_TO_HALVE = 4
 """Samples; batch normalisation cannot train on one."""
 SMALLEST_PROBABILITY = 1e-10
@@ -101,7 +104,7 @@ def distill(message: Message, context: Context) -> Message:
     if request.share_raw_data:
         payload = _raw_as_virtual(session.data.train, session.task.seed).to_bytes()
     else:
-        payload = distilled(context, request)
+        payload = _virtual_data(message.content, context, request)
     virtual = VirtualData.from_bytes(payload)
     log(INFO, "Distilled %d samples by %s", len(virtual.labels), virtual.method)
     account = PrivacyAccount.of(session, session.task.train)
@@ -115,6 +118,19 @@ def distill(message: Message, context: Context) -> Message:
     )
     parcel = send(session, message.content.config_records[ROUTE], payload, deadline)
     return Message(RecordDict({PARCEL: parcel, METRICS: metrics}), reply_to=message)
+
+
+def _virtual_data(content: RecordDict, context: Context, request: Distillation) -> bytes:
+    """The node's last virtual data, refined first if that is asked for."""
+    session = Session.of(context)
+    payload = session.store.read(REFINED) or distilled(context, request)
+    if REFINEMENT not in content.config_records:
+        return payload
+    how = Refinement.checked(content.config_records[REFINEMENT], "message")
+    model = build_model(session, received_arrays(content))
+    payload = refined(session, model, payload, request, how)
+    session.store.at(how.server_round).write(REFINED, payload)
+    return payload
 
 
 def receive(message: Message, context: Context) -> Message:
@@ -153,7 +169,8 @@ def vote(message: Message, context: Context) -> Message:
     """Say how well other heads' models know the virtual data of some members."""
     session = Session.of(context)
     config, records = message.content.config_records[CONFIG], message.content.array_records
-    paths = [session.store.folder / _file(rank) for rank in _numbers(config, RANKS)]
+    held = _parcels(session)
+    paths = [held[rank] for rank in _numbers(config, RANKS)]
     parcels = [VirtualData.from_bytes(path.read_bytes()) for path in paths]
     voters = [
         (
@@ -231,7 +248,7 @@ def keep_parcel(session: Session, rank: int, parcel: ConfigRecord, most: ParcelB
     except (LinkError, VirtualDataError) as error:
         log(WARNING, "Parcel from node %s rejected: %s", parcel.get("sender"), error)
         return False
-    session.store.write(_file(rank), payload)
+    session.store.at(most.server_round).write(f"{PREFIX}{rank:06d}", payload)
     return True
 
 
@@ -246,8 +263,7 @@ def pooled_samples(session: Session, left_out: Collection[int] = ()) -> Samples:
         Ranks of members whose virtual data are not to be used.
     """
     own = session.data.train
-    unused = {_file(rank) for rank in left_out}
-    paths = [path for path in _parcels(session) if path.name not in unused]
+    paths = [path for rank, path in _parcels(session).items() if rank not in left_out]
     if not paths:
         return own
     received = _read_parcels(tuple((path, path.stat().st_mtime_ns) for path in paths))
@@ -266,12 +282,11 @@ def num_parcels(session: Session) -> int:
     return len(_parcels(session))
 
 
-def _file(rank: int) -> str:
-    return f"{PREFIX}{rank:06d}"
-
-
-def _parcels(session: Session) -> list[Path]:
-    return [session.store.folder / n for n in session.store.names() if n.startswith(PREFIX)]
+def _parcels(session: Session) -> dict[int, Path]:
+    """Files of the members' last virtual data, by rank."""
+    names = {name.partition("@")[0] for name in session.store.names() if name.startswith(PREFIX)}
+    files = {int(name.removeprefix(PREFIX)): session.store.file(name) for name in sorted(names)}
+    return {rank: file for rank, file in files.items() if file is not None}
 
 
 @lru_cache(maxsize=4)

@@ -24,6 +24,8 @@ STEPS = 400
 LEARNING_RATE = 0.05
 WIDTH = 64
 BANK = 40
+REFINE_BANK = 5
+"""Augmentations that a refinement takes in turn; each costs a pass of 256 real images a class."""
 REAL_PER_CLASS = 256
 CHUNK_FLOATS = 2**20
 """Of the first layer's activations: 4 MB, for a CPU's cache."""

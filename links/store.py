@@ -65,8 +65,13 @@ class NodeStore:
 
     def read(self, name: str) -> bytes | None:
         """Read the blob ``name`` of the last round; None if there is none."""
-        files = [*self._rounds(name), self.folder / name]
-        return next((file.read_bytes() for file in files[-2:] if file.is_file()), None)
+        file = self.file(name)
+        return None if file is None else file.read_bytes()
+
+    def file(self, name: str) -> Path | None:
+        """File of the blob ``name`` of the last round; None if there is none."""
+        files = [self.folder / name, *self._rounds(name)]
+        return next((file for file in reversed(files) if file.is_file()), None)
 
     def names(self) -> list[str]:
         """Names of all files, sorted."""

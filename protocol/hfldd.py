@@ -48,6 +48,9 @@ LEFT_OUT = "left-out"
 SOFT_LABELS = "soft-labels"
 """Array of a node's soft labels."""
 
+REFINEMENT = "refinement"
+"""Config record of a request to distil, see `Refinement`; the global model comes with it."""
+
 KEPT_PARCELS = "kept-parcels"
 """Metric of a head's reply: ranks of the members whose parcels it keeps."""
 
@@ -177,6 +180,21 @@ class Distillation(Block):
         return epsilon
 
 
+class Refinement(Block):
+    """Request to refine virtual data with the global model before they are sent again.
+
+    Parameters
+    ----------
+    server_round : int
+        The round.
+    steps : int
+        Steps of distribution matching with the model's features.
+    """
+
+    server_round: Annotated[int, Field(ge=1)]
+    steps: Annotated[int, Field(ge=1)]
+
+
 class ParcelBounds(Block):
     """What a head takes from a member (HFLDD, step 4); its message says so.
 
@@ -186,10 +204,13 @@ class ParcelBounds(Block):
         Most images in a parcel.
     of_a_class : int
         Most images of one class.
+    server_round : int
+        The round in which the parcels were sent.
     """
 
     images: Annotated[int, Field(ge=1)]
     of_a_class: Annotated[int, Field(ge=1)]
+    server_round: Annotated[int, Field(ge=1)]
 
 
 class HFLDDSettings(LabelKnowledge, Distillation):
@@ -204,11 +225,27 @@ class HFLDDSettings(LabelKnowledge, Distillation):
         Whether heads draw classes evenly from D_h.
     votes : bool (default: False)
         Whether models of other heads vote on virtual data; heads leave out what is voted out.
+    refresh_every : int (default: 0)
+        Rounds after which members refine their virtual data with the global model and send them
+        again; 0 never.
+    refresh_steps : int (default: 20)
+        Steps of each refinement, of distribution matching with the global model's features.
     """
 
     groups: Annotated[int, Field(ge=0)] = 0
     balanced: bool = True
     votes: bool = False
+    refresh_every: Annotated[int, Field(ge=0)] = 0
+    refresh_steps: Annotated[int, Field(ge=1)] = 20
+
+    @field_validator("refresh_every")
+    @classmethod
+    def _can_refine(cls, every: int, info: ValidationInfo) -> int:
+        if every and info.data.get("share_raw_data"):
+            raise ValueError("there is nothing to refine in raw data (set it to 0)")
+        if every and info.data.get("dp_epsilon"):
+            raise ValueError("refining has no differential privacy (set it to 0)")
+        return every
 
     @property
     def label_knowledge(self) -> LabelKnowledge:

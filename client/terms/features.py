@@ -1,5 +1,7 @@
 """A model's features: the input of its last dense layer."""
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,3 +32,15 @@ class Features:
 
     def _record(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         self.last = arguments[0]
+
+
+def extractor(model: nn.Module, layer: str = "") -> Callable[[Tensor], Tensor]:
+    """A copy of a model, in evaluation mode, as a function from images to features."""
+    model = copy.deepcopy(model).eval()  # the hook must not stay in a model that is trained
+    features = Features(model, layer)
+
+    def extract(images: Tensor) -> Tensor:
+        model(images)
+        return features.last
+
+    return extract

@@ -63,6 +63,15 @@ class LiveCluster:
         judged = self.verdicts.get(self.head, {})
         return [node for node in self.nodes if judged.get(node)]
 
+    def received(self, nodes: Collection[int]) -> None:
+        """Note that the head got these nodes' virtual data; who was voted out stays out."""
+        held = self.held.setdefault(self.head, [])
+        held.extend(node for node in nodes if node not in held)
+        judged = self.verdicts.get(self.head, {})
+        for node in nodes:
+            if judged.get(node) is False:
+                del judged[node]
+
     def lost(self) -> None:
         """Note that the head no longer has its members' virtual data."""
         self.held[self.head] = []
@@ -75,13 +84,14 @@ class Clusters:
     Attributes
     ----------
     failed : set[int]
-        Heads that did not train when asked to.
+        Heads to be replaced: they did not train when asked to, or lost virtual data twice.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.failed: set[int] = set()
         self._failures: Counter[int] = Counter()
+        self._losers: set[int] = set()
         self._clusters: list[LiveCluster] = []
         self._groups: list[list[int]] = []
         self._group_means: NDArray[np.floating] = np.empty((0, 0, 0))
@@ -185,20 +195,34 @@ class Clusters:
             if head is not None:
                 cluster.head = head
 
+    def lost(self, cluster: LiveCluster) -> None:
+        """Note that a head lost its members' virtual data.
+
+        It is replaced if that has happened before, or one head could have them sent every round.
+        """
+        cluster.lost()
+        if cluster.head in self._losers:
+            self.failed.add(cluster.head)
+        self._losers.add(cluster.head)
+
     def _with_fewest_failures(self, generator: np.random.Generator, able: Sequence[int]) -> int:
         fewest = min(self._failures[node] for node in able)
         candidates = [node for node in able if self._failures[node] == fewest]
         return candidates[generator.integers(len(candidates))]
 
-    def lacking(self, connected: Set[int]) -> dict[int, LiveCluster]:
-        """Connected nodes whose connected head lacks their virtual data, with their clusters."""
+    def members(self, connected: Set[int]) -> dict[int, LiveCluster]:
+        """Connected nodes with a connected head, and their clusters."""
         return {
             node: cluster
             for cluster in self
             for node in cluster.nodes
-            if {node, cluster.head} <= connected
-            and node not in (cluster.head, *cluster.held_by_head)
+            if {node, cluster.head} <= connected and node != cluster.head
         }
+
+    def lacking(self, connected: Set[int]) -> dict[int, LiveCluster]:
+        """Those of `members` whose virtual data the head lacks."""
+        members = self.members(connected).items()
+        return {node: cluster for node, cluster in members if node not in cluster.held_by_head}
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint."""
@@ -208,6 +232,7 @@ class Clusters:
             "group-means": self._group_means,
             "failed": sorted(self.failed),
             "failures": dict(self._failures),
+            "losers": sorted(self._losers),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -217,3 +242,4 @@ class Clusters:
         self._group_means = state["group-means"]
         self.failed = set(state["failed"])
         self._failures = Counter(state["failures"])
+        self._losers = set(state["losers"])

@@ -30,34 +30,39 @@ class Limits:
     num_classes: int
     image_shape: tuple[int, ...] | None
 
-    def parcel(self, member: int) -> ParcelBounds:
-        """Images of a member's virtual data, or of as many samples as it said it has."""
+    def images(self, member: int) -> int:
+        """Images of a member's virtual data, or as many as it said it has samples."""
         if self.distillation.share_raw_data:
-            samples = max(1, self.directory.num_examples.get(member, 1))
-            return ParcelBounds(images=samples, of_a_class=samples)
-        size = self.distillation.distilled_size
+            return self._samples(member)
         # At least one image of each class that the node holds.
-        return ParcelBounds(images=max(size, self.num_classes), of_a_class=size)
+        return max(self.distillation.distilled_size, self.num_classes)
 
-    def parcels(self, members: Collection[int]) -> ParcelBounds:
-        """Images of any member's."""
-        each = [self.parcel(member) for member in members]
+    def of_a_class(self, member: int) -> int:
+        """Those of one class."""
+        if self.distillation.share_raw_data:
+            return self._samples(member)
+        return self.distillation.distilled_size
+
+    def parcels(self, members: Collection[int], server_round: int) -> ParcelBounds:
+        """What a head takes from any of them in a round."""
         return ParcelBounds(
-            images=max(one.images for one in each), of_a_class=max(one.of_a_class for one in each)
+            images=max(self.images(member) for member in members),
+            of_a_class=max(self.of_a_class(member) for member in members),
+            server_round=server_round,
         )
 
     def num_bytes(self, member: int) -> int | None:
         """Bytes of a member's parcel; None if the shape of images is unknown."""
         if self.image_shape is None:
             return None
-        most = self.parcel(member)
-        return Bounds(self.image_shape, self.num_classes, most.images, most.of_a_class).num_bytes
+        images, of_a_class = self.images(member), self.of_a_class(member)
+        return Bounds(self.image_shape, self.num_classes, images, of_a_class).num_bytes
 
     def num_values(self, member: int) -> float:
         """Numbers in a member's virtual data."""
         if self.image_shape is None:
             return math.inf
-        return self.parcel(member).images * math.prod(self.image_shape)
+        return self.images(member) * math.prod(self.image_shape)
 
     def pool(self, head: int, members: Collection[int], nodes: Collection[int]) -> float:
         """Samples that a head can train on: its own, and what members may have sent.
@@ -70,4 +75,7 @@ class Limits:
             return math.inf
         if self.distillation.share_raw_data:
             return samples[head] + sum(samples[member] for member in members)
-        return samples[head] + sum(self.parcel(member).images for member in members)
+        return samples[head] + sum(self.images(member) for member in members)
+
+    def _samples(self, member: int) -> int:
+        return max(1, self.directory.num_examples.get(member, 1))

@@ -24,11 +24,13 @@ from protocol.hfldd import (
     NUM_PARCELS,
     OWN_DIVERGENCE,
     RECEIVE,
+    REFINEMENT,
     TRAIN_POOL,
     Distillation,
     HFLDDSettings,
     LabelKnowledge,
     LabelRequest,
+    Refinement,
     soft_labels_of,
 )
 from protocol.messages import CONFIG, METRICS, PARCEL, ROUTE, SERVER_ROUND
@@ -89,6 +91,12 @@ class HFLDD(RobustFedAvg):
         from the next round on if they are voted out.
     num_classes : int, optional (default: None)
         Classes of the task, which soft labels must have; None takes what most nodes send.
+    refresh_every : int (default: 0)
+        Rounds after which members refine their virtual data with the global model, as in FedLGD,
+        and send them again, which the paper's do not; 0 never. Until then, and if that fails, heads
+        train on what they have.
+    refresh_steps : int (default: 20)
+        Steps of each refinement.
     **kwargs
         Those of Flower's FedAvg. Its sampling of training nodes is not used: all heads train.
 
@@ -113,10 +121,14 @@ class HFLDD(RobustFedAvg):
         image_shape: tuple[int, ...] | None = None,
         votes: bool = False,
         num_classes: int | None = None,
+        refresh_every: int = 0,
+        refresh_steps: int = 20,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.votes = votes
+        self.refresh_every = refresh_every
+        self.refresh_steps = refresh_steps
         self.image_shape = image_shape
         self.num_classes = num_classes
         self.groups = groups
@@ -127,6 +139,8 @@ class HFLDD(RobustFedAvg):
         self.phase_timeout = phase_timeout
         self.distilled_values = 0
         """Values of the virtual data sent to heads so far."""
+        self.models_to_members = 0
+        """Models sent to members so far, to refine virtual data with."""
         self._directory = directory or Directory()
         self._clusters = Clusters(seed)
         self._retries = Retries()
@@ -145,6 +159,8 @@ class HFLDD(RobustFedAvg):
             "distillation": settings.distillation,
             "balanced": settings.balanced,
             "votes": settings.votes,
+            "refresh_every": settings.refresh_every,
+            "refresh_steps": settings.refresh_steps,
             "image_shape": run.spec.shape,
             "num_classes": run.spec.num_classes,
         }
@@ -194,7 +210,7 @@ class HFLDD(RobustFedAvg):
         else:
             self._place_new_nodes(server_round, grid)
             self._clusters.replace_heads(server_round, set(grid.get_node_ids()))
-        self._complete(server_round, grid, forming=forming)
+        self._complete(server_round, arrays, grid, forming=forming)
         connected = set(grid.get_node_ids())
         heads = [cluster.head for cluster in self._clusters if cluster.head in connected]
         if len(heads) < len(self._clusters):
@@ -229,7 +245,7 @@ class HFLDD(RobustFedAvg):
             if isinstance(num_parcels, int) and num_parcels < len(cluster.held_by_head):
                 log(WARNING, "Head %d lost virtual data; members send them again", update.node)
                 self._directory.forget(update.node)  # it may have lost its key as well
-                cluster.lost()
+                self._clusters.lost(cluster)
         if self.votes:
             models = {update.node: update.arrays for update in updates}
             hold_vote(
@@ -248,6 +264,7 @@ class HFLDD(RobustFedAvg):
             **super().state_dict(),
             **self._clusters.state_dict(),
             "distilled-values": self.distilled_values,
+            "models-to-members": self.models_to_members,
             "retries": self._retries.state_dict(),
         }
 
@@ -256,6 +273,7 @@ class HFLDD(RobustFedAvg):
         super().load_state_dict(state)
         self._clusters.load_state_dict(state)
         self.distilled_values = state["distilled-values"]
+        self.models_to_members = state["models-to-members"]
         self._retries = Retries(state["retries"])
 
     def expected_bits(self, num_weights: int, num_rounds: int) -> int:
@@ -267,6 +285,7 @@ class HFLDD(RobustFedAvg):
             num_auxiliary=self.label_knowledge.auxiliary_size,
             num_classes=self._clusters.label_shape[-1],
             distilled_values=self.distilled_values,
+            models_to_members=self.models_to_members,
             num_heads=len(self._clusters),
             num_weights=num_weights,
             num_rounds=num_rounds,
@@ -353,19 +372,25 @@ class HFLDD(RobustFedAvg):
             else:
                 self._retries.failed(node, server_round)
 
-    def _complete(self, server_round: int, grid: Grid, *, forming: bool) -> None:
-        """Step 4. Have members send virtual data to heads that lack them."""
-        lacking = {
+    def _complete(
+        self, server_round: int, arrays: ArrayRecord, grid: Grid, *, forming: bool
+    ) -> None:
+        """Step 4. Have members send virtual data to heads that lack them, or all refined ones."""
+        connected = set(grid.get_node_ids())
+        refining = bool(self.refresh_every) and (server_round - 1) % self.refresh_every == 0
+        refining = refining and not forming
+        waiting = self._clusters.members if refining else self._clusters.lacking
+        senders = {
             node: cluster
-            for node, cluster in self._clusters.lacking(set(grid.get_node_ids())).items()
+            for node, cluster in waiting(connected).items()
             if self._retries.due(node, server_round)
         }
-        if not lacking:
+        if not senders:
             return
-        heads = dict.fromkeys(cluster.head for cluster in lacking.values())
-        links = self._meet(grid, [*lacking, *heads])
+        heads = dict.fromkeys(cluster.head for cluster in senders.values())
+        links = self._meet(grid, [*senders, *heads])
         routes = {}
-        for node, cluster in lacking.items():
+        for node, cluster in senders.items():
             if node not in links or cluster.head not in links:
                 continue
             try:
@@ -375,27 +400,37 @@ class HFLDD(RobustFedAvg):
                 if forming:  # the user can still change the setting
                     raise
                 log(WARNING, "Node %d cannot send to head %d: %s", node, cluster.head, error)
-        deliveries = self._collect_deliveries(routes, links, grid)
-        self._hand_over(deliveries, grid)
+        request = RecordDict({CONFIG: ConfigRecord(self.distillation.model_dump(by_alias=True))})
+        if refining:
+            how = Refinement(server_round=server_round, steps=self.refresh_steps)
+            request[REFINEMENT] = ConfigRecord(how.model_dump(by_alias=True))
+            request[self.arrayrecord_key] = arrays
+            self.models_to_members += len(routes)
+        deliveries = self._collect_deliveries(request, routes, links, grid)
+        self._hand_over(deliveries, server_round, grid)
         if forming and not any(cluster.held_by_head for cluster in self._clusters):
             raise NothingUsableError(
-                f"the virtual data of none of {counted(len(lacking), 'member')} reached its head"
+                f"the virtual data of none of {counted(len(senders), 'member')} reached its head"
             )
-        for node, cluster in lacking.items():
+        for node, cluster in senders.items():
             if node not in cluster.held_by_head:
                 self._retries.failed(node, server_round)
                 self._directory.forget(node)
                 self._directory.forget(cluster.head)
 
     def _collect_deliveries(
-        self, routes: Mapping[int, ConfigRecord], links: Links, grid: Grid
+        self,
+        request: RecordDict,
+        routes: Mapping[int, ConfigRecord],
+        links: Links,
+        grid: Grid,
     ) -> dict[int, ConfigRecord]:
         """Members' side of step 4: their virtual data, as deliveries for their heads."""
-        verb = "distils its" if len(routes) == 1 else "distil their"
+        verb = "refine" if REFINEMENT in request else "distil"
+        verb = f"{verb}s its" if len(routes) == 1 else f"{verb} their"
         log(INFO, "HFLDD: %s %s data", counted(len(routes), "member"), verb)
-        request = ConfigRecord(self.distillation.model_dump(by_alias=True))
         messages = [
-            Message(RecordDict({CONFIG: request, ROUTE: route}), member, DISTILL)
+            Message(RecordDict({**request, ROUTE: route}), member, DISTILL)
             for member, route in routes.items()
         ]
         deliveries = {}
@@ -410,7 +445,9 @@ class HFLDD(RobustFedAvg):
             self.distilled_values += int(min(values, self._limits.num_values(member)))
         return deliveries
 
-    def _hand_over(self, deliveries: Mapping[int, ConfigRecord], grid: Grid) -> None:
+    def _hand_over(
+        self, deliveries: Mapping[int, ConfigRecord], server_round: int, grid: Grid
+    ) -> None:
         """Heads' side of step 4: deliver the members' virtual data."""
         messages = []
         for cluster in self._clusters:
@@ -420,7 +457,8 @@ class HFLDD(RobustFedAvg):
                 if member in deliveries
             }
             if parcels:
-                bounds = self._limits.parcels([n for n in cluster.nodes if n in deliveries])
+                senders = [node for node in cluster.nodes if node in deliveries]
+                bounds = self._limits.parcels(senders, server_round)
                 config = ConfigRecord(bounds.model_dump(by_alias=True))
                 content = RecordDict({CONFIG: config, **parcels})
                 messages.append(Message(content, cluster.head, RECEIVE))
@@ -436,7 +474,7 @@ class HFLDD(RobustFedAvg):
                 if rank in ranks and node in deliveries
             ]
             log(INFO, "HFLDD: head %d holds data of %s", head, counted(len(kept), "member"))
-            clusters[head].held.setdefault(head, []).extend(kept)
+            clusters[head].received(kept)
 
     def _ask(
         self, request: Block, nodes: list[int], message_type: str, grid: Grid

@@ -24,6 +24,7 @@ def hfldd_bits(
     num_auxiliary: int,
     num_classes: int,
     distilled_values: int,
+    models_to_members: int = 0,
     num_heads: int,
     num_weights: int,
     num_rounds: int,
@@ -42,6 +43,8 @@ def hfldd_bits(
         N_c.
     distilled_values : int
         Pixels of all distilled samples sent to heads.
+    models_to_members : int (default: 0)
+        Models with which members refined their virtual data, ``|w| B_1`` each; not in the paper.
     num_heads : int
         H.
     num_weights : int
@@ -52,6 +55,7 @@ def hfldd_bits(
     return (
         num_clients * num_auxiliary * num_classes * BITS_PER_FLOAT
         + distilled_values * BITS_PER_PIXEL
+        + models_to_members * num_weights * BITS_PER_FLOAT
         + fedavg_bits(num_heads, num_weights, num_rounds)
     )
 

@@ -46,7 +46,7 @@ def delivery(tmp_path, session):
 
 
 def keep(session, rank, parcel):
-    return keep_parcel(session, rank, parcel, ParcelBounds(images=5, of_a_class=5))
+    return keep_parcel(session, rank, parcel, ParcelBounds(images=5, of_a_class=5, server_round=1))
 
 
 def virtual(size=3, label=4, shape=(1, 8, 8), value=0.5, soft_labels=None):

@@ -297,3 +297,24 @@ def test_a_strategy_that_goes_on_from_its_state_fails_over_alike(
         models.append({name: array.numpy() for name, array in federation.arrays.items()})
     for name, array in models[0].items():
         np.testing.assert_array_equal(models[1][name], array, err_msg=name)
+
+
+def test_a_head_that_claims_to_have_lost_its_data_again_and_again_is_replaced(federation):
+    federation.run()
+    cluster = federation.largest()
+    honest = federation.everyone[cluster.head]
+
+    def forgetful(message):
+        reply = honest(message)
+        if message.metadata.message_type == TRAIN_POOL:
+            reply["metrics"][NUM_PARCELS] = 0
+        return reply
+
+    federation.grid.nodes[cluster.head] = forgetful
+    federation.run()
+    assert federation.cluster_of(cluster.head).head == cluster.head
+    federation.run()
+    federation.run()
+    assert federation.cluster_of(cluster.head).head != cluster.head
+    federation.run()
+    assert federation.asked[DISTILL] == 0
