@@ -18,8 +18,9 @@ import yaml
 
 from fleet.federation_record import FederationFile, FederationRecord
 from fleet.run_config import read_run_config
+from fleet.serverapp import PRELOAD, program
 from fleet.submission import RunOutcome, submit
-from node.nursery import NODE, NODES, NURSERY, WORKERS, can_fork
+from node.nursery import NODE, NODES, NURSERY, SERVER_APPS, WORKERS, can_fork
 from node.processes import Process, kill_group, start_bound, stop
 from node.settings import NodeConfigValue, NodeSettings
 from node.supervisor import status_file
@@ -409,6 +410,7 @@ class LocalFederation:
                 node_dirs=[str(node.state_dir) for node in self.nodes],
             )
         )
+        nurseries = [self.env[NURSERY]] if NURSERY in self.env else []  # with `flwr-serverapp`
         self._superlink = start_bound(
             [
                 "flower-superlink",
@@ -420,7 +422,7 @@ class LocalFederation:
                 *(("--database", str(self._database)) if self._database else ()),
             ],
             log=self.superlink_log,
-            env=self.env,
+            env={**self.env, "PATH": os.pathsep.join([*nurseries, self.env["PATH"]])},
             cwd=self._cwd,
         )
 
@@ -431,13 +433,18 @@ class LocalFederation:
         folder = self._nurseries.enter_context(TemporaryDirectory())  # paths of sockets are short
         self.env[NURSERY] = folder
         self._nurseries.callback(self.env.pop, NURSERY)
-        env = {
+        of_nodes = {
             **self.env,
             "OMP_NUM_THREADS": str(self._node_settings.get("threads", 1)),
             "FLWR_LOG_LEVEL": str(self._node_settings.get("log-level", "INFO")),
         }
         preload = self._node_settings.get("preload", NodeSettings.model_fields["preload"].default)
-        for name, modules in ((NODES, ()), (WORKERS, preload)):
+        program(Path(folder))
+        for name, modules, env, cwd in (
+            (NODES, (), of_nodes, None),
+            (WORKERS, preload, of_nodes, None),
+            (SERVER_APPS, PRELOAD, self.env, self._cwd),
+        ):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
                 listener.bind(str(Path(folder, name)))
                 listener.listen(socket.SOMAXCONN)
@@ -446,6 +453,7 @@ class LocalFederation:
                     [*command, *modules],
                     log=self.state_dir / "nursery.log",
                     env=env,
+                    cwd=cwd,
                     pass_fds=[listener.fileno()],
                 )
             self._nurseries.callback(stop, [nursery])

@@ -1,10 +1,10 @@
-"""Forks the processes of a machine's nodes from one that has done their imports.
+"""Forks the processes of a federation on this machine from one that has done their imports.
 
 A node is four processes, and what they import takes a node over ten seconds of a core, most of it
-PyTorch. A local federation starts two nurseries: one for workers, and one without PyTorch, which is
-ready sooner, for the rest. `node.processes.start_bound` asks them over sockets in the folder that
-the environment names. Where there is none, it starts a program: on other machines, for other
-programs, and after a nursery has died.
+PyTorch. A local federation starts three nurseries: one for workers, one without PyTorch, which is
+ready sooner, for the rest of a node, and one for ServerApps. `node.processes.start_bound` asks them
+over sockets in the folder that the environment names. Where there is none, it starts a program: on
+other machines, for other programs, and after a nursery has died.
 
 A nursery has one thread, and forks before anything opens a channel, a thread pool or a GPU.
 """
@@ -35,8 +35,13 @@ NURSERY = "FLWR_DISTILL_NURSERY"
 """Environment variable with the folder of the nurseries' sockets."""
 
 NODE = "node.main"
-NODES, WORKERS = "nodes", "workers"
-NURSERIES = {NODES: (NODE, "node.supernode", "node.executor"), WORKERS: ("node.worker",)}
+SERVER_APP = "fleet.serverapp"
+NODES, WORKERS, SERVER_APPS = "nodes", "workers", "serverapps"
+NURSERIES = {
+    NODES: (NODE, "node.supernode", "node.executor"),
+    WORKERS: ("node.worker",),
+    SERVER_APPS: (SERVER_APP,),
+}
 """Names of sockets, and the modules that are run there, by their function `main`."""
 
 _LONGEST_REQUEST = 1 << 20

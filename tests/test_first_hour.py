@@ -220,12 +220,6 @@ def test_the_first_hour(reader, wards):
         assert "round   1/1" in said, said
         assert f"│ {strategy} " in said, said
 
-    run("num-rounds=50", until="round   2/50")
-    reader.type("flwr-distill stop latest")
-    resumed = run('num-rounds=9 resume="latest"')
-    assert "round   9/9" in resumed
-    assert "round   1/9" not in resumed
-
     for name, content in PLUG_IN.items():
         (wards / "site" / name).parent.mkdir(exist_ok=True)
         (wards / "site" / name).write_text(content)

@@ -1,0 +1,53 @@
+"""The ServerApps of a federation on this machine are Flower's, forked where a nursery runs."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fleet.serverapp import NAME, program
+from node.nursery import NURSERY, SERVER_APPS, can_fork
+from node.processes import start_bound, stop
+
+
+@pytest.fixture
+def nursery(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a nursery of ServerApps, without what it would import first."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(tmp_path / SERVER_APPS))
+        listener.listen()
+        command = [sys.executable, "-P", "-m", "node.nursery", SERVER_APPS, str(listener.fileno())]
+        process = start_bound(
+            command, pass_fds=[listener.fileno()], log=tmp_path / "nursery.log", cwd=tmp_path
+        )
+    yield tmp_path
+    stop([process])
+
+
+def called(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The program at work, for a nursery in this folder."""
+    return subprocess.run(
+        [program(folder), *arguments],
+        env={**os.environ, NURSERY: str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.skipif(not can_fork(), reason="nothing is forked on this machine")
+def test_it_is_flowers_program_with_its_arguments_output_and_exit_code(nursery: Path) -> None:
+    refused = called(nursery, "--nonsense")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"usage: {NAME}")
+    assert called(nursery, "--help").returncode == 0
+
+
+def test_without_a_nursery_it_is_the_same_program(tmp_path: Path) -> None:
+    refused = called(tmp_path, "--nonsense")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"usage: {NAME}")
