@@ -1,12 +1,14 @@
 """The `Distiller` interface, and distillers by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from distill.errors import DistillError
+from distill.formation import best_formation
 from distill.virtual_data import VirtualData
 from task.plugin import PluginError, import_object, plugged_in
 
@@ -31,6 +33,7 @@ class Distiller(Protocol):
         generator: torch.Generator,
         device: torch.device | str = "cpu",
         progress: Progress | None = None,
+        formation: int = 1,
     ) -> VirtualData:
         """Distil `images` into `per_class` virtual images of each class present.
 
@@ -57,6 +60,9 @@ class Distiller(Protocol):
             Where to compute; the result is on the CPU.
         progress : callable, optional (default: None)
             Called after each step with (steps done, all steps, loss).
+        formation : int (default: 1)
+            Smaller images along each side of an image, see `distill.formation`. A method without
+            this argument makes one image of each.
 
         Returns
         -------
@@ -124,3 +130,20 @@ def distiller(name: str) -> Distiller:
     if not callable(method):
         raise DistillError(f"distiller {name!r} must be a function, got {type(method).__name__}")
     return cast(Distiller, method)
+
+
+def formation_for(name: str, formation: int, shape: Sequence[int]) -> int:
+    """The formation that a distiller takes: `formation`, or for 0 that for its images' shape.
+
+    Raises
+    ------
+    DistillError
+        If there is no such distiller, or it has no formation and more than 1 is asked for.
+    """
+    if "formation" in signature(distiller(name)).parameters:
+        return formation or best_formation(shape)
+    if formation > 1:
+        raise DistillError(
+            f"formation = {formation}, but distiller {name!r} makes one image of each (set it to 1)"
+        )
+    return 1
