@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from distill.errors import DistillError
 LARGEST = 4
 """Largest formation: images are trained on as 16 times as many."""
 SMALLEST_SIDE = 28
-"""Images of at least this many pixels a side hold 2 x 2 others by default; see docs/benchmarks.md."""
+"""Of images that hold 2 x 2 others by default; docs/benchmarks.md tells why."""
 
 
 def largest_formation(shape: Sequence[int]) -> int:
@@ -76,7 +77,7 @@ class Formation:
         return images if self.factor == 1 else self._cut(_mapped(images, *self.enlarge))
 
     def pullback(self, gradient: Tensor) -> Tensor:
-        """Gradient by images (..., n, C, H, W) from that by the decoded ones; adjoint of `decode`."""
+        """Gradient by images, in their shape, from that by the decoded ones: adjoint of `decode`."""
         if self.factor == 1:
             return gradient
         rows, columns = self.enlarge
@@ -125,7 +126,7 @@ def _mapped(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 def _resizing(size: int, factor: int) -> tuple[Tensor, Tensor]:
     """Maps along one side: (factor * size, size) to enlarge, (size, factor * size) to shrink."""
     edges = [size * i // factor for i in range(factor + 1)]
-    widths = [end - begin for begin, end in zip(edges, edges[1:], strict=False)]
+    widths = [end - begin for begin, end in pairwise(edges)]
     enlarge = [
         functional.interpolate(torch.eye(width)[None], size=size, mode="linear")[0].T
         for width in widths

@@ -78,9 +78,9 @@ def match_gradient(
 ) -> Tensor:
     """Refine virtual images until a model's gradient on them matches a target (FedLGD eq. 5-6).
 
-    The gradient is that of the mean cross-entropy over all decoded images, at the current parameters of
-    `model`. Works on a copy in evaluation mode: batch norm uses its running statistics, dropout is
-    off.
+    The gradient is that of the mean cross-entropy over all images, decoded, at the current
+    parameters of `model`. Works on a copy in evaluation mode: batch norm uses its running
+    statistics, dropout is off.
 
     Optimises the pixels by Adam. The published code's 500 steps of SGD (learning rate 1, momentum
     0.5) barely move images that start as noise.

@@ -23,6 +23,7 @@ def distill_many(
     generators: Sequence[torch.Generator],
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
+    formation: int = 1,
 ) -> list[VirtualData]:
     """Distil each set (images and labels of a node) as the distiller would alone.
 
@@ -41,6 +42,8 @@ def distill_many(
             "device": device,
             "progress": progress,
         }
+        if formation > 1:  # not every distiller from outside has this argument
+            arguments["formation"] = formation
         if method in VARIANTS:
             virtual = distill_kip_many(
                 [sets[place] for place in places],

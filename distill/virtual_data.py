@@ -210,8 +210,7 @@ class VirtualData:
         """
         decoded = self.decoded()
         real, held_back = (
-            Formation.of(self.formation, x.shape, x.device).coarse(x)
-            for x in (real, held_back)
+            Formation.of(self.formation, x.shape, x.device).coarse(x) for x in (real, held_back)
         )
         images = decoded.images.to(real.device)
         card = privacy_card(images, real, start=decoded.initial_images, held_back=held_back)

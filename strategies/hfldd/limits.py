@@ -4,9 +4,11 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from distill.formation import LARGEST
 from distill.virtual_data import Bounds
 from protocol.hfldd import Distillation, ParcelBounds
 from strategies.common.directory import Directory
+from strategies.common.formation import chosen_formation
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,17 @@ class Limits:
             return ParcelBounds(images=samples, of_a_class=samples)
         size = self.distillation.distilled_size
         # At least one image of each class that the node holds.
-        return ParcelBounds(images=max(size, self.num_classes), of_a_class=size)
+        return ParcelBounds(
+            images=max(size, self.num_classes), of_a_class=size, formation=self._formation
+        )
 
     def parcels(self, members: Collection[int]) -> ParcelBounds:
         """Images of any member's."""
         each = [self.parcel(member) for member in members]
         return ParcelBounds(
-            images=max(one.images for one in each), of_a_class=max(one.of_a_class for one in each)
+            images=max(one.images for one in each),
+            of_a_class=max(one.of_a_class for one in each),
+            formation=max(one.formation for one in each),
         )
 
     def num_bytes(self, member: int) -> int | None:
@@ -70,4 +76,13 @@ class Limits:
             return math.inf
         if self.distillation.share_raw_data:
             return samples[head] + sum(samples[member] for member in members)
-        return samples[head] + sum(self.parcel(member).images for member in members)
+        parcels = [self.parcel(member) for member in members]
+        return samples[head] + sum(each.images * each.formation**2 for each in parcels)
+
+    @property
+    def _formation(self) -> int:
+        """The largest formation with which members distil."""
+        formation = self.distillation.formation
+        if self.image_shape is None:
+            return formation or LARGEST
+        return chosen_formation("hfldd.formation", formation, self.image_shape)
