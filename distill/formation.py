@@ -77,7 +77,7 @@ class Formation:
         return images if self.factor == 1 else self._cut(_mapped(images, *self.enlarge))
 
     def pullback(self, gradient: Tensor) -> Tensor:
-        """Gradient by images, in their shape, from that by the decoded ones: adjoint of `decode`."""
+        """Gradient by images from that by the decoded ones; the adjoint of `decode`."""
         if self.factor == 1:
             return gradient
         rows, columns = self.enlarge
