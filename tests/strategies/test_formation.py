@@ -19,7 +19,7 @@ from task.settings import SettingsError
 def limits(formation, shape, **rest):
     asked = Distillation(distilled_size=20, formation=formation, **rest)
     directory = Directory()
-    directory._known = {node: Description(num_examples=100) for node in (1, 2, 3)}
+    directory._descriptions = {node: Description(num_examples=100) for node in (1, 2, 3)}
     return Limits(directory, asked, 10, shape)
 
 
