@@ -20,7 +20,7 @@ from distill import DistillError, VirtualData, distiller
 from distill.contact_sheet import contact_sheet
 from distill.privacy import PrivacyCard
 from distill.registry import Progress as Report
-from distill.registry import formation_for
+from distill.registry import formation_arguments
 from protocol.hfldd import Distillation
 from task.datasets import DatasetError, Samples
 from task.models import ModelError
@@ -53,13 +53,11 @@ def condense(options: Options, console: Console) -> None:
     """Distil, judge, and write ``virtual.safetensors``, ``virtual.png`` and ``summary.json``."""
     permission = {"start": options.start, "allow-real-start": options.allow_real_start}
     Distillation.checked(permission, "command line")
-    method, device = distiller(options.method), _device(options.device)
+    formation = formation_arguments(options.method, options.formation)
+    method, device = partial(distiller(options.method), **formation), _device(options.device)
     source = load_source(
         options.source, data_root=options.data_root, shape=options.shape, seed=options.seed
     )
-    formation = formation_for(options.method, options.formation, source.spec.shape)
-    if formation > 1:  # not every distiller from outside has this argument
-        method = partial(method, formation=formation)
     options.output.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
     with _progress_bar(options.method, console) as report:
@@ -78,7 +76,7 @@ def condense(options: Options, console: Console) -> None:
     virtual = virtual.with_card(source.train.inputs, source.held_back.inputs)
     packed = virtual.to_bytes()
     (options.output / "virtual.safetensors").write_bytes(packed)
-    sheet = contact_sheet(virtual.images, virtual.labels, source.class_names, formation)
+    sheet = contact_sheet(virtual.images, virtual.labels, source.class_names, virtual.formation)
     sheet.save(options.output / "virtual.png")
     scores = _scores(VirtualData.from_bytes(packed), source, options, device, console)
     summary = {
@@ -87,7 +85,7 @@ def condense(options: Options, console: Console) -> None:
         "output": str(options.output),
         "device": str(device),
         "method": virtual.method,
-        "formation": formation,
+        "formation": virtual.formation,
         "steps": virtual.steps,
         "seconds": seconds,
         "bytes": len(packed),
@@ -100,7 +98,8 @@ def condense(options: Options, console: Console) -> None:
         "card": asdict(virtual.card) if virtual.card else None,
     }
     (options.output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    tiles = f" of {formation} x {formation} smaller ones" if formation > 1 else ""
+    tiles = f" of {virtual.formation} x {virtual.formation} smaller ones"
+    tiles = tiles if virtual.formation > 1 else ""
     console.print(
         f"{virtual.method}: {counted(len(virtual), 'virtual image')}{tiles} in "
         f"{counted(virtual.steps, 'step')}, "

@@ -13,7 +13,6 @@ from client.simulation import in_simulation, locked, session_of
 from distill.auto import choose
 from distill.many import distill_many
 from distill.private_matching import BANK, distill_dm_privately, noise_for
-from distill.registry import formation_for
 from distill.virtual_data import VirtualData
 from links.store import NodeStore
 from protocol.hfldd import Distillation
@@ -77,7 +76,7 @@ def _distil(sessions: list[Session], request: Distillation) -> list[VirtualData]
             steps=request.distill_steps or None,
             generators=[s.generator("distill") for s in alike],
             device=alike[0].device,
-            formation=_formation(alike[0], request),
+            formation=request.formation,
         )
         for session, virtual in zip(alike, results, strict=True):
             data = session.data
@@ -107,7 +106,7 @@ def _distil_privately(session: Session, request: Distillation) -> VirtualData:
         epsilon=request.dp_epsilon,
         delta=train.dp_delta,
         device=session.device,
-        formation=_formation(session, request),
+        formation=request.formation,
     )
 
 
@@ -115,10 +114,6 @@ def _per_class(session: Session, request: Distillation) -> int:
     """Virtual samples of each class on a node."""
     num_present = len(torch.unique(session.data.train.labels))
     return max(1, request.distilled_size // num_present)
-
-
-def _formation(session: Session, request: Distillation) -> int:
-    return formation_for(request.distiller, request.formation, session.data.spec.shape)
 
 
 def _digest(request: Distillation) -> str:

@@ -17,7 +17,7 @@ from client.local_round import LocalRound, build_model
 from client.session import Session, deadline_of
 from client.training import soft_labels
 from distill.errors import VirtualDataError
-from distill.registry import formation_for
+from distill.registry import formation_arguments
 from distill.virtual_data import Bounds, VirtualData
 from links import LinkError, send
 from links import receive as open_parcel
@@ -54,7 +54,7 @@ SMALLEST_PROBABILITY = 1e-10
 
 def needs(session: Session, settings: HFLDDSettings) -> Iterator[Callable[[], object]]:
     """Calls that fail where the node lacks the distiller or the auxiliary set."""
-    yield partial(formation_for, settings.distiller, settings.formation, session.data.spec.shape)
+    yield partial(formation_arguments, settings.distiller, settings.formation)
     if settings.auxiliary != NOISE:
         yield partial(_auxiliary, session, settings)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from distill.augmentation import Augmentation, draw_augmentation
 from distill.errors import DistillError
 from distill.features import RandomConvNet
-from distill.formation import Formation
+from distill.formation import Formation, best_formation
 from distill.inputs import check_inputs
 from distill.registry import Progress, register
 from distill.starts import start
@@ -123,6 +123,7 @@ def distill_dm(
     check_inputs(images, labels, num_classes=num_classes, per_class=per_class, steps=steps)
     if min(width, bank) < 1:
         raise DistillError(f"width and bank must be at least 1, got {width} and {bank}")
+    formation = formation or best_formation(images.shape)
     start_images, virtual_labels = start(init, images, labels, per_class, generator, formation)
     initial_images = start_images if initial_images is None else initial_images
     if initial_images.shape != start_images.shape:

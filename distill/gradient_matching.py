@@ -177,6 +177,7 @@ def distill_gm(
     check_inputs(images, labels, num_classes=num_classes, per_class=per_class, steps=steps)
     if width < 1:
         raise DistillError(f"width must be at least 1, got {width}")
+    formation = formation or 1
     initial_images, virtual_labels = start(init, images, labels, per_class, generator, formation)
     classes = torch.unique(labels).tolist()
     height, across = images.shape[2:]

@@ -163,7 +163,7 @@ def distill_kip_many(
     list[VirtualData]
         In the order of `sets`.
     """
-    steps = STEPS if steps is None else steps
+    steps, formation = STEPS if steps is None else steps, formation or 1
     batches: dict[tuple[int, int], list[_Problem]] = {}
     for place, ((images, labels), generator) in enumerate(zip(sets, generators, strict=True)):
         check_inputs(images, labels, num_classes=num_classes, per_class=per_class, steps=steps)

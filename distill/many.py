@@ -8,7 +8,7 @@ from torch import Tensor
 
 from distill.auto import choose
 from distill.kip import VARIANTS, distill_kip_many
-from distill.registry import Progress, distiller
+from distill.registry import Progress, distiller, formation_arguments
 from distill.virtual_data import VirtualData
 
 
@@ -42,8 +42,7 @@ def distill_many(
             "device": device,
             "progress": progress,
         }
-        if formation > 1:  # not every distiller from outside has this argument
-            arguments["formation"] = formation
+        arguments |= formation_arguments(method, formation)
         if method in VARIANTS:
             virtual = distill_kip_many(
                 [sets[place] for place in places],

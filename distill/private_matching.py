@@ -15,7 +15,7 @@ from distill.augmentation import Augmentation, draw_augmentation
 from distill.distribution_matching import LEARNING_RATE, Network, Probe, match_means, real_means
 from distill.errors import DistillError
 from distill.features import RandomConvNet
-from distill.formation import Formation
+from distill.formation import Formation, best_formation
 from distill.inputs import check_inputs
 from distill.privacy import Guarantee, PrivacyCard
 from distill.registry import Progress
@@ -142,6 +142,7 @@ def distill_dm_privately(
     by_class = images[labels.argsort(stable=True)].to(device)
     counts = torch.unique(labels, return_counts=True)[1].tolist()
     probes = [_draw_probe(by_class, counts, noise, generator, noise_generator) for _ in range(BANK)]
+    formation = formation or best_formation(images.shape)
     initial_images, virtual_labels = start("noise", images, labels, per_class, generator, formation)
     virtual = initial_images.reshape(len(counts), per_class, *images.shape[1:]).to(device)
     tiles = Formation.of(formation, images.shape, device)

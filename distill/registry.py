@@ -1,6 +1,6 @@
 """The `Distiller` interface, and distillers by name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from inspect import signature
 from typing import Protocol, TypeVar, cast
 
@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from distill.errors import DistillError
-from distill.formation import best_formation
 from distill.virtual_data import VirtualData
 from task.plugin import PluginError, import_object, plugged_in
 
@@ -61,8 +60,8 @@ class Distiller(Protocol):
         progress : callable, optional (default: None)
             Called after each step with (steps done, all steps, loss).
         formation : int (default: 1)
-            Smaller images along each side of an image, see `distill.formation`. A method without
-            this argument makes one image of each.
+            Smaller images along each side of an image, see `distill.formation`; 0 lets the method
+            choose. A method without this argument makes one image of each.
 
         Returns
         -------
@@ -132,8 +131,8 @@ def distiller(name: str) -> Distiller:
     return cast(Distiller, method)
 
 
-def formation_for(name: str, formation: int, shape: Sequence[int]) -> int:
-    """The formation that a distiller takes: `formation`, or for 0 that for its images' shape.
+def formation_arguments(name: str, formation: int) -> dict[str, int]:
+    """The arguments with which a distiller makes images of that formation; 0 lets it choose.
 
     Raises
     ------
@@ -141,9 +140,9 @@ def formation_for(name: str, formation: int, shape: Sequence[int]) -> int:
         If there is no such distiller, or it has no formation and more than 1 is asked for.
     """
     if "formation" in signature(distiller(name)).parameters:
-        return formation or best_formation(shape)
+        return {"formation": formation}
     if formation > 1:
         raise DistillError(
             f"formation = {formation}, but distiller {name!r} makes one image of each (set it to 1)"
         )
-    return 1
+    return {}

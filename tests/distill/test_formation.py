@@ -17,7 +17,7 @@ from distill.gradient_matching import match_gradient
 from distill.kip import VARIANTS
 from distill.many import distill_many
 from distill.private_matching import distill_dm_privately
-from distill.registry import formation_for
+from distill.registry import formation_arguments
 from distill.starts import start
 from protocol.hfldd import Distillation, ParcelBounds
 from task.settings import SettingsError
@@ -285,10 +285,24 @@ def no_formation(images: Tensor, labels: Tensor, *, num_classes: int) -> Virtual
 
 
 def test_a_distiller_without_formations_makes_one_image_of_each() -> None:
-    large, name = (1, 28, 28), f"{__name__}:no_formation"
-    assert formation_for("dm", 0, large) == best_formation(large) == 2
-    assert formation_for("auto", 3, large) == 3
-    assert formation_for("kip", 0, (1, 8, 8)) == 1
-    assert formation_for(name, 0, large) == formation_for(name, 1, large) == 1
+    name = f"{__name__}:no_formation"
+    assert formation_arguments("auto", 3) == formation_arguments("kip-nngp", 3) == {"formation": 3}
+    assert formation_arguments(name, 0) == formation_arguments(name, 1) == {}
     with pytest.raises(DistillError, match=r"formation = 2, but distiller .* \(set it to 1\)"):
-        formation_for(name, 2, large)
+        formation_arguments(name, 2)
+
+
+@pytest.mark.parametrize("name", ["dm", "kip", "gm", "auto"])
+def test_asked_for_none_a_method_chooses_and_never_more_than_a_head_takes(name: str) -> None:
+    assert run(name, formation=0).formation == 1  # 8 x 8
+    images, labels = torch.randn(4, 1, 28, 28), torch.arange(4) % 2
+    made = distiller(name)(
+        images,
+        labels,
+        num_classes=4,
+        per_class=1,
+        steps=1,
+        formation=0,
+        generator=generator(),
+    )
+    assert made.formation <= best_formation(images.shape) == 2
