@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from distill import DistillError, VirtualData, distiller
 from distill.contact_sheet import contact_sheet
 from distill.privacy import PrivacyCard
 from distill.registry import Progress as Report
+from distill.registry import formation_arguments
 from protocol.hfldd import Distillation
 from task.datasets import DatasetError, Samples
 from task.models import ModelError
@@ -36,6 +38,7 @@ class Options:
     source: str
     method: str
     per_class: int
+    formation: int
     steps: int | None
     start: str
     allow_real_start: bool
@@ -50,7 +53,8 @@ def condense(options: Options, console: Console) -> None:
     """Distil, judge, and write ``virtual.safetensors``, ``virtual.png`` and ``summary.json``."""
     permission = {"start": options.start, "allow-real-start": options.allow_real_start}
     Distillation.checked(permission, "command line")
-    method, device = distiller(options.method), _device(options.device)
+    formation = formation_arguments(options.method, options.formation)
+    method, device = partial(distiller(options.method), **formation), _device(options.device)
     source = load_source(
         options.source, data_root=options.data_root, shape=options.shape, seed=options.seed
     )
@@ -72,9 +76,8 @@ def condense(options: Options, console: Console) -> None:
     virtual = virtual.with_card(source.train.inputs, source.held_back.inputs)
     packed = virtual.to_bytes()
     (options.output / "virtual.safetensors").write_bytes(packed)
-    contact_sheet(virtual.images, virtual.labels, source.class_names).save(
-        options.output / "virtual.png"
-    )
+    sheet = contact_sheet(virtual.images, virtual.labels, source.class_names, virtual.formation)
+    sheet.save(options.output / "virtual.png")
     scores = _scores(VirtualData.from_bytes(packed), source, options, device, console)
     summary = {
         **asdict(options),
@@ -82,6 +85,7 @@ def condense(options: Options, console: Console) -> None:
         "output": str(options.output),
         "device": str(device),
         "method": virtual.method,
+        "formation": virtual.formation,
         "steps": virtual.steps,
         "seconds": seconds,
         "bytes": len(packed),
@@ -94,8 +98,10 @@ def condense(options: Options, console: Console) -> None:
         "card": asdict(virtual.card) if virtual.card else None,
     }
     (options.output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    tiles = f" of {virtual.formation} x {virtual.formation} smaller ones"
+    tiles = tiles if virtual.formation > 1 else ""
     console.print(
-        f"{virtual.method}: {counted(len(virtual), 'virtual image')} in "
+        f"{virtual.method}: {counted(len(virtual), 'virtual image')}{tiles} in "
         f"{counted(virtual.steps, 'step')}, "
         f"{seconds:.1f} s, {len(packed):,} bytes"
     )
@@ -139,9 +145,10 @@ def _scores(
     virtual: VirtualData, source: Source, options: Options, device: torch.device, console: Console
 ) -> dict[str, dict[str, Any]]:
     """Size of each training set, and accuracy of a network trained on it."""
-    targets = virtual.labels if virtual.soft_labels is None else virtual.soft_labels
+    decoded = virtual.decoded()
+    targets = decoded.labels if decoded.soft_labels is None else decoded.soft_labels
     sets = {
-        "virtual images": Samples(virtual.images, targets),
+        "virtual images": Samples(decoded.images, targets),
         "real images, as many": _real_subset(source.train, options.per_class, options.seed),
         "all real images": source.train,
     }

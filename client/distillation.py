@@ -86,6 +86,7 @@ def refined(
         network=extractor(model, session.task.train.feature_layer),
         bank=REFINE_BANK,
         initial_images=virtual.images,
+        formation=virtual.formation,
     )
     result = replace(result, soft_labels=virtual.soft_labels)
     return result.with_card(data.train.inputs, data.holdout.inputs).to_bytes()
@@ -110,6 +111,7 @@ def _distil(sessions: list[Session], request: Distillation) -> list[VirtualData]
             steps=request.distill_steps or None,
             generators=[s.generator("distill") for s in alike],
             device=alike[0].device,
+            formation=request.formation,
         )
         for session, virtual in zip(alike, results, strict=True):
             data = session.data
@@ -139,6 +141,7 @@ def _distil_privately(session: Session, request: Distillation) -> VirtualData:
         epsilon=request.dp_epsilon,
         delta=train.dp_delta,
         device=session.device,
+        formation=request.formation,
     )
 
 

@@ -105,6 +105,7 @@ def virtual_samples(
         data.train.labels,
         num_classes=data.spec.num_classes,
         per_class=request.per_class,
+        formation=request.formation,
         device=session.device,
     )
     payload = store.read(OWN)
@@ -125,7 +126,7 @@ def virtual_samples(
         payload = refined.to_bytes()
         store.write(OWN, payload)
         virtual = VirtualData.from_bytes(payload)
-    return Samples(virtual.images, virtual.labels).to(session.device)
+    return _samples(virtual).to(session.device)
 
 
 def global_samples(session: Session, record: ConfigRecord) -> Samples | None:
@@ -153,7 +154,12 @@ def global_samples(session: Session, record: ConfigRecord) -> Samples | None:
     virtual.validate(spec.shape, spec.num_classes)
     if data.payload:
         session.store.write(OF_SERVER, payload)
-    return Samples(virtual.images, virtual.labels).to(session.device)
+    return _samples(virtual).to(session.device)
+
+
+def _samples(virtual: VirtualData) -> Samples:
+    decoded = virtual.decoded()
+    return Samples(decoded.images, decoded.labels)
 
 
 def joined(own: Samples, other: Samples | None) -> Samples:

@@ -16,8 +16,8 @@ from client.dp_sgd import PrivacyAccount, PrivateTraining, require_no_privacy
 from client.local_round import LocalRound, build_model, received_arrays
 from client.session import Session, deadline_of
 from client.training import soft_labels
-from distill import distiller
 from distill.errors import VirtualDataError
+from distill.registry import formation_arguments
 from distill.virtual_data import Bounds, VirtualData
 from links import LinkError, send
 from links import receive as open_parcel
@@ -57,7 +57,7 @@ SMALLEST_PROBABILITY = 1e-10
 
 def needs(session: Session, settings: HFLDDSettings) -> Iterator[Callable[[], object]]:
     """Calls that fail where the node lacks the distiller or the auxiliary set."""
-    yield partial(distiller, settings.distiller)
+    yield partial(formation_arguments, settings.distiller, settings.formation)
     if settings.auxiliary != NOISE:
         yield partial(_auxiliary, session, settings)
 
@@ -171,7 +171,7 @@ def vote(message: Message, context: Context) -> Message:
     config, records = message.content.config_records[CONFIG], message.content.array_records
     held = _parcels(session)
     paths = [held[rank] for rank in _numbers(config, RANKS)]
-    parcels = [VirtualData.from_bytes(path.read_bytes()) for path in paths]
+    parcels = [VirtualData.from_bytes(path.read_bytes()).decoded() for path in paths]
     voters = [
         (
             build_model(session, as_arrays(records[f"{VOTER}.{i}"])).eval(),
@@ -243,7 +243,7 @@ def keep_parcel(session: Session, rank: int, parcel: ConfigRecord, most: ParcelB
     spec = session.data.spec
     try:
         payload = open_parcel(session, parcel, VIRTUAL_DATA)
-        bounds = Bounds(spec.shape, spec.num_classes, most.images, most.of_a_class)
+        bounds = Bounds(spec.shape, spec.num_classes, most.images, most.of_a_class, most.formation)
         VirtualData.received(payload, bounds)
     except (LinkError, VirtualDataError) as error:
         log(WARNING, "Parcel from node %s rejected: %s", parcel.get("sender"), error)
@@ -292,7 +292,7 @@ def _parcels(session: Session) -> dict[int, Path]:
 @lru_cache(maxsize=4)
 def _read_parcels(files: tuple[tuple[Path, int], ...]) -> Samples:
     """Decode parcels (path, modification time in ns); cached until a file changes."""
-    parcels = [VirtualData.from_bytes(path.read_bytes()) for path, _ in files]
+    parcels = [VirtualData.from_bytes(path.read_bytes()).decoded() for path, _ in files]
     labels = [parcel.labels for parcel in parcels]
     soft = [parcel.soft_labels for parcel in parcels if parcel.soft_labels is not None]
     if soft:  # if any labels are learned distributions, all must be distributions

@@ -30,7 +30,7 @@ def choose(present: int, num_classes: int) -> tuple[str, str]:
 
 @register("auto")
 def distill_auto(
-    images: Tensor, labels: Tensor, *, num_classes: int, **options: Any
+    images: Tensor, labels: Tensor, *, num_classes: int, formation: int = 1, **options: Any
 ) -> VirtualData:
     """Distil by the method from `choose`; see `distill.registry.Distiller`.
 
@@ -38,4 +38,6 @@ def distill_auto(
     """
     method, reason = choose(int(torch.unique(labels).numel()), num_classes)
     logger.info("distiller auto takes %s: %s", method, reason)
-    return distiller(method)(images, labels, num_classes=num_classes, **options)
+    return distiller(method)(
+        images, labels, num_classes=num_classes, formation=formation, **options
+    )

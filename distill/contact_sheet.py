@@ -13,11 +13,13 @@ LETTER = 7
 WHITE = 255
 
 
-def contact_sheet(images: Tensor, labels: Tensor, class_names: Sequence[str]) -> Image.Image:
+def contact_sheet(
+    images: Tensor, labels: Tensor, class_names: Sequence[str], formation: int = 1
+) -> Image.Image:
     """Draw at most 20 images per class in rows, each headed by the class name.
 
     Virtual images have no bounded range, so the 0.5th to 99.5th percentile of all pixels becomes
-    black to white. Small images are enlarged by whole factors.
+    black to white. Small images are enlarged by whole factors, and more so if they hold others.
 
     Parameters
     ----------
@@ -27,11 +29,13 @@ def contact_sheet(images: Tensor, labels: Tensor, class_names: Sequence[str]) ->
         int64 (n,).
     class_names : Sequence[str]
         One per class.
+    formation : int (default: 1)
+        Smaller images along each side of an image, see `distill.formation`.
     """
     images = images if images.shape[1] == 3 else images.mean(1, keepdim=True).expand(-1, 3, -1, -1)
     shown = {int(c): images[labels == c][:COLUMNS] for c in labels.unique()}  # type: ignore[no-untyped-call]
     low, high = np.percentile(images.numpy(), [0.5, 99.5])
-    factor = max(1, TILE // max(images.shape[2:]))
+    factor = max(1, formation * TILE // max(images.shape[2:]))
     height, width = (side * factor + GAP for side in images.shape[2:])
     margin = GAP + LETTER * (1 + max(len(class_names[c]) for c in shown))
     sheet = Image.new(

@@ -14,6 +14,7 @@ from torch import Tensor
 from distill.augmentation import Augmentation, draw_augmentation
 from distill.errors import DistillError
 from distill.features import RandomConvNet
+from distill.formation import Formation, best_formation
 from distill.inputs import check_inputs
 from distill.registry import Progress, register
 from distill.starts import start
@@ -88,6 +89,7 @@ def distill_dm(
     generator: torch.Generator,
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
+    formation: int = 1,
     learning_rate: float = LEARNING_RATE,
     width: int = WIDTH,
     bank: int = BANK,
@@ -101,7 +103,7 @@ def distill_dm(
 
     Parameters
     ----------
-    images, labels, num_classes, per_class, init, generator, device, progress
+    images, labels, num_classes, per_class, init, generator, device, progress, formation
         See `distill.registry.Distiller`, also for the result and errors. Images must be at least 4
         pixels a side.
     steps : int, optional (default: None)
@@ -123,7 +125,8 @@ def distill_dm(
     check_inputs(images, labels, num_classes=num_classes, per_class=per_class, steps=steps)
     if min(width, bank) < 1:
         raise DistillError(f"width and bank must be at least 1, got {width} and {bank}")
-    start_images, virtual_labels = start(init, images, labels, per_class, generator)
+    formation = formation or best_formation(images.shape)
+    start_images, virtual_labels = start(init, images, labels, per_class, generator, formation)
     initial_images = start_images if initial_images is None else initial_images
     if initial_images.shape != start_images.shape:
         raise DistillError(
@@ -137,7 +140,8 @@ def distill_dm(
     ]
     virtual = initial_images.reshape(len(classes), per_class, *images.shape[1:])
     virtual = virtual.to(device, copy=True)
-    match_means(virtual, probes, steps, learning_rate, progress)
+    tiles = Formation.of(formation, images.shape, device)
+    match_means(virtual, probes, steps, learning_rate, tiles, progress)
     return VirtualData(
         images=virtual.flatten(0, 1).cpu(),
         labels=virtual_labels,
@@ -146,6 +150,7 @@ def distill_dm(
         seed=generator.initial_seed(),
         init=init,
         initial_images=initial_images,
+        formation=formation,
     )
 
 
@@ -154,17 +159,20 @@ def match_means(
     probes: Sequence[Probe],
     steps: int,
     learning_rate: float,
+    formation: Formation,
     progress: Progress | None = None,
 ) -> None:
     """Optimise virtual images in place so that their class means match those of the probes.
 
-    `virtual` has the shape (classes, per_class, C, H, W); each step uses the next probe. On a GPU,
-    only `progress` waits for it.
+    `virtual` has the shape (classes, per_class, C, H, W) and is decoded by `formation`; each step
+    uses the next probe. On a GPU, only `progress` waits for it.
     """
     optimizer = torch.optim.Adam([virtual], lr=learning_rate)
     loss_and_gradient = graphed(Probe.loss_and_gradient, virtual.device)
     for step in range(steps):
-        loss, virtual.grad = loss_and_gradient(probes[step % len(probes)], virtual)
+        probe = probes[step % len(probes)]
+        loss, gradient = loss_and_gradient(probe, formation.decode(virtual))
+        virtual.grad = formation.pullback(gradient)
         optimizer.step()
         if progress is not None:
             progress(step + 1, steps, float(loss))

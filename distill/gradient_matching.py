@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from distill.augmentation import Augmentation, augment_each, draw_augmentation
 from distill.errors import DistillError
 from distill.features import RandomConvNet, halve
+from distill.formation import Formation
 from distill.inputs import check_inputs
 from distill.registry import Progress, register
 from distill.starts import start
@@ -73,12 +74,13 @@ def match_gradient(
     steps: int = SERVER_STEPS,
     learning_rate: float = SERVER_LEARNING_RATE,
     progress: Progress | None = None,
+    formation: int = 1,
 ) -> Tensor:
     """Refine virtual images until a model's gradient on them matches a target (FedLGD eq. 5-6).
 
-    The gradient is that of the mean cross-entropy over all images, at the current parameters of
-    `model`. Works on a copy in evaluation mode: batch norm uses its running statistics, dropout is
-    off.
+    The gradient is that of the mean cross-entropy over all images, decoded, at the current
+    parameters of `model`. Works on a copy in evaluation mode: batch norm uses its running
+    statistics, dropout is off.
 
     Optimises the pixels by Adam. The published code's 500 steps of SGD (learning rate 1, momentum
     0.5) barely move images that start as noise.
@@ -101,6 +103,8 @@ def match_gradient(
         In units of normalised pixels.
     progress : callable, optional (default: None)
         Called after each step with (steps done, all steps, distance before the step).
+    formation : int (default: 1)
+        Smaller images along each side of an image, see `distill.formation`.
 
     Returns
     -------
@@ -120,8 +124,11 @@ def match_gradient(
         weight.requires_grad_()
     leaf = images.detach().clone().requires_grad_()
     optimizer = torch.optim.Adam([leaf], lr=learning_rate)
+    tiles = Formation.of(formation, images.shape, images.device)
+    labels = tiles.repeated(labels)
     for step in range(steps):
-        loss = functional.cross_entropy(functional_call(frozen, weights, leaf), labels)
+        logits = functional_call(frozen, weights, tiles.decode(leaf))
+        loss = functional.cross_entropy(logits, labels)
         gradient = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
         distance = gradient_distance(gradient, target_gradient)
         (leaf.grad,) = torch.autograd.grad(distance, leaf)
@@ -143,6 +150,7 @@ def distill_gm(
     generator: torch.Generator,
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
+    formation: int = 1,
     learning_rate: float = LEARNING_RATE,
     width: int = WIDTH,
 ) -> VirtualData:
@@ -155,7 +163,7 @@ def distill_gm(
 
     Parameters
     ----------
-    images, labels, num_classes, per_class, init, generator, device, progress
+    images, labels, num_classes, per_class, init, generator, device, progress, formation
         See `distill.registry.Distiller`, also for the result and errors. Images must be at least 4
         pixels a side.
     steps : int, optional (default: None)
@@ -169,26 +177,30 @@ def distill_gm(
     check_inputs(images, labels, num_classes=num_classes, per_class=per_class, steps=steps)
     if width < 1:
         raise DistillError(f"width must be at least 1, got {width}")
-    initial_images, virtual_labels = start(init, images, labels, per_class, generator)
+    formation = formation or 1
+    initial_images, virtual_labels = start(init, images, labels, per_class, generator, formation)
     classes = torch.unique(labels).tolist()
     height, across = images.shape[2:]
     real = [images[labels == c].to(device) for c in classes]
     virtual = initial_images.reshape(len(classes), per_class, *images.shape[1:])
     virtual = virtual.to(device, copy=True)
     optimizer = torch.optim.Adam([virtual], lr=learning_rate)
-    network_labels = virtual_labels.to(device)
+    tiles = Formation.of(formation, images.shape, device)
+    decoded_labels = tiles.repeated(virtual_labels.to(device))
     train = graphed(_trained, virtual.device)
     weights: list[Tensor] = []
     for step in range(steps):
+        decoded = tiles.decode(virtual)
         if step % MATCHES_PER_NETWORK == 0:
             weights = draw_weights(images.shape[1:], num_classes, width, generator, device)
         else:  # train the network on the virtual images between two updates of these
             for _ in range(NETWORK_STEPS):
                 augment = draw_augmentation(height, across, generator).to(device)
-                weights = train(weights, augment, virtual.flatten(0, 1), network_labels)
+                weights = train(weights, augment, decoded.flatten(0, 1), decoded_labels)
         batches = [own[_choice(len(own), generator, own.device)] for own in real]
         augments = [draw_augmentation(height, across, generator) for _ in real]
-        loss, virtual.grad = matching_step(virtual, batches, classes, weights, augments)
+        loss, gradient = matching_step(decoded, batches, classes, weights, augments)
+        virtual.grad = tiles.pullback(gradient)
         optimizer.step()
         if progress is not None:
             progress(step + 1, steps, float(loss))
@@ -200,6 +212,7 @@ def distill_gm(
         seed=generator.initial_seed(),
         init=init,
         initial_images=initial_images,
+        formation=formation,
     )
 
 

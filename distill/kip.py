@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from distill.convolutional_kernel import convolutional_ntk
 from distill.errors import DistillError
+from distill.formation import Formation
 from distill.inputs import check_inputs
 from distill.kernels import (
     Kernel,
@@ -62,6 +63,7 @@ def distill_kip(
     generator: torch.Generator,
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
+    formation: int = 1,
     kernel: str = "ntk",
     learn_labels: bool = False,
     with_negatives: bool = False,
@@ -75,7 +77,7 @@ def distill_kip(
 
     Parameters
     ----------
-    images, labels, num_classes, per_class, init, generator, device, progress
+    images, labels, num_classes, per_class, init, generator, device, progress, formation
         See `distill.registry.Distiller`, also for the result and errors.
     steps : int, optional (default: None)
         None means 300.
@@ -99,6 +101,7 @@ def distill_kip(
         generators=[generator],
         device=device,
         progress=progress,
+        formation=formation,
         kernel=kernel,
         learn_labels=learn_labels,
         with_negatives=with_negatives,
@@ -132,6 +135,7 @@ def distill_kip_many(
     generators: Sequence[torch.Generator],
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
+    formation: int = 1,
     kernel: str = "ntk",
     learn_labels: bool = False,
     with_negatives: bool = False,
@@ -148,7 +152,8 @@ def distill_kip_many(
         Images and labels of each node; all images have one shape (C, H, W).
     generators : Sequence[torch.Generator]
         One per set.
-    num_classes, per_class, init, steps, device, kernel, learn_labels, with_negatives, learning_rate
+    num_classes, per_class, init, steps, device, formation, kernel, learn_labels, with_negatives,
+    learning_rate
         See `distill_kip`.
     progress : callable, optional (default: None)
         As for `distill_kip`; a batch reports its mean loss.
@@ -158,11 +163,13 @@ def distill_kip_many(
     list[VirtualData]
         In the order of `sets`.
     """
-    steps = STEPS if steps is None else steps
+    steps, formation = STEPS if steps is None else steps, formation or 1
     batches: dict[tuple[int, int], list[_Problem]] = {}
     for place, ((images, labels), generator) in enumerate(zip(sets, generators, strict=True)):
         check_inputs(images, labels, num_classes=num_classes, per_class=per_class, steps=steps)
-        initial_images, virtual_labels = start(init, images, labels, per_class, generator)
+        initial_images, virtual_labels = start(
+            init, images, labels, per_class, generator, formation
+        )
         count = SUPPORT_NEGATIVES + POOL_NEGATIVES if with_negatives else 0
         negative_images = negatives(images, count, generator).flatten(1).to(device)
         negative_targets = torch.full((count, num_classes), -1 / num_classes, device=device)
@@ -187,14 +194,15 @@ def distill_kip_many(
             problems,
             num_classes,
             steps,
+            formation=Formation.of(formation, problems[0].initial_images.shape, device),
             kernel=KERNELS[kernel](tuple(sets[0][0].shape[1:]), device),
             learning_rate=learning_rate,
             label_rate=learning_rate / 100 if learn_labels else 0.0,
             progress=progress,
         )
-        for problem, points, labels in zip(problems, virtual.cpu(), targets.cpu(), strict=True):
+        for problem, made, labels in zip(problems, virtual.cpu(), targets.cpu(), strict=True):
             results[problem.place] = VirtualData(
-                images=points.reshape(problem.initial_images.shape),
+                images=made,
                 labels=problem.labels,
                 method=method,
                 steps=steps,
@@ -202,6 +210,7 @@ def distill_kip_many(
                 init=init,
                 soft_labels=_distributions(labels, num_classes) if learn_labels else None,
                 initial_images=problem.initial_images,
+                formation=formation,
             )
     return [results[place] for place in range(len(sets))]
 
@@ -356,12 +365,15 @@ def _optimised(
     num_classes: int,
     steps: int,
     *,
+    formation: Formation,
     kernel: Kernel,
     learning_rate: float,
     label_rate: float,
     progress: Progress | None,
 ) -> tuple[Tensor, Tensor]:
-    """Minimise eq. 1 for problems of one size; return virtual points and targets, (B, n, .).
+    """Minimise eq. 1 for problems of one size.
+
+    Returns virtual images (B, n, C, H, W) and their targets (B, n, classes).
 
     To learn that a step needs float64, the host would wait for a GPU each time. There, no step
     asks: what fails turns NaN and stays so. If that is found at the end, which is rare, all steps
@@ -381,6 +393,7 @@ def _optimised(
         problems,
         num_classes,
         steps,
+        formation=formation,
         learning_rate=learning_rate,
         label_rate=label_rate,
         progress=progress,
@@ -404,37 +417,41 @@ def _descended(
     steps: int,
     gradient_of: Callable[..., KipStep],
     *,
+    formation: Formation,
     learning_rate: float,
     label_rate: float,
     progress: Progress | None,
 ) -> tuple[Tensor, Tensor]:
     """Do the steps of `_optimised` with a gradient as from `kip_gradient`."""
-    device = problems[0].real.points.device
-    virtual = torch.stack([p.initial_images.flatten(1) for p in problems]).to(device)
+    device, tiles = problems[0].real.points.device, formation.factor**2
+    virtual = torch.stack([p.initial_images for p in problems]).to(device)
     targets = torch.stack([_targets(p.labels, num_classes) for p in problems]).to(device)
     support, support_targets = (
         torch.stack(x) for x in zip(*(p.support for p in problems), strict=True)
     )
-    count = virtual.shape[1]
     groups: list[dict[str, Any]] = [{"params": virtual}, {"params": targets, "lr": label_rate}]
     optimizer = torch.optim.Adam(groups, lr=learning_rate)
     # Clamp to the node's range of pixels: networks trained on images beyond it diverge.
     lowest, highest = (
-        torch.stack([extreme(p.real.points) for p in problems]).reshape(-1, 1, 1)
+        torch.stack([extreme(p.real.points) for p in problems]).reshape(-1, 1, 1, 1, 1)
         for extreme in (torch.amin, torch.amax)
     )
     for step in range(steps):
         points, point_targets = (
             torch.stack(x) for x in zip(*(p.draw() for p in problems), strict=True)
         )
+        decoded = formation.decode(virtual)
+        count = decoded.shape[1]
         gradient = gradient_of(
-            torch.cat([virtual, support], 1),
-            torch.cat([targets, support_targets], 1),
+            torch.cat([decoded.flatten(2), support], 1),
+            torch.cat([targets.repeat_interleave(tiles, 1), support_targets], 1),
             points,
             point_targets,
         )
-        virtual.grad = gradient.by_virtual[:, :count]
-        targets.grad = gradient.by_targets[:, :count].float()
+        by_decoded = gradient.by_virtual[:, :count].reshape(decoded.shape)
+        virtual.grad = formation.pullback(by_decoded)
+        by_targets = gradient.by_targets[:, :count].float()
+        targets.grad = by_targets.unflatten(1, (-1, tiles)).sum(2)
         optimizer.step()
         virtual.clamp_(lowest, highest)
         if progress is not None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from distill.auto import choose
 from distill.kip import VARIANTS, distill_kip_many
-from distill.registry import Progress, distiller
+from distill.registry import Progress, distiller, formation_arguments
 from distill.virtual_data import VirtualData
 
 
@@ -23,6 +23,7 @@ def distill_many(
     generators: Sequence[torch.Generator],
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
+    formation: int = 1,
 ) -> list[VirtualData]:
     """Distil each set (images and labels of a node) as the distiller would alone.
 
@@ -41,6 +42,7 @@ def distill_many(
             "device": device,
             "progress": progress,
         }
+        arguments |= formation_arguments(method, formation)
         if method in VARIANTS:
             virtual = distill_kip_many(
                 [sets[place] for place in places],

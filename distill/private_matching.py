@@ -15,6 +15,7 @@ from distill.augmentation import Augmentation, draw_augmentation
 from distill.distribution_matching import LEARNING_RATE, Network, Probe, match_means, real_means
 from distill.errors import DistillError
 from distill.features import RandomConvNet
+from distill.formation import Formation, best_formation
 from distill.inputs import check_inputs
 from distill.privacy import Guarantee, PrivacyCard
 from distill.registry import Progress
@@ -110,6 +111,7 @@ def distill_dm_privately(
     delta: float,
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
+    formation: int = 1,
 ) -> VirtualData:
     """Distil by distribution matching with (epsilon, delta)-differentially private class means.
 
@@ -119,7 +121,7 @@ def distill_dm_privately(
 
     Parameters
     ----------
-    images, labels, num_classes, per_class, steps, device, progress
+    images, labels, num_classes, per_class, steps, device, progress, formation
         See :func:`distill.distribution_matching.distill_dm`, also for errors.
     generator : torch.Generator
         For networks, augmentations and start, on the CPU; need not be secret.
@@ -140,9 +142,11 @@ def distill_dm_privately(
     by_class = images[labels.argsort(stable=True)].to(device)
     counts = torch.unique(labels, return_counts=True)[1].tolist()
     probes = [_draw_probe(by_class, counts, noise, generator, noise_generator) for _ in range(BANK)]
-    initial_images, virtual_labels = start("noise", images, labels, per_class, generator)
+    formation = formation or best_formation(images.shape)
+    initial_images, virtual_labels = start("noise", images, labels, per_class, generator, formation)
     virtual = initial_images.reshape(len(counts), per_class, *images.shape[1:]).to(device)
-    match_means(virtual, probes, steps, LEARNING_RATE, progress)
+    tiles = Formation.of(formation, images.shape, device)
+    match_means(virtual, probes, steps, LEARNING_RATE, tiles, progress)
     return VirtualData(
         images=virtual.flatten(0, 1).cpu(),
         labels=virtual_labels,
@@ -151,6 +155,7 @@ def distill_dm_privately(
         seed=generator.initial_seed(),
         init="noise",
         card=PrivacyCard(guarantee=Guarantee(epsilon, delta)),
+        formation=formation,
     )
 
 

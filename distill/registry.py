@@ -1,6 +1,7 @@
 """The `Distiller` interface, and distillers by name."""
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Protocol, TypeVar, cast
 
 import torch
@@ -31,6 +32,7 @@ class Distiller(Protocol):
         generator: torch.Generator,
         device: torch.device | str = "cpu",
         progress: Progress | None = None,
+        formation: int = 1,
     ) -> VirtualData:
         """Distil `images` into `per_class` virtual images of each class present.
 
@@ -57,6 +59,9 @@ class Distiller(Protocol):
             Where to compute; the result is on the CPU.
         progress : callable, optional (default: None)
             Called after each step with (steps done, all steps, loss).
+        formation : int (default: 1)
+            Smaller images along each side of an image, see `distill.formation`; 0 lets the method
+            choose. A method without this argument makes one image of each.
 
         Returns
         -------
@@ -124,3 +129,20 @@ def distiller(name: str) -> Distiller:
     if not callable(method):
         raise DistillError(f"distiller {name!r} must be a function, got {type(method).__name__}")
     return cast(Distiller, method)
+
+
+def formation_arguments(name: str, formation: int) -> dict[str, int]:
+    """The arguments with which a distiller makes images of that formation; 0 lets it choose.
+
+    Raises
+    ------
+    DistillError
+        If there is no such distiller, or it has no formation and more than 1 is asked for.
+    """
+    if "formation" in signature(distiller(name)).parameters:
+        return {"formation": formation}
+    if formation > 1:
+        raise DistillError(
+            f"formation = {formation}, but distiller {name!r} makes one image of each (set it to 1)"
+        )
+    return {}

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from distill.errors import DistillError
+from distill.formation import Formation
 
 logger = logging.getLogger("distill")
 
@@ -42,9 +43,17 @@ STARTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def start(
-    init: str, images: Tensor, labels: Tensor, per_class: int, generator: torch.Generator
+    init: str,
+    images: Tensor,
+    labels: Tensor,
+    per_class: int,
+    generator: torch.Generator,
+    formation: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Initialise virtual images.
+
+    Small images start like large ones, from real images that were shrunk first: their statistics
+    say no more of these than the full-sized ones'.
 
     Parameters
     ----------
@@ -61,6 +70,8 @@ def start(
         Virtual images per class present.
     generator : torch.Generator
         On the CPU.
+    formation : int (default: 1)
+        Small images along each side, see `distill.formation`.
 
     Returns
     -------
@@ -78,10 +89,14 @@ def start(
         raise DistillError(f"init {init!r} is unknown; choose one of {choices}")
     classes = torch.unique(labels).cpu()
     by_class = [images[labels == c].cpu() for c in classes]
+    tiles = Formation.of(formation, images.shape)
     if init == REAL:
         logger.warning("start 'real': virtual images start as REAL IMAGES and stay similar to them")
-        initial_images = [real_images(own, per_class, generator) for own in by_class]
+        count = per_class * formation**2
+        initial_images = [tiles.pack(real_images(own, count, generator)) for own in by_class]
     else:
         noise = torch.randn(len(classes), per_class, *images.shape[1:], generator=generator)
-        initial_images = [STARTS[init](own, eps) for own, eps in zip(by_class, noise, strict=True)]
+        initial_images = [
+            STARTS[init](tiles.tiled(own), eps) for own, eps in zip(by_class, noise, strict=True)
+        ]
     return torch.cat(initial_images), classes.repeat_interleave(per_class)

@@ -12,6 +12,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from distill.errors import VirtualDataError, require
+from distill.formation import Formation, largest_formation
 from distill.privacy import PrivacyCard, privacy_card
 
 FORMAT = "flwr-distill/virtual-data/1"
@@ -41,12 +42,15 @@ class Bounds:
         Most images.
     of_a_class : int
         Most images of one class.
+    formation : int (default: 1)
+        Largest formation; an image is trained on as its square.
     """
 
     shape: tuple[int, ...]
     num_classes: int
     images: int
     of_a_class: int
+    formation: int = 1
 
     @property
     def num_bytes(self) -> int:
@@ -61,7 +65,7 @@ class VirtualData:
     Parameters
     ----------
     images : Tensor
-        float32 (n, C, H, W) in the task's normalised space, on the CPU.
+        float32 (n, C, H, W) in the task's normalised space, on the CPU; packed, as they are sent.
     labels : Tensor
         int64 (n,), each in [0, 32767].
     method : str
@@ -78,6 +82,9 @@ class VirtualData:
         What the images reveal about single real ones, if measured.
     initial_images : Tensor, optional (default: None)
         The images before the first step, for the card; not sent.
+    formation : int (default: 1)
+        Smaller images along each side of an image, see `distill.formation`. Networks are trained on
+        `decoded` images.
 
     Raises
     ------
@@ -94,6 +101,7 @@ class VirtualData:
     soft_labels: Tensor | None = None
     card: PrivacyCard | None = None
     initial_images: Tensor | None = None
+    formation: int = 1
 
     def __post_init__(self) -> None:
         n = len(self.images) if self.images.ndim else 0
@@ -102,6 +110,11 @@ class VirtualData:
             f"images must have a shape (n, C, H, W) without zeros, got {tuple(self.images.shape)}",
         )
         _require_finite_float32("images", self.images)
+        most = largest_formation(self.images.shape)
+        require(
+            1 <= self.formation <= most,
+            f"formation must be from 1 to {most}, got {self.formation!r:.20}",
+        )
         require(
             self.labels.shape == (n,) and self.labels.dtype == torch.int64,
             f"labels must be int64 of shape ({n},) to match the images, "
@@ -122,6 +135,25 @@ class VirtualData:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def decoded(self) -> "VirtualData":
+        """What networks are trained on: each small image enlarged to the size of a real one.
+
+        Images, labels and soft labels are `formation` squared times as many, image by image; the
+        result's own formation is 1.
+        """
+        if self.formation == 1:
+            return self
+        formation = Formation.of(self.formation, self.images.shape)
+        soft_labels, start = self.soft_labels, self.initial_images
+        return replace(
+            self,
+            images=formation.decode(self.images),
+            labels=formation.repeated(self.labels),
+            soft_labels=None if soft_labels is None else formation.repeated(soft_labels),
+            initial_images=None if start is None else formation.decode(start),
+            formation=1,
+        )
 
     def validate(self, shape: Sequence[int], num_classes: int) -> None:
         """Check that the data fits a task with image shape (C, H, W) and its classes.
@@ -160,6 +192,10 @@ class VirtualData:
     def with_card(self, real: Tensor, held_back: Tensor) -> "VirtualData":
         """Return a copy with the privacy card measured.
 
+        It is measured on the decoded images, which are what can look like a person's. Real images
+        are made as coarse as these first: otherwise a real image shrunk into a tile, which shows
+        whom it shows, would not count as a copy. The packed image is like no real one.
+
         Parameters
         ----------
         real : Tensor
@@ -172,8 +208,12 @@ class VirtualData:
         DistillError
             If shapes do not match.
         """
-        images = self.images.to(real.device)
-        card = privacy_card(images, real, start=self.initial_images, held_back=held_back)
+        decoded = self.decoded()
+        real, held_back = (
+            Formation.of(self.formation, x.shape, x.device).coarse(x) for x in (real, held_back)
+        )
+        images = decoded.images.to(real.device)
+        card = privacy_card(images, real, start=decoded.initial_images, held_back=held_back)
         return replace(self, card=card)
 
     def to_bytes(self) -> bytes:
@@ -201,6 +241,8 @@ class VirtualData:
             "init": self.init,
             "card": asdict(self.card) if self.card else None,
         }
+        if self.formation > 1:  # without it, the bytes are those of versions that knew none
+            about["formation"] = self.formation
         # A single entry, because safetensors writes several in random order.
         return save(tensors, metadata={"about": json.dumps(about)})
 
@@ -240,13 +282,12 @@ class VirtualData:
             If `data` is truncated or malformed in any way.
         """
         try:
-            about = json.loads(_header(data)["__metadata__"]["about"])
+            about = _about(_header(data))
             tensors = load(data)
             pixels, labels = tensors["pixels"], tensors["labels"]
             soft_labels = tensors.get("soft_labels")
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise VirtualDataError(f"not virtual data ({len(data)} bytes): {error!r}") from error
-        require(isinstance(about, dict), "the record of how it was made must be an object")
         version = about.get("format")
         require(version == FORMAT, f"format must be {FORMAT!r}, found {version!r}")
         require(pixels.dtype == torch.uint8, f"pixels must be uint8, got {pixels.dtype}")
@@ -266,6 +307,7 @@ class VirtualData:
             init=_field(about, "init", str),
             soft_labels=soft_labels,
             card=None if card is None else PrivacyCard.from_dict(card),
+            formation=_formation(about),
         )
 
 
@@ -290,17 +332,31 @@ def _header(data: bytes) -> dict[str, Any]:
     return header
 
 
+def _about(header: dict[str, Any]) -> dict[str, Any]:
+    """What the header says of how the data were made."""
+    about = json.loads(header["__metadata__"]["about"])
+    if not isinstance(about, dict):
+        raise TypeError("the record of how it was made must be an object")
+    return about
+
+
 def _check_announced(data: bytes, bounds: Bounds) -> None:
-    """Check the shapes in the header, which safetensors holds the tensors to."""
+    """Check formation and shapes in the header, which safetensors holds the tensors to."""
     try:
         header = _header(data)
         shapes = {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
         n, *shape = shapes.pop("pixels")
+        about = _about(header)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise VirtualDataError(f"not virtual data ({len(data)} bytes): {error!r:.200}") from error
     require(
         isinstance(n, int) and n <= bounds.images,
         f"{n!r:.20} virtual images, more than the {bounds.images} allowed",
+    )
+    formation = _formation(about)
+    require(
+        1 <= formation <= bounds.formation,
+        f"virtual images have the formation {formation!r:.20}, not 1 to {bounds.formation}",
     )
     require(shape == [*bounds.shape], _SHAPE_MISMATCH.format(f"{tuple(shape)}"[:50], bounds.shape))
     fitting = {"labels": [n], "soft_labels": [n, bounds.num_classes]}
@@ -321,8 +377,12 @@ def _decoded(pixels: Tensor, scale: float, offset: float) -> Tensor:
     return images
 
 
+def _formation(about: dict[str, Any]) -> int:
+    return _field(about, "formation", int) if "formation" in about else 1
+
+
 def _field(about: dict[str, Any], name: str, kind: type[T]) -> T:
     value = about.get(name)
     if type(value) is not kind:
-        raise VirtualDataError(f"{name} must be of type {kind.__name__}, got {value!r}")
+        raise VirtualDataError(f"{name} must be of type {kind.__name__}, got {value!r:.50}")
     return value

@@ -31,6 +31,8 @@ class VirtualTraining(Block):
     ----------
     per_class : int
         Virtual images of each class on the node.
+    formation : int (default: 1)
+        Smaller images along each side of a virtual image.
     first_steps : int
         Steps of distribution matching with random networks, if the node has no virtual data yet.
     refine_steps : int (default: 0)
@@ -42,6 +44,7 @@ class VirtualTraining(Block):
     """
 
     per_class: Annotated[int, Field(ge=1)]
+    formation: Annotated[int, Field(ge=1, le=4)] = 1
     first_steps: Annotated[int, Field(ge=1)]
     refine_steps: Annotated[int, Field(ge=0)] = 0
     contrast: Annotated[float, Field(ge=0)] = 0.0
@@ -70,6 +73,9 @@ class FedLGDSettings(Block):
     ----------
     per_class : int (default: 10)
         Virtual images of each class on a node.
+    formation : int (default: 1)
+        Each virtual image, of nodes and server, holds formation x formation smaller ones, which are
+        enlarged where they are trained on; 1 is one image, 0 chooses by image size.
     first_steps : int (default: 400)
         Steps in which a node makes its virtual data, with random networks.
     refine_steps : int (default: 20)
@@ -91,6 +97,7 @@ class FedLGDSettings(Block):
     """
 
     per_class: Annotated[int, Field(ge=1)] = 10
+    formation: Annotated[int, Field(ge=0, le=4)] = 1
     first_steps: Annotated[int, Field(ge=1)] = 400
     refine_steps: Annotated[int, Field(ge=0)] = 20
     every: Annotated[int, Field(ge=1)] = 5

@@ -113,6 +113,9 @@ class Distillation(Block):
         |D~_i|, virtual samples of a node, spread evenly over its classes.
     distill_steps : int (default: 0)
         Steps of the distiller; 0 takes the distiller's own default.
+    formation : int (default: 0)
+        Each virtual image holds formation x formation smaller ones, which are enlarged where they
+        are trained on and cost no more bytes; 1 is one image, 0 chooses by image size.
     start : str (default: "class-stats")
         What virtual images start from: ``class-stats``, ``pixel-stats``, ``noise`` or ``real``.
     allow_real_start : bool (default: False)
@@ -127,6 +130,7 @@ class Distillation(Block):
     distiller: Annotated[str, Field(min_length=1)] = "auto"
     distilled_size: Annotated[int, Field(ge=1)] = 40
     distill_steps: Annotated[int, Field(ge=0)] = 0
+    formation: Annotated[int, Field(ge=0, le=4)] = 0
     start: Annotated[str, Field(min_length=1)] = "class-stats"
     allow_real_start: Annotated[bool, Field(validate_default=True)] = False
     share_raw_data: bool = False
@@ -204,12 +208,15 @@ class ParcelBounds(Block):
         Most images in a parcel.
     of_a_class : int
         Most images of one class.
+    formation : int (default: 1)
+        Largest formation.
     server_round : int
         The round in which the parcels were sent.
     """
 
     images: Annotated[int, Field(ge=1)]
     of_a_class: Annotated[int, Field(ge=1)]
+    formation: Annotated[int, Field(ge=1, le=4)] = 1
     server_round: Annotated[int, Field(ge=1)]
 
 

@@ -33,6 +33,7 @@ from protocol.fedlgd import (
 from protocol.messages import ARRAYS, CONFIG, METRICS
 from protocol.replies import usable
 from strategies.common.checked import RobustFedAvg, Update
+from strategies.common.formation import chosen_formation
 from task.datasets import DataSpec
 from task.words import counted
 
@@ -53,7 +54,7 @@ class FedLGD(RobustFedAvg):
         The run's architecture; its weights are not changed.
     spec : DataSpec
         Shape and classes of the images.
-    per_class, first_steps, refine_steps, every, selections, contrast, global_per_class,
+    per_class, formation, first_steps, refine_steps, every, selections, contrast, global_per_class,
     global_steps, match
         See `protocol.fedlgd.FedLGDSettings`.
     phase_timeout : float (default: 600.0)
@@ -79,6 +80,7 @@ class FedLGD(RobustFedAvg):
         model: nn.Module,
         spec: DataSpec,
         per_class: int = 10,
+        formation: int = 1,
         first_steps: int = 400,
         refine_steps: int = 20,
         every: int = 5,
@@ -94,6 +96,7 @@ class FedLGD(RobustFedAvg):
     ) -> None:
         super().__init__(**kwargs)
         self.per_class = per_class
+        self.formation = chosen_formation("fedlgd.formation", formation, spec.shape)
         self.first_steps = first_steps
         self.refine_steps = refine_steps
         self.every = every
@@ -104,7 +107,7 @@ class FedLGD(RobustFedAvg):
         self.phase_timeout = phase_timeout
         self.global_data: VirtualData | None = None
         """The server's virtual data, as nodes have them; None before the first selected round."""
-        self._start_of_global_data = _noise(spec, global_per_class, seed)
+        self._start_of_global_data = _noise(spec, global_per_class, self.formation, seed)
         self._model = copy.deepcopy(model).to(device)
         self._device = device
         self._payload = b""
@@ -167,7 +170,8 @@ class FedLGD(RobustFedAvg):
         labels = self.global_data.labels
         names = [str(label) for label in range(int(labels.max()) + 1)]
         picture = BytesIO()
-        contact_sheet(self.global_data.images, labels, names).save(picture, format="png")
+        sheet = contact_sheet(self.global_data.images, labels, names, self.global_data.formation)
+        sheet.save(picture, format="png")
         return {"virtual.safetensors": self._payload, "virtual.png": picture.getvalue()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -184,6 +188,7 @@ class FedLGD(RobustFedAvg):
         joint = not self._selected and self.global_data is not None
         return VirtualTraining(
             per_class=self.per_class,
+            formation=self.formation,
             first_steps=self.first_steps,
             refine_steps=self.refine_steps if self._selected else 0,
             contrast=self.contrast if joint else 0.0,
@@ -234,6 +239,7 @@ class FedLGD(RobustFedAvg):
                 as_tensors(target),
                 self._model,
                 steps=self.global_steps,
+                formation=virtual.formation,
             )
             refined = replace(virtual, images=images.cpu(), steps=virtual.steps + self.global_steps)
         except DistillError as error:
@@ -247,9 +253,11 @@ class FedLGD(RobustFedAvg):
         self.global_data = VirtualData.from_bytes(payload) if payload else None
 
 
-def _noise(spec: DataSpec, per_class: int, seed: int) -> VirtualData:
+def _noise(spec: DataSpec, per_class: int, formation: int, seed: int) -> VirtualData:
     """Initial virtual data of the server, which has no real images to start from."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(spec.num_classes).repeat_interleave(per_class)
     images = torch.randn(len(labels), *spec.shape, generator=generator)
-    return VirtualData(images, labels, method="gm", steps=0, seed=seed, init="noise")
+    return VirtualData(
+        images, labels, method="gm", steps=0, seed=seed, init="noise", formation=formation
+    )

@@ -4,9 +4,11 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from distill.formation import LARGEST
 from distill.virtual_data import Bounds
 from protocol.hfldd import Distillation, ParcelBounds
 from strategies.common.directory import Directory
+from strategies.common.formation import chosen_formation
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Limits:
         return ParcelBounds(
             images=max(self.images(member) for member in members),
             of_a_class=max(self.of_a_class(member) for member in members),
+            formation=self._formation,
             server_round=server_round,
         )
 
@@ -75,7 +78,18 @@ class Limits:
             return math.inf
         if self.distillation.share_raw_data:
             return samples[head] + sum(samples[member] for member in members)
-        return samples[head] + sum(self.images(member) for member in members)
+        tiles = self._formation**2
+        return samples[head] + sum(self.images(member) * tiles for member in members)
 
     def _samples(self, member: int) -> int:
         return max(1, self.directory.num_examples.get(member, 1))
+
+    @property
+    def _formation(self) -> int:
+        """The largest formation with which members distil."""
+        formation = self.distillation.formation
+        if self.distillation.share_raw_data:
+            return 1
+        if self.image_shape is None:
+            return formation or LARGEST
+        return chosen_formation("hfldd.formation", formation, self.image_shape)

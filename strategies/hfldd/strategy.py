@@ -37,6 +37,7 @@ from protocol.messages import CONFIG, METRICS, PARCEL, ROUTE, SERVER_ROUND
 from protocol.replies import NothingUsableError, number, usable
 from strategies.common.checked import RobustFedAvg, Update
 from strategies.common.directory import Directory, listed
+from strategies.common.formation import chosen_formation
 from strategies.common.retries import Retries
 from strategies.common.run import Run
 from strategies.common.topology import Topology
@@ -145,6 +146,8 @@ class HFLDD(RobustFedAvg):
         self._clusters = Clusters(seed)
         self._retries = Retries()
         self._grid: Grid
+        if image_shape is not None:
+            chosen_formation("hfldd.formation", self.distillation.formation, image_shape)
         if self.distillation.share_raw_data:
             log(WARNING, "share_raw_data is on: members send their RAW DATA to cluster heads")
         if self.distillation.start == "real":

@@ -218,3 +218,20 @@ def test_a_fifth_of_each_class_is_held_back_and_the_rest_is_kept(tmp_path: Path)
     assert len(set(levels[0] + levels[1])) == 30
     assert len(levels[0]) + len(levels[1]) == 30
     assert levels[1] != load(npz, seed=1).held_back.inputs[:, 0, 0, 0].tolist()
+
+
+def test_small_images_are_trained_on_enlarged_and_cost_no_more_bytes(
+    folder: Path, tmp_path: Path
+) -> None:
+    sizes = []
+    for formation in ("1", "2"):
+        output = tmp_path / formation
+        asked = ["--per-class", "3", "--steps", "2", "--output", str(output)]
+        result = invoke(folder, *asked, "--formation", formation)
+        assert result.exit_code == 0, result.output
+        sizes.append(len((output / "virtual.safetensors").read_bytes()))
+    assert sizes[1] - sizes[0] < 100  # of the header: the card's digits, and formation's name
+    assert "6 virtual images of 2 x 2 smaller ones" in result.output
+    summary = json.loads((output / "summary.json").read_text())
+    assert summary["formation"] == 2
+    assert [score["images"] for score in summary["scores"].values()] == [24, 6, 32]

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,6 +44,17 @@ def test_a_node_has_so_many_images_of_each_class_that_it_holds(session):
     assert made.labels.tolist() == held.repeat_interleave(2).tolist()
     assert len(held) < session.data.spec.num_classes
     assert made.inputs.shape[1:] == session.data.spec.shape
+
+
+def test_nodes_train_on_each_small_image_enlarged(session):
+    request = REQUEST.model_copy(update={"formation": 2, "refine_steps": 1})
+    made = virtual_samples(session, nn.Flatten(), request, 1)
+    kept = VirtualData.from_bytes(session.store.at(1).read(fedlgd.OWN))
+    assert (kept.formation, len(made)) == (2, 4 * len(kept))
+    assert torch.equal(made.inputs, kept.decoded().images)
+    of_server = replace(virtual(), formation=2)
+    received = global_samples(session, record(of_server.to_bytes()))
+    assert received.labels.tolist() == [0] * 4 + [9] * 4
 
 
 def test_virtual_data_are_made_once_and_equal_after_a_restart(session):

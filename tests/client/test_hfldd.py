@@ -45,11 +45,12 @@ def delivery(tmp_path, session):
     return sent
 
 
-def keep(session, rank, parcel):
-    return keep_parcel(session, rank, parcel, ParcelBounds(images=5, of_a_class=5, server_round=1))
+def keep(session, rank, parcel, formation=1):
+    bounds = ParcelBounds(images=5, of_a_class=5, formation=formation, server_round=1)
+    return keep_parcel(session, rank, parcel, bounds)
 
 
-def virtual(size=3, label=4, shape=(1, 8, 8), value=0.5, soft_labels=None):
+def virtual(size=3, label=4, shape=(1, 8, 8), value=0.5, soft_labels=None, formation=1):
     data = VirtualData(
         images=torch.full((size, *shape), value),
         labels=torch.full((size,), label),
@@ -58,6 +59,7 @@ def virtual(size=3, label=4, shape=(1, 8, 8), value=0.5, soft_labels=None):
         seed=0,
         init="noise",
         soft_labels=soft_labels,
+        formation=formation,
     )
     return data.to_bytes()
 
@@ -72,6 +74,15 @@ def test_the_pool_is_the_own_data_and_then_the_parcels_by_rank(session, delivery
     received = pool.inputs[len(own) :, 0, 0, 0]
     torch.testing.assert_close(received, torch.tensor([1.0] * 3 + [2.0] * 3), atol=0.01, rtol=0)
     assert pool.labels[len(own) :].tolist() == [4] * 6
+
+
+def test_a_pool_holds_each_small_image_enlarged_with_the_label_of_all(session, delivery):
+    learned = torch.eye(10)[[1, 2, 3]]
+    payload = virtual(soft_labels=learned, formation=2)
+    assert keep(session, 0, delivery(payload), formation=2)
+    pool, own = pooled_samples(session), session.data.train
+    assert torch.equal(pool.inputs[len(own) :], VirtualData.from_bytes(payload).decoded().images)
+    assert torch.equal(pool.labels[len(own) :], learned.repeat_interleave(4, 0))
 
 
 def test_a_parcel_sent_again_takes_the_place_of_the_first(session, delivery):
@@ -99,6 +110,7 @@ class Bomb:
         virtual(soft_labels=torch.full((3, 10), 7.0)),
         pickle.dumps(Bomb()),
         virtual(size=6),
+        virtual(formation=2),
     ],
     ids=[
         "garbage",
@@ -110,6 +122,7 @@ class Bomb:
         "labels",
         "pickle",
         "too-many",
+        "formation",
     ],
 )
 def test_broken_data_are_set_aside_and_the_others_are_kept(session, delivery, broken, caplog):

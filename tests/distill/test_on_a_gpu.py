@@ -30,10 +30,11 @@ def run(name, device, n=30, **changes) -> VirtualData:
     return distiller(name)(images, labels, device=device, **asked)
 
 
+@pytest.mark.parametrize("formation", [1, 2])
 @pytest.mark.parametrize("name", ["dm", "gm", "kip"])
-def test_recorded_steps_make_the_same_images(gpus, name, monkeypatch):
+def test_recorded_steps_make_the_same_images(gpus, name, formation, monkeypatch):
     """With a bank of 40, DM would not use a network twice, nor record a step."""
-    asked = {"dm": {"bank": 2}, "gm": {"steps": 3}}.get(name, {})
+    asked = {"dm": {"bank": 2}, "gm": {"steps": 3}}.get(name, {}) | {"formation": formation}
     expected = run(name, GPU, **asked)
     graphs = cpu_graphs.install(monkeypatch)
     found = run(name, GPU, **asked)

@@ -147,6 +147,10 @@ def tampered(
         ({"pixels": torch.zeros(4, 3, 5, 4)}, {}, "pixels must be uint8"),
         ({"pixels": torch.zeros(4, 60, dtype=torch.uint8)}, {}, "images must have a shape"),
         ({"pixels": torch.zeros(4, 0, 5, 4, dtype=torch.uint8)}, {}, "images must have a shape"),
+        ({}, {"formation": "2"}, "formation must be of type int"),
+        ({}, {"formation": True}, "formation must be of type int"),
+        ({}, {"formation": None}, "formation must be of type int"),
+        ({}, {"formation": 10**6}, "formation must be from 1 to 4, got 1000000"),
         ({}, {"card": 1}, "a PrivacyCard has own, start, yardstick"),
         (
             {},
@@ -255,6 +259,44 @@ def test_a_million_images_are_refused_where_forty_are_allowed() -> None:
         VirtualData.received(packed, bounds)
     with pytest.raises(VirtualDataError, match="1048576 virtual images, more than the 40"):
         _check_announced(packed, bounds)
+
+
+@pytest.mark.parametrize(
+    ("formation", "complaint"),
+    [
+        (0, "have the formation 0, not 1 to 2"),
+        (-1, "have the formation -1, not 1 to 2"),
+        (3, "have the formation 3, not 1 to 2"),
+        (10**6, "have the formation 1000000, not 1 to 2"),
+        (10**4000, "have the formation 1"),
+        ("2", "formation must be of type int, got '2'"),
+        (2.0, "formation must be of type int, got 2.0"),
+        ([2], r"formation must be of type int, got \[2\]"),
+    ],
+)
+def test_a_hostile_formation_is_refused_before_any_tensor_is_made(
+    formation: object, complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = tampered(about={"formation": formation})
+    bounds = replace(BOUNDS, formation=2)
+    monkeypatch.setattr(virtual_data, "load", None)
+    with pytest.raises(VirtualDataError, match=complaint) as refusal:
+        VirtualData.received(packed, bounds)
+    assert len(str(refusal.value)) < 200
+
+
+def test_a_formation_is_received_where_it_is_allowed() -> None:
+    packed = replace(example(), formation=2).to_bytes()
+    with pytest.raises(VirtualDataError, match="have the formation 2, not 1 to 1"):
+        VirtualData.received(packed, BOUNDS)
+    assert len(VirtualData.received(packed, replace(BOUNDS, formation=3)).decoded()) == 16
+
+
+@pytest.mark.parametrize("about", ['"formation"', "[]", "2", "null"])
+def test_a_record_of_another_kind_is_refused(about: str) -> None:
+    packed = save(load(example().to_bytes()), metadata={"about": about})
+    with pytest.raises(VirtualDataError, match="must be an object"):
+        VirtualData.received(packed, BOUNDS)
 
 
 @pytest.mark.parametrize(

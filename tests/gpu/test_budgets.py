@@ -108,9 +108,11 @@ def distilling_step(step):
     ("distil", "n", "side", "launches"),
     [
         pytest.param(DM, 40, 32, 100, id="dm"),
+        pytest.param(partial(DM, formation=2), 40, 32, 110, id="dm of tiles"),
         # 900 of a match, and 70 of each of ten steps that train the network for the next one
         pytest.param(GM, 40, 16, 1600, id="gm"),
         pytest.param(KIP, 300, 8, 400, id="kip"),
+        pytest.param(partial(KIP, formation=2), 300, 8, 410, id="kip of tiles"),
     ],
 )
 def test_a_step_of_distilling_waits_for_nothing_and_launches_little(

@@ -1,6 +1,7 @@
 """FedLGD with our real ClientApp; only the wire is replaced, by a grid in memory."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,7 +67,8 @@ def as_sent(virtual):
 class ByHand:
     """The same rounds as plain loops over nodes."""
 
-    def __init__(self, num_nodes, tmp_path):
+    def __init__(self, num_nodes, tmp_path, formation=1):
+        self.formation = formation
         self.sessions = []
         for i in range(num_nodes):
             node = {"partition-id": i, "num-partitions": num_nodes, "state-dir": str(tmp_path)}
@@ -75,7 +77,11 @@ class ByHand:
         generator = torch.Generator().manual_seed(0)
         images = torch.randn(20, *SPEC.shape, generator=generator)
         labels = torch.arange(10).repeat_interleave(2)
-        self.of_server = VirtualData(images, labels, method="gm", steps=0, seed=0, init="noise")
+        self.of_server = self.virtual_data(images, labels, steps=0)
+
+    def virtual_data(self, images, labels, steps):
+        made = VirtualData(images, labels, method="gm", steps=steps, seed=0, init="noise")
+        return replace(made, formation=self.formation)
 
     def model(self, weights):
         model = copy.deepcopy(MODEL)
@@ -84,7 +90,7 @@ class ByHand:
 
     def refined(self, node, weights, server_round):
         session, data = self.sessions[node], self.sessions[node].data.train
-        given = {"num_classes": 10, "per_class": 3}
+        given = {"num_classes": 10, "per_class": 3, "formation": self.formation}
         if self.virtual[node] is None:
             made = distill_dm(
                 data.inputs,
@@ -126,7 +132,8 @@ class ByHand:
         states, gradients = [], []
         for node in range(len(self.sessions)):
             self.refined(node, weights, server_round)
-            images, labels = self.virtual[node].images, self.virtual[node].labels
+            own = self.virtual[node].decoded()
+            images, labels = own.images, own.labels
             model = self.model(weights)
             loss = functional.cross_entropy(model(images), labels)
             by_weights = torch.autograd.grad(loss, list(model.parameters()))
@@ -137,28 +144,31 @@ class ByHand:
         change = {name: weights[name] - mean[name] for name in mean}
         target = self.mean(gradients) if match == "gradient" else change
         images = match_gradient(
-            self.of_server.images, self.of_server.labels, target, self.model(weights), steps=3
+            self.of_server.images,
+            self.of_server.labels,
+            target,
+            self.model(weights),
+            steps=3,
+            formation=self.formation,
         )
-        labels = self.of_server.labels
-        self.of_server = as_sent(
-            VirtualData(images, labels, method="gm", steps=3, seed=0, init="noise")
-        )
+        self.of_server = as_sent(self.virtual_data(images, self.of_server.labels, steps=3))
         return mean
 
     def joint_round(self, weights, server_round):
         states = []
         for node in range(len(self.sessions)):
-            images = torch.cat([self.virtual[node].images, self.of_server.images])
-            labels = torch.cat([self.virtual[node].labels, self.of_server.labels])
+            both = [self.virtual[node].decoded(), self.of_server.decoded()]
+            images = torch.cat([virtual.images for virtual in both])
+            labels = torch.cat([virtual.labels for virtual in both])
             states.append(self.trained(node, weights, server_round, images, labels, LAMBDA))
         return self.mean(states)
 
 
-@pytest.mark.parametrize("match", ["gradient", "update"])
-def test_rounds_equal_the_papers_steps_as_plain_loops(client_grid, tmp_path, match):
+@pytest.mark.parametrize(("match", "formation"), [("gradient", 1), ("update", 1), ("gradient", 2)])
+def test_rounds_equal_the_papers_steps_as_plain_loops(client_grid, tmp_path, match, formation):
     """Selected, joint, selected again: two nodes of five classes each."""
-    grid, by_hand = client_grid(2, RUN_CONFIG), ByHand(2, tmp_path / "by-hand")
-    strategy, arrays = strategy_of(match=match), None
+    grid, by_hand = client_grid(2, RUN_CONFIG), ByHand(2, tmp_path / "by-hand", formation)
+    strategy, arrays = strategy_of(match=match, formation=formation), None
     weights = MODEL.state_dict()
     for server_round, selected in [(1, True), (2, False), (3, True)]:
         arrays = play(strategy, grid, server_round, arrays)
@@ -169,6 +179,7 @@ def test_rounds_equal_the_papers_steps_as_plain_loops(client_grid, tmp_path, mat
         assert_equal(numbers(arrays), {n: w.numpy() for n, w in weights.items()}, atol=1e-4)
         found, expected = strategy.global_data, by_hand.of_server
         assert torch.equal(found.labels, expected.labels)
+        assert found.formation == formation
         torch.testing.assert_close(found.images, expected.images, atol=0.02, rtol=0)
 
 

@@ -1,0 +1,135 @@
+"""Multi-formation (Kim et al. 2022): an image holds several smaller ones, enlarged where used."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from distill.errors import DistillError
+
+LARGEST = 4
+"""Largest formation: images are trained on as 16 times as many."""
+SMALLEST_SIDE = 28
+"""Of images that hold 2 x 2 others by default; docs/benchmarks.md tells why."""
+
+
+def largest_formation(shape: Sequence[int]) -> int:
+    """The largest formation of images of shape (..., H, W): tiles have a pixel at least."""
+    return min(LARGEST, *shape[-2:])
+
+
+def best_formation(shape: Sequence[int]) -> int:
+    """The formation that is taken where none is asked for, for images of shape (C, H, W)."""
+    return 2 if min(shape[-2:]) >= SMALLEST_SIDE else 1
+
+
+@dataclass(frozen=True, eq=False)
+class Formation:
+    """Packs `factor` x `factor` images into the pixels of one, and enlarges them again.
+
+    Both are linear maps of rows and columns, so a gradient passes back by their transpose. Where
+    `factor` does not divide a side, tiles differ by one pixel. With a factor of 1 nothing is done.
+
+    Parameters
+    ----------
+    factor : int
+        Tiles along each side.
+    enlarge : tuple of Tensor
+        (factor * H, H) and (factor * W, W): from each tile to the full size, bilinear.
+    shrink : tuple of Tensor
+        (H, factor * H) and (W, factor * W): from the full size to each tile, by averages.
+    """
+
+    factor: int
+    enlarge: tuple[Tensor, Tensor]
+    shrink: tuple[Tensor, Tensor]
+
+    @classmethod
+    def of(
+        cls, factor: int, shape: Sequence[int], device: torch.device | str = "cpu"
+    ) -> "Formation":
+        """The formation of images of shape (..., H, W).
+
+        Raises
+        ------
+        DistillError
+            If `factor` is out of range, or larger than the images.
+        """
+        most = largest_formation(shape)
+        if not 1 <= factor <= most:
+            height, width = shape[-2:]
+            raise DistillError(
+                f"formation must be from 1 to {most} for images of {height} x {width}, got {factor}"
+            )
+        enlarge_rows, shrink_rows = _resizing(shape[-2], factor)
+        enlarge_columns, shrink_columns = _resizing(shape[-1], factor)
+        return cls(
+            factor,
+            (enlarge_rows.to(device), enlarge_columns.to(device)),
+            (shrink_rows.to(device), shrink_columns.to(device)),
+        )
+
+    def decode(self, images: Tensor) -> Tensor:
+        """Enlarge the tiles of images (..., n, C, H, W) to (..., n * factor^2, C, H, W)."""
+        return images if self.factor == 1 else self._cut(_mapped(images, *self.enlarge))
+
+    def pullback(self, gradient: Tensor) -> Tensor:
+        """Gradient by images from that by the decoded ones; the adjoint of `decode`."""
+        if self.factor == 1:
+            return gradient
+        rows, columns = self.enlarge
+        return _mapped(self._joined(gradient), rows.mT, columns.mT)
+
+    def pack(self, images: Tensor) -> Tensor:
+        """Shrink images (n * factor^2, C, H, W) into the tiles of n."""
+        return images if self.factor == 1 else _mapped(self._joined(images), *self.shrink)
+
+    def tiled(self, images: Tensor) -> Tensor:
+        """Shrink each of the images (n, C, H, W) into all of its tiles."""
+        if self.factor == 1:
+            return images
+        return _mapped(images, *(self._everywhere(shrink) for shrink in self.shrink))
+
+    def coarse(self, images: Tensor) -> Tensor:
+        """Images (n, C, H, W) as they come back from a tile, the first: shrunk and enlarged."""
+        if self.factor == 1:
+            return images
+        maps = zip(self.enlarge, self.shrink, strict=True)
+        return _mapped(images, *(e[: len(s)] @ self._everywhere(s) for e, s in maps))
+
+    def repeated(self, of_images: Tensor) -> Tensor:
+        """What belongs to each image, along the first dimension, for its tiles."""
+        return of_images.repeat_interleave(self.factor**2, 0)
+
+    def _everywhere(self, shrink: Tensor) -> Tensor:
+        """(size, factor * size) to (size, size): shrinks one and the same into every tile."""
+        return shrink.unflatten(1, (self.factor, -1)).sum(1)
+
+    def _cut(self, mosaic: Tensor) -> Tensor:
+        """(..., n, C, factor * H, factor * W) to (..., n * factor^2, C, H, W)."""
+        rows = mosaic.unflatten(-1, (self.factor, -1)).unflatten(-3, (self.factor, -1))
+        return rows.movedim((-4, -2), (-5, -4)).flatten(-6, -4)
+
+    def _joined(self, tiles: Tensor) -> Tensor:
+        """(..., n * factor^2, C, H, W) to (..., n, C, factor * H, factor * W)."""
+        apart = tiles.unflatten(-4, (-1, self.factor, self.factor))
+        return apart.movedim((-5, -4), (-4, -2)).flatten(-4, -3).flatten(-2, -1)
+
+
+def _mapped(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    return rows @ images @ columns.mT
+
+
+def _resizing(size: int, factor: int) -> tuple[Tensor, Tensor]:
+    """Maps along one side: (factor * size, size) to enlarge, (size, factor * size) to shrink."""
+    edges = [size * i // factor for i in range(factor + 1)]
+    widths = [end - begin for begin, end in pairwise(edges)]
+    enlarge = [
+        functional.interpolate(torch.eye(width)[None], size=size, mode="linear")[0].T
+        for width in widths
+    ]
+    shrink = [functional.adaptive_avg_pool1d(torch.eye(size), width).T for width in widths]
+    return torch.block_diag(*enlarge), torch.block_diag(*shrink)

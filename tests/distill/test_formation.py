@@ -1,0 +1,308 @@
+"""An image of several small ones: what it is decoded to, and what it costs and tells."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from distill import DistillError, VirtualData, VirtualDataError, distiller
+from distill.contact_sheet import contact_sheet
+from distill.formation import LARGEST, Formation, best_formation
+from distill.gradient_matching import match_gradient
+from distill.kip import VARIANTS
+from distill.many import distill_many
+from distill.private_matching import distill_dm_privately
+from distill.registry import formation_arguments
+from distill.starts import start
+from protocol.hfldd import Distillation, ParcelBounds
+from task.settings import SettingsError
+
+SIDES = st.integers(4, 13)
+FACTORS = st.integers(2, LARGEST)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def tile(image: Tensor, factor: int, row: int, column: int) -> Tensor:
+    """Cut a tile out of an image (C, H, W)."""
+    (top, bottom), (left, right) = (
+        (size * place // factor, size * (place + 1) // factor)
+        for size, place in zip(image.shape[1:], (row, column), strict=True)
+    )
+    return image[:, top:bottom, left:right]
+
+
+@settings(deadline=None, max_examples=30)
+@given(height=SIDES, width=SIDES, factor=FACTORS)
+def test_decoded_images_are_the_tiles_enlarged_one_by_one(
+    height: int, width: int, factor: int
+) -> None:
+    images = torch.randn(3, 2, height, width, generator=generator())
+    expected = [
+        functional.interpolate(
+            tile(image, factor, row, column)[None], (height, width), mode="bilinear"
+        )
+        for image in images
+        for row in range(factor)
+        for column in range(factor)
+    ]
+    formation = Formation.of(factor, images.shape)
+    torch.testing.assert_close(formation.decode(images), torch.cat(expected))
+    by_class = images.reshape(3, 1, 2, height, width).expand(3, 2, -1, -1, -1)
+    torch.testing.assert_close(
+        formation.decode(by_class)[1, : factor**2], torch.cat(expected)[factor**2 : 2 * factor**2]
+    )
+
+
+@settings(deadline=None, max_examples=30)
+@given(height=SIDES, width=SIDES, factor=FACTORS)
+def test_packed_images_are_shrunk_into_tiles_one_by_one(
+    height: int, width: int, factor: int
+) -> None:
+    images = torch.randn(2 * factor**2, 2, height, width, generator=generator())
+    formation = Formation.of(factor, images.shape)
+    packed = formation.pack(images)
+    for index, image in enumerate(images):
+        which, place = divmod(index, factor**2)
+        found = tile(packed[which], factor, *divmod(place, factor))
+        expected = functional.adaptive_avg_pool2d(image[None], found.shape[1:])[0]
+        torch.testing.assert_close(found, expected)
+    repeated = formation.pack(images.repeat_interleave(factor**2, 0))
+    torch.testing.assert_close(formation.tiled(images), repeated)
+    first_tiles = formation.decode(repeated)[:: factor**2]
+    torch.testing.assert_close(formation.coarse(images), first_tiles)
+
+
+@settings(deadline=None, max_examples=30)
+@given(height=SIDES, width=SIDES, factor=FACTORS)
+def test_gradients_pass_back_by_the_adjoint(height: int, width: int, factor: int) -> None:
+    images = torch.randn(2, 3, 1, height, width, generator=generator(1), requires_grad=True)
+    formation = Formation.of(factor, images.shape)
+    decoded = formation.decode(images)
+    upstream = torch.randn(decoded.shape, generator=generator(2))
+    (expected,) = torch.autograd.grad(decoded, images, upstream)
+    torch.testing.assert_close(formation.pullback(upstream), expected)
+
+
+def test_one_image_an_image_is_left_untouched() -> None:
+    images = torch.randn(2, 1, 5, 4)
+    formation = Formation.of(1, images.shape)
+    for unchanged in ("decode", "pullback", "pack", "tiled", "coarse"):
+        assert getattr(formation, unchanged)(images) is images
+
+
+@pytest.mark.parametrize(
+    ("factor", "shape"), [(0, (8, 8)), (-1, (8, 8)), (5, (8, 8)), (3, (8, 2)), (2, (1, 12))]
+)
+def test_a_formation_that_images_have_no_room_for_is_refused(
+    factor: int, shape: tuple[int, int]
+) -> None:
+    complaint = f"formation must be from 1 to .* of {shape[0]} x {shape[1]}, got {factor}"
+    with pytest.raises(DistillError, match=complaint):
+        Formation.of(factor, shape)
+
+
+def test_settings_have_the_bound_of_the_format() -> None:
+    for block, others in (
+        (Distillation, {}),
+        (ParcelBounds, {"images": 1, "of-a-class": 1}),
+    ):
+        assert block.checked({"formation": LARGEST, **others}, "message")
+        with pytest.raises(SettingsError, match="formation"):
+            block.checked({"formation": LARGEST + 1, **others}, "message")
+
+
+def example(formation: int = 2) -> VirtualData:
+    images = torch.randn(3, 1, 8, 6, generator=generator())
+    soft = torch.rand(3, 5, generator=generator()).softmax(1)
+    return VirtualData(
+        images,
+        torch.tensor([0, 1, 4]),
+        "dm",
+        1,
+        0,
+        "noise",
+        soft_labels=soft,
+        initial_images=images + 1,
+        formation=formation,
+    )
+
+
+def test_all_that_belongs_to_an_image_is_repeated_for_its_tiles() -> None:
+    packed = example()
+    decoded = packed.decoded()
+    assert packed.soft_labels is not None
+    assert decoded.soft_labels is not None
+    assert decoded.initial_images is not None
+    formation = Formation.of(2, packed.images.shape)
+    assert torch.equal(decoded.images, formation.decode(packed.images))
+    assert torch.equal(decoded.initial_images, formation.decode(packed.images + 1))
+    assert decoded.labels.tolist() == [0] * 4 + [1] * 4 + [4] * 4
+    assert torch.equal(decoded.soft_labels[::4], packed.soft_labels)
+    assert torch.equal(decoded.soft_labels[3::4], packed.soft_labels)
+    assert decoded.formation == 1
+    assert decoded.decoded() is decoded
+
+
+def test_a_formation_costs_no_more_than_its_name_on_the_wire() -> None:
+    packed, plain = example(), example(formation=1)
+    assert 0 < len(packed.to_bytes()) - len(plain.to_bytes()) <= 24
+    received = VirtualData.from_bytes(packed.to_bytes())
+    assert (received.formation, len(received), len(received.decoded())) == (2, 3, 12)
+
+
+def test_the_bytes_of_one_image_an_image_are_those_of_older_versions() -> None:
+    packed = example(formation=1).to_bytes()
+    assert b"formation" not in packed
+    assert VirtualData.from_bytes(packed).formation == 1
+
+
+@pytest.mark.parametrize("formation", [0, -1, 5, 7])
+def test_virtual_data_have_no_formation_without_room(formation: int) -> None:
+    with pytest.raises(VirtualDataError, match=f"formation must be from 1 to 4, got {formation}"):
+        replace(example(), formation=formation)
+
+
+def test_a_real_image_shrunk_into_a_tile_counts_as_a_copy() -> None:
+    real, others = torch.randn(2, 9, 1, 8, 8, generator=generator(3))
+    images = Formation.of(2, real.shape).pack(torch.cat([others[:7], real[:1]]))
+    made = VirtualData(images, torch.tensor([0, 1]), "dm", 1, 0, "noise", formation=2)
+    card = made.with_card(real, others[7:]).card
+    assert card is not None
+    assert card.own is not None
+    assert card.own.least_distance < 1e-6
+    assert card.own.highest_cosine > 1 - 1e-6
+    assert card.own.median_distance > 0.1
+
+
+def test_a_picture_shows_tiles_as_large_as_images() -> None:
+    images, labels = torch.randn(1, 1, 28, 28), torch.tensor([0])
+    plain = contact_sheet(images, labels, ["a"])
+    assert contact_sheet(images, labels, ["a"], 2).height > 2 * plain.height
+
+
+def test_class_stats_of_tiles_are_a_mean_and_deviation_of_the_shrunk_class() -> None:
+    real = 2 + 3 * torch.randn(400, 1, 8, 8, generator=generator(1))
+    images, _ = start("class-stats", real, torch.zeros(400).long(), 500, generator(), 2)
+    shrunk = functional.avg_pool2d(real, 2)
+    torch.testing.assert_close(images.mean(), shrunk.mean(), atol=0.05, rtol=0)
+    torch.testing.assert_close(images.std(), shrunk.std(), atol=0.05, rtol=0)
+    assert float(images.mean(0).std()) < 0.2  # nothing of any single pixel
+
+
+def test_a_real_start_packs_as_many_others_into_an_image() -> None:
+    real = torch.arange(8.0)[:, None, None, None].expand(8, 1, 4, 4)
+    images, labels = start("real", real.clone(), torch.zeros(8).long(), 2, generator(), 2)
+    assert labels.tolist() == [0, 0]
+    assert images[:, 0, ::2, ::2].flatten().sort().values.tolist() == list(range(8))
+
+
+def data(n: int = 24) -> tuple[Tensor, Tensor]:
+    labels = torch.arange(n) % 3
+    images = torch.randn(n, 1, 8, 8, generator=generator(n))
+    return images + labels[:, None, None, None], labels
+
+
+def run(name: str, **changes: Any) -> VirtualData:
+    asked: dict[str, Any] = {"num_classes": 4, "per_class": 2, "steps": 3, "formation": 2} | changes
+    return distiller(name)(*data(), generator=generator(5), **asked)
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, "dm", "gm", "auto"])
+def test_every_distiller_packs_images_with_no_more_pixels(name: str) -> None:
+    one, two = run(name), run(name)
+    assert torch.equal(one.images, two.images)
+    assert one.formation == 2
+    assert one.images.shape == (6, 1, 8, 8)
+    assert one.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert one.initial_images is not None
+    assert not torch.equal(one.images, one.initial_images)
+    assert one.soft_labels is None or one.soft_labels.shape == (6, 4)
+
+
+@pytest.mark.parametrize("name", ["dm", "kip", "kip-negatives", "kip-features"])
+def test_optimising_through_the_decoder_lowers_the_loss(name: str) -> None:
+    told: list[float] = []
+    bank = {"bank": 1} if name == "dm" else {}
+    run(name, steps=40, progress=lambda step, steps, loss: told.append(loss), **bank)
+    assert told[-1] < 0.5 * told[0]
+
+
+def test_gradients_are_matched_on_decoded_images() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))
+    images, labels = torch.randn(2, 1, 8, 8), torch.tensor([0, 2])
+    target = {"1.weight": torch.randn(3, 64)}
+    told: list[float] = []
+    made = match_gradient(
+        images,
+        labels,
+        target,
+        model,
+        steps=30,
+        formation=2,
+        progress=lambda step, steps, loss: told.append(loss),
+    )
+    assert made.shape == images.shape
+    assert told[-1] < told[0]
+
+
+@pytest.mark.parametrize("name", ["kip", "dm", "auto"])
+def test_many_nodes_at_once_get_the_formation_of_each_alone(name: str) -> None:
+    sets = [data(24), data(24), data(30)]
+    asked: dict[str, Any] = {"num_classes": 4, "per_class": 2, "steps": 3, "formation": 2}
+    together = distill_many(name, sets, generators=[generator(i) for i in range(3)], **asked)
+    for seed, (own, made) in enumerate(zip(sets, together, strict=True)):
+        alone = distiller(name)(*own, generator=generator(seed), **asked)
+        torch.testing.assert_close(made.images, alone.images, rtol=1e-3, atol=1e-3)
+        assert made.formation == 2
+
+
+def test_matching_under_differential_privacy_packs_images_too() -> None:
+    made = distill_dm_privately(
+        *data(),
+        num_classes=4,
+        per_class=2,
+        steps=2,
+        generator=generator(1),
+        noise_generator=generator(2),
+        epsilon=5.0,
+        delta=1e-3,
+        formation=2,
+    )
+    assert (made.formation, made.images.shape) == (2, (6, 1, 8, 8))
+
+
+def no_formation(images: Tensor, labels: Tensor, *, num_classes: int) -> VirtualData:
+    return VirtualData(images[:1], labels[:1], "mine", 0, 0, "real")
+
+
+def test_a_distiller_without_formations_makes_one_image_of_each() -> None:
+    name = f"{__name__}:no_formation"
+    assert formation_arguments("auto", 3) == formation_arguments("kip-nngp", 3) == {"formation": 3}
+    assert formation_arguments(name, 0) == formation_arguments(name, 1) == {}
+    with pytest.raises(DistillError, match=r"formation = 2, but distiller .* \(set it to 1\)"):
+        formation_arguments(name, 2)
+
+
+@pytest.mark.parametrize("name", ["dm", "kip", "gm", "auto"])
+def test_asked_for_none_a_method_chooses_and_never_more_than_a_head_takes(name: str) -> None:
+    assert run(name, formation=0).formation == 1  # 8 x 8
+    images, labels = torch.randn(4, 1, 28, 28), torch.arange(4) % 2
+    made = distiller(name)(
+        images,
+        labels,
+        num_classes=4,
+        per_class=1,
+        steps=1,
+        formation=0,
+        generator=generator(),
+    )
+    assert made.formation <= best_formation(images.shape) == 2

@@ -1,0 +1,62 @@
+"""What a run asks of its nodes' formation, and what a cluster head may claim of it."""
+
+import math
+
+import pytest
+
+from distill.formation import LARGEST
+from protocol.hfldd import Distillation
+from strategies.common.directory import Description, Directory
+from strategies.common.formation import chosen_formation
+from strategies.fedlgd import FedLGD
+from strategies.hfldd import HFLDD
+from strategies.hfldd.limits import Limits
+from task.datasets import DataSpec
+from task.models import create_model
+from task.settings import SettingsError
+
+
+def limits(formation, shape, **rest):
+    asked = Distillation(distilled_size=20, formation=formation, **rest)
+    directory = Directory()
+    directory._descriptions = {node: Description(num_examples=100) for node in (1, 2, 3)}
+    return Limits(directory, asked, 10, shape)
+
+
+@pytest.mark.parametrize(
+    ("formation", "shape", "most"),
+    [
+        (1, (1, 28, 28), 1),
+        (3, (1, 28, 28), 3),
+        (0, (1, 28, 28), 2),
+        (0, (1, 8, 8), 1),
+        (2, None, 2),
+        (0, None, LARGEST),
+    ],
+)
+def test_members_have_the_formation_that_was_asked_for_and_heads_count_their_tiles(
+    formation, shape, most
+):
+    bounds = limits(formation, shape)
+    assert bounds.parcel(2).formation == bounds.parcels([2, 3]).formation == most
+    assert bounds.pool(1, [2, 3], [1, 2, 3]) == 100 + 2 * 20 * most**2
+
+
+def test_small_images_cost_neither_bytes_nor_values():
+    one, packed = limits(1, (1, 28, 28)), limits(2, (1, 28, 28))
+    assert one.num_bytes(2) == packed.num_bytes(2)
+    assert one.num_values(2) == packed.num_values(2) == 20 * math.prod((1, 28, 28))
+
+
+def test_raw_data_have_no_formation():
+    assert limits(0, (1, 28, 28), share_raw_data=True).parcel(2).formation == 1
+
+
+def test_a_run_whose_images_have_no_room_ends_before_any_node_is_asked():
+    spec = DataSpec("texts", (1, 1, 12), 4, (0.5,), (0.5,))
+    complaint = r"formation = 2, but samples are of shape \(1, 1, 12\) \(set it to at most 1"
+    with pytest.raises(SettingsError, match=f"hfldd.{complaint}"):
+        HFLDD(distillation=Distillation(formation=2), image_shape=spec.shape)
+    with pytest.raises(SettingsError, match=f"fedlgd.{complaint}"):
+        FedLGD(model=create_model("mlp", spec, seed=0), spec=spec, formation=2)
+    assert chosen_formation("hfldd.formation", 0, spec.shape) == 1
