@@ -20,13 +20,14 @@ ROUNDS ?= 10
 STRATEGY ?= hfldd
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-faults test-faults-all fuzz mutants lint bench settings lock proto clean
+.PHONY: help setup demo test test-matrix test-faults test-faults-all fuzz mutants lint bench settings lock proto clean
 
 help:
 	@echo "make demo    train on digits with FedAvg and HFLDD or FedHEAD, real processes; compare"
 	@echo "             (NODES=$(NODES) CLASSES=$(CLASSES) ROUNDS=$(ROUNDS) STRATEGY=$(STRATEGY))"
 	@echo "make test    lint, types and tests; make test-faults: processes killed in mid-run"
-	@echo "             (make test-faults-all: every fault with every strategy)"
+	@echo "             (make test-matrix: tests of each strategy for the other ones too;"
+	@echo "             make test-faults-all: every fault with every strategy)"
 	@echo "make fuzz    settings, links, virtual data, checkpoints, replies: ten minutes of hostile bytes"
 	@echo "make mutants what small changes of the code the fast tests notice: twenty minutes"
 	@echo "make lint    ruff and mypy alone"
@@ -54,11 +55,14 @@ lint: $(READY)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest -m "not slow and not faults and not docker" -n 2
+	$(BIN)/pytest -m "not slow and not faults and not docker and not matrix" -n 2
 	$(BIN)/pytest -m slow -n 3 --dist loadfile
 
 test-faults: $(READY)
 	$(BIN)/pytest -m "faults and not all_faults" -n 3 --dist loadfile
+
+test-matrix: $(READY)
+	$(BIN)/pytest -m matrix -n 2
 
 test-faults-all: $(READY)
 	$(BIN)/pytest -m faults -n 2 --dist loadfile

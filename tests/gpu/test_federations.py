@@ -5,6 +5,7 @@ import torch
 
 from protocol.registry import built_in_methods
 from tests.gpu.work import GPU
+from tests.matrix import strategies
 
 LITTLE = {
     "dp-fixed__noise_multiplier": 0.0,
@@ -28,7 +29,7 @@ LITTLE = {
 
 
 @pytest.mark.parametrize(
-    "strategy", sorted(built_in_methods().keys() - {"bulyan"})
+    "strategy", strategies(built_in_methods().keys() - {"bulyan"})
 )  # it needs three
 def test_every_strategy_gives_what_it_gives_on_the_cpu(gpus, federation, strategy):
     settings = {"strategy": strategy, "fraction_evaluate": 1.0, **LITTLE}

@@ -10,6 +10,8 @@ import pytest
 sys.path.append(str(Path(__file__).parent))
 from mutants import draw, measure, mutants_of, share_noticed
 
+pytestmark = pytest.mark.matrix
+
 SOURCE = '''"""A package."""
 
 def larger(a: int | None, b: int) -> int:

@@ -7,6 +7,7 @@ from flwr.app import Context, RecordDict
 
 from protocol.registry import built_in_methods
 from server.app import main
+from tests.matrix import strategies
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
@@ -26,7 +27,7 @@ ELSEWHERE = {
 """Flower's rules on parts of a model, which tests/strategies/test_flowers_own.py is about."""
 
 
-@pytest.mark.parametrize("strategy", sorted(built_in_methods().keys() - ELSEWHERE))
+@pytest.mark.parametrize("strategy", strategies(built_in_methods().keys() - ELSEWHERE))
 def test_honest_nodes_train_in_every_round_and_are_never_set_aside(
     client_grid, little_distillation, tmp_path, strategy
 ):

@@ -20,6 +20,7 @@ from server.record.checkpoint import CheckpointError, checkpoints, load_checkpoi
 from server.record.resume import OffsetRounds, lock_run_folder
 from server.roster import meet_nodes
 from strategies.common.registry import find_strategy
+from tests.matrix import strategies
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
@@ -100,7 +101,7 @@ def scores(folder):
     return [(row["round"], row["accuracy"], row["loss"], row["node_accuracy"]) for row in rows]
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", *STATEFUL, "fedavgm", "fedadam"])
+@pytest.mark.parametrize("strategy", strategies(["fedavg", *STATEFUL, "fedavgm", "fedadam"]))
 def test_a_resumed_run_ends_with_the_very_model_of_one_that_was_never_interrupted(
     run, killed, strategy
 ):
