@@ -21,7 +21,7 @@ def distill(
         typer.Option(
             min=0,
             max=4,
-            help="Smaller images along each side of a virtual image; 0 chooses by image size.",
+            help="Smaller images along each side of a virtual image; 0: the method chooses.",
         ),
     ] = 0,
     steps: Annotated[

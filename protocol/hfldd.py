@@ -115,7 +115,7 @@ class Distillation(Block):
         Steps of the distiller; 0 takes the distiller's own default.
     formation : int (default: 0)
         Each virtual image holds formation x formation smaller ones, which are enlarged where they
-        are trained on and cost no more bytes; 1 is one image, 0 chooses by image size.
+        are trained on and cost no more bytes; 1 is one image, 0 lets the distiller choose.
     start : str (default: "class-stats")
         What virtual images start from: ``class-stats``, ``pixel-stats``, ``noise`` or ``real``.
     allow_real_start : bool (default: False)

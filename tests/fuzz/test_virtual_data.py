@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from distill import VirtualData, VirtualDataError
+from distill.formation import LARGEST
 from distill.privacy import privacy_card
 from distill.virtual_data import FORMAT, LARGEST_VALUE
 
@@ -26,7 +27,7 @@ VALID = VirtualData(
     card=privacy_card(IMAGES, IMAGES + 1, start=None, held_back=IMAGES[:0]),
 )
 ABOUT = {"format": FORMAT, "scale": 0.1, "offset": 0.0, "method": "dm", "steps": 1, "seed": 0}
-ABOUT |= {"init": "noise", "card": None}
+ABOUT |= {"init": "noise", "card": None, "formation": 2}
 TYPES = [torch.uint8, torch.int16, torch.int64, torch.float32, torch.float64, torch.bool]
 
 
@@ -40,6 +41,9 @@ def check(data):
     assert virtual.images.shape == (len(virtual), *SHAPE)
     assert float(virtual.images.abs().max()) <= LARGEST_VALUE
     assert 0 <= int(virtual.labels.min()) <= int(virtual.labels.max()) < CLASSES
+    decoded = virtual.decoded()
+    assert len(decoded) == len(virtual) * virtual.formation**2 <= len(virtual) * LARGEST**2
+    assert float(decoded.images.abs().max()) <= 1.001 * LARGEST_VALUE
     return True
 
 
