@@ -38,7 +38,7 @@ def test_members_have_the_formation_that_was_asked_for_and_heads_count_their_til
     formation, shape, most
 ):
     bounds = limits(formation, shape)
-    assert bounds.parcel(2).formation == bounds.parcels([2, 3]).formation == most
+    assert bounds.parcels([2, 3], 1).formation == most
     assert bounds.pool(1, [2, 3], [1, 2, 3]) == 100 + 2 * 20 * most**2
 
 
@@ -49,7 +49,7 @@ def test_small_images_cost_neither_bytes_nor_values():
 
 
 def test_raw_data_have_no_formation():
-    assert limits(0, (1, 28, 28), share_raw_data=True).parcel(2).formation == 1
+    assert limits(0, (1, 28, 28), share_raw_data=True).parcels([2], 1).formation == 1
 
 
 def test_a_run_whose_images_have_no_room_ends_before_any_node_is_asked():
