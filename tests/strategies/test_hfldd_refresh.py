@@ -5,7 +5,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
 from client.distillation import REFINE_BANK
-from client.hfldd import PREFIX, REFINED
+from client.hfldd import PREFIX
 from client.session import Session
 from client.terms import extractor
 from distill import VirtualData
