@@ -13,7 +13,7 @@ from distill.errors import DistillError
 LARGEST = 4
 """Largest formation: images are trained on as 16 times as many."""
 SMALLEST_SIDE = 28
-"""Of images that hold 2 x 2 others by default; docs/benchmarks.md tells why."""
+"""Of images that distribution matching packs where it may choose; docs/design.md tells why."""
 
 
 def largest_formation(shape: Sequence[int]) -> int:
@@ -22,7 +22,7 @@ def largest_formation(shape: Sequence[int]) -> int:
 
 
 def best_formation(shape: Sequence[int]) -> int:
-    """The formation that is taken where none is asked for, for images of shape (C, H, W)."""
+    """The most that a method chooses by itself, for images of shape (..., H, W)."""
     return 2 if min(shape[-2:]) >= SMALLEST_SIDE else 1
 
 

@@ -64,3 +64,14 @@ def test_a_late_node_without_an_address_is_left_out_and_ends_the_run_only_in_rou
         strategy._possible_routes(links, [(1, 2)], "sector-model")
     strategy._first = False
     assert strategy._possible_routes(links, [(1, 2)], "sector-model") == {}
+
+
+def test_members_send_small_images_and_heads_take_them(run, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level(logging.INFO, "flwr")
+    little = {"groups": 2, "distill_steps": 1, "distilled_size": 4, "formation": 2}
+    (*_, row) = run(**{f"hfldd__{key}": value for key, value in little.items()})
+    told = [m.content.config_records.get("config", {}) for m in run.grid.pushed]
+    assert {config["formation"] for config in told if "formation" in config} == {2}
+    assert any("holds data of 1 node" in message for message in caplog.messages)
+    assert row["link_bytes"] > 0
