@@ -112,9 +112,7 @@ def train_together(
     return [results[node] for node in range(len(sets))]
 
 
-def _batches(
-    num_samples: int, settings: TrainSettings, augment: Augment
-) -> Iterator[_Minibatch]:
+def _batches(num_samples: int, settings: TrainSettings, augment: Augment) -> Iterator[_Minibatch]:
     """The minibatches that `train_round` draws."""
     labels = torch.empty(num_samples)  # only their number counts
     for _ in range(settings.local_epochs):
