@@ -141,7 +141,7 @@ def test_named_changes_are_taken_in_one_order_whatever_the_list_s():
 
 
 def test_changes_that_are_named_for_texts_are_refused():
-    with pytest.raises(SettingsError, match=r"train.augment = 'shift': some-texts is a text data"):
+    with pytest.raises(SettingsError, match=r"train\.augment = 'shift': some-texts is a text"):
         chosen_changes("shift", TEXTS)
 
 
