@@ -62,10 +62,10 @@ def naive(model, samples, *, noise, clip, rate, steps, lr, draws, mu=0.0, change
     parameters = list(model.parameters())
     for _ in range(steps):
         chosen = (torch.rand(len(samples), generator=draws) < rate).nonzero().flatten()
-        numbers = Augment(changes, draws).draw(len(chosen)).split(1)
+        numbers = Augment(changes, draws).draw(len(chosen))
         total = [torch.zeros_like(p) for p in parameters]
         for i, own in zip(chosen, numbers, strict=True):
-            image = augmented(samples.inputs[i][None], changes, own)
+            image = augmented(samples.inputs[i][None], changes, own[None])
             loss = functional.cross_entropy(model(image), samples.labels[i][None])
             gradient = torch.autograd.grad(loss, parameters)
             norm = math.sqrt(sum(float(g.square().sum()) for g in gradient))
