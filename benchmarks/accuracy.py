@@ -1,32 +1,43 @@
 """Accuracy of networks trained on virtual data, by distiller and by classes per node.
 
 ``python -m benchmarks.accuracy [--dataset mnist --data-root DIR] [--per-class N] [--methods kip dm
-...] [--json FILE]``
+...] [--judge quick|full] [--json FILE]``
 
 All classes on one node, or two or one class per node (with at most 600 images per class, as on 100
 nodes of MNIST). A network is trained on the pooled virtual data, original and sent with 8 bits per
-pixel, and tested on the dataset's test part (mean of three).
+pixel, and tested on the dataset's test part (mean of three); with ``--judge full`` each of the
+judges of ``flwr-distill distill``.
+
+``python -m benchmarks.accuracy --quick --data-root DIR [--json FILE]``
+
+MNIST, 10 images per class as they are sent, one seed: LeNet trained with random changes on what the
+best distiller makes of all classes on one node, and of single classes on ten nodes; and on 10
+random real images per class.
 """
 
 import argparse
 import json
 import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from cli.judge import train_and_score
+from cli.judge import LENET, Judge, judges, train_and_score
 from distill import VirtualData, distiller
 from task.datasets import DataSpec, Samples, load_dataset
 
 METHODS = ("kip", "kip-negatives", "kip-labels", "kip-nngp", "kip-rbf", "dm", "gm")
 CLASSES_A_NODE = ("all", "2", "1")
 IMAGES_A_CLASS = 600
-JUDGES = 3
+SEEDS = 3
+BEST: Mapping[str, tuple[str, Mapping[str, Any]]] = {"all": ("dm", {}), "1": ("dm", {})}
+"""The best distiller, and its own arguments, by classes per node."""
 
 
 def nodes(train: Samples, num_classes: int, classes: str) -> list[tuple[Tensor, Tensor]]:
@@ -40,9 +51,13 @@ def nodes(train: Samples, num_classes: int, classes: str) -> list[tuple[Tensor, 
 
 
 def distilled(
-    method: str, sets: list[tuple[Tensor, Tensor]], num_classes: int, per_class: int
+    method: str,
+    sets: list[tuple[Tensor, Tensor]],
+    num_classes: int,
+    per_class: int,
+    **options: Any,
 ) -> list[VirtualData]:
-    """Distil each node's set."""
+    """Distil each node's set; options are arguments of the method's own."""
     return [
         distiller(method)(
             images,
@@ -50,33 +65,67 @@ def distilled(
             num_classes=num_classes,
             per_class=per_class,
             generator=torch.Generator().manual_seed(place),
+            **options,
         )
         for place, (images, labels) in enumerate(sets)
     ]
 
 
-def score(pool: list[VirtualData], test: Samples, spec: DataSpec) -> float:
-    """Mean accuracy of networks trained on the pool."""
+def sent(pool: list[VirtualData]) -> list[VirtualData]:
+    """The virtual data as they arrive."""
+    return [VirtualData.from_bytes(virtual.to_bytes()) for virtual in pool]
+
+
+def pooled(pool: list[VirtualData]) -> Samples:
+    """The virtual data of all nodes as one training set."""
     labels = [v.labels if v.soft_labels is None else v.soft_labels for v in pool]
-    samples = Samples(torch.cat([v.images for v in pool]), torch.cat(labels))
-    return statistics.mean(train_and_score(samples, test, spec, seed=i) for i in range(JUDGES))
+    return Samples(torch.cat([v.images for v in pool]), torch.cat(labels))
 
 
-def main() -> None:
-    """Run all rows, print a table and write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dataset", default="digits")
-    parser.add_argument("--data-root", type=Path, default=None)
-    parser.add_argument("--per-class", type=int, default=10)
-    parser.add_argument("--methods", nargs="+", default=METHODS)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
-    arguments = parser.parse_args()
+def score(
+    panel: tuple[Judge, ...], pool: list[VirtualData], test: Samples, spec: DataSpec
+) -> dict[str, float]:
+    """Mean accuracy of each judge's networks trained on the pool."""
+    train = pooled(pool)
+    return {
+        judge.name: statistics.mean(
+            train_and_score(judge, train, test, spec, seed=seed) for seed in range(SEEDS)
+        )
+        for judge in panel
+    }
 
+
+def quick(data_root: Path | None, console: Console, per_class: int = 10) -> dict[str, float]:
+    """Accuracies of LeNet on MNIST, by what it was trained on."""
+    data = load_dataset("mnist", data_root)
+    train, test = data.train.to_samples(data.spec), data.test.to_samples(data.spec)
+    sets = {}
+    for name, classes in (("mnist10_all_lenet", "all"), ("mnist10_single_lenet", "1")):
+        method, options = BEST[classes]
+        own = nodes(train, data.spec.num_classes, classes)
+        with console.status(f"{method}, {classes} per node"):
+            pool = distilled(method, own, data.spec.num_classes, per_class, **options)
+        sets[name] = pooled(sent(pool))
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
+    labels = train.labels[order]
+    chosen = [order[labels == c][:per_class] for c in range(data.spec.num_classes)]
+    sets["random_real_lenet"] = train.subset(torch.cat(chosen))
+    results = {}
+    for name, samples in sets.items():
+        with console.status(f"{LENET.name}, {name}"):
+            results[name] = train_and_score(LENET, samples, test, data.spec, seed=0)
+        console.print(f"{name}: {results[name]:.3f}")
+    return results
+
+
+def by_distiller(arguments: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
+    """Rows of the whole table, which is printed."""
     data = load_dataset(arguments.dataset, arguments.data_root)
     train, test = data.train.to_samples(data.spec), data.test.to_samples(data.spec)
-    table = Table("classes per node", "distiller", "seconds", "accuracy", "with 8 bits per pixel")
+    panel = judges(arguments.judge, data.spec)
+    columns = [title for judge in panel for title in (judge.name, f"{judge.name}, 8 bits")]
+    table = Table("classes per node", "distiller", "seconds", *columns)
     rows = []
-    console = Console()
     for classes in CLASSES_A_NODE:
         sets = nodes(train, data.spec.num_classes, classes)
         for method in arguments.methods:
@@ -84,22 +133,40 @@ def main() -> None:
                 start = time.perf_counter()
                 pool = distilled(method, sets, data.spec.num_classes, arguments.per_class)
                 seconds = time.perf_counter() - start
-                accuracy = score(pool, test, data.spec)
-                restored = [VirtualData.from_bytes(virtual.to_bytes()) for virtual in pool]
                 row = {
                     "classes": classes,
                     "method": method,
                     "seconds": seconds,
-                    "accuracy": accuracy,
-                    "accuracy_8_bits": score(restored, test, data.spec),
+                    "accuracy": score(panel, pool, test, data.spec),
+                    "accuracy_8_bits": score(panel, sent(pool), test, data.spec),
                 }
             rows.append(row)
-            cells = (f"{seconds:.1f}", f"{accuracy:.3f}", f"{row['accuracy_8_bits']:.3f}")
+            pairs = zip(row["accuracy"].values(), row["accuracy_8_bits"].values(), strict=True)
+            cells = [f"{seconds:.1f}", *(f"{value:.3f}" for pair in pairs for value in pair)]
             table.add_row(classes, method, *cells)
             console.print(f"{classes} per node, {method}: {', '.join(cells)}")
     console.print(table)
+    return rows
+
+
+def main() -> None:
+    """Run all rows, print a table and write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="three numbers, on MNIST")
+    parser.add_argument("--dataset", default="digits")
+    parser.add_argument("--data-root", type=Path, default=None)
+    parser.add_argument("--per-class", type=int, default=10)
+    parser.add_argument("--methods", nargs="+", default=METHODS)
+    parser.add_argument("--judge", choices=("quick", "full"), default="quick")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    arguments = parser.parse_args()
+    console = Console()
+    if arguments.quick:
+        results: Any = quick(arguments.data_root, console)
+    else:
+        results = by_distiller(arguments, console)
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":

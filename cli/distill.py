@@ -1,7 +1,7 @@
 """`flwr-distill distill`: condense a labelled set of images on this machine."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -47,6 +47,12 @@ def distill(
             show_default="their own",
         ),
     ] = None,
+    judge: Annotated[
+        Literal["quick", "full"],
+        typer.Option(
+            help="Networks that are trained for the table: one, or the papers' and others too."
+        ),
+    ] = "quick",
     output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("runs/distilled"),
 ) -> None:
     """Distil a set of images into a few virtual ones, and measure how good they are.
@@ -61,8 +67,11 @@ def distill(
     the same bytes.
 
     A table compares networks trained on the virtual images, on as many random real ones, and on
-    all: with the same network, start and number of steps (500 of Adam, batches of at most 64). The
-    test images are the data set's test part, or a held-back fifth of each class of a folder or npz.
+    all: with the same network, start and number of steps. The quick judge is the data set's default
+    network (500 steps of Adam, batches of at most 64). The full ones are, besides, the papers'
+    ConvNet (1,000 steps of SGD), LeNet, an MLP and a ResNet-8 (3,000 of Adam), those that take the
+    images' shape; their training images are changed at random (train.augment="auto"). The test
+    images are the data set's test part, or a held-back fifth of each class of a folder or npz.
 
     The privacy card shows how near virtual images are to the images they were made from, and to
     held-back ones.
@@ -82,6 +91,7 @@ def distill(
         device=device,
         data_root=data_root,
         shape=shape,
+        judge=judge,
         output=output,
     )
     with exit_on(*REFUSALS, command="distill"):

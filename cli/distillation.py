@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cli import judge
+from cli.judge import Judge, judges, train_and_score
 from cli.source import Source, load_source
 from distill import DistillError, VirtualData, distiller
 from distill.contact_sheet import contact_sheet
@@ -46,6 +46,7 @@ class Options:
     device: str
     data_root: Path | None
     shape: str | None
+    judge: str
     output: Path
 
 
@@ -78,7 +79,8 @@ def condense(options: Options, console: Console) -> None:
     (options.output / "virtual.safetensors").write_bytes(packed)
     sheet = contact_sheet(virtual.images, virtual.labels, source.class_names, virtual.formation)
     sheet.save(options.output / "virtual.png")
-    scores = _scores(VirtualData.from_bytes(packed), source, options, device, console)
+    panel = judges(options.judge, source.spec)
+    scores = _scores(VirtualData.from_bytes(packed), source, panel, options, device, console)
     summary = {
         **asdict(options),
         "data_root": str(options.data_root or ""),
@@ -93,7 +95,7 @@ def condense(options: Options, console: Console) -> None:
         "class_names": source.class_names,
         "train_images": len(source.train),
         "held_back_images": len(source.held_back),
-        "judge_steps": judge.STEPS,
+        "judges": {judge.name: {"model": judge.model, "steps": judge.steps} for judge in panel},
         "scores": scores,
         "card": asdict(virtual.card) if virtual.card else None,
     }
@@ -105,7 +107,7 @@ def condense(options: Options, console: Console) -> None:
         f"{counted(virtual.steps, 'step')}, "
         f"{seconds:.1f} s, {len(packed):,} bytes"
     )
-    console.print(_score_table(scores, source))
+    console.print(_score_table(scores, panel, source))
     if virtual.card is not None:
         console.print(_card_table(virtual.card))
         if (yardstick := virtual.card.yardstick) is not None:
@@ -130,7 +132,7 @@ def _device(name: str) -> torch.device:
 
 @contextmanager
 def _progress_bar(title: str, console: Console) -> Iterator[Report]:
-    """Show a progress bar with the loss; yields the callback for the distiller."""
+    """Show a progress bar with the loss; yields the callback for the distiller or a judge."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(
         *columns, TextColumn("loss {task.fields[loss]}"), TimeRemainingColumn(), console=console
@@ -142,9 +144,14 @@ def _progress_bar(title: str, console: Console) -> Iterator[Report]:
 
 
 def _scores(
-    virtual: VirtualData, source: Source, options: Options, device: torch.device, console: Console
+    virtual: VirtualData,
+    source: Source,
+    panel: tuple[Judge, ...],
+    options: Options,
+    device: torch.device,
+    console: Console,
 ) -> dict[str, dict[str, Any]]:
-    """Size of each training set, and accuracy of a network trained on it."""
+    """Size of each training set, and accuracy of each judge's network trained on it."""
     decoded = virtual.decoded()
     targets = decoded.labels if decoded.soft_labels is None else decoded.soft_labels
     sets = {
@@ -154,15 +161,18 @@ def _scores(
     }
     scores = {}
     for name, samples in sets.items():
-        with console.status(f"training on {name} ..."):
-            accuracy = judge.train_and_score(
-                samples,
-                source.held_back,
-                source.spec,
-                steps=judge.STEPS,
-                seed=options.seed,
-                device=device,
-            )
+        accuracy = {}
+        for judge in panel:
+            with _progress_bar(f"{judge.name}, {name}", console) as report:
+                accuracy[judge.name] = train_and_score(
+                    judge,
+                    samples,
+                    source.held_back,
+                    source.spec,
+                    seed=options.seed,
+                    device=device,
+                    progress=report,
+                )
         scores[name] = {"images": len(samples), "accuracy": accuracy}
     return scores
 
@@ -174,13 +184,17 @@ def _real_subset(samples: Samples, per_class: int, seed: int) -> Samples:
     return samples.subset(torch.cat([order[labels == c][:per_class] for c in torch.unique(labels)]))
 
 
-def _score_table(scores: dict[str, dict[str, Any]], source: Source) -> Table:
+def _score_table(
+    scores: dict[str, dict[str, Any]], panel: tuple[Judge, ...], source: Source
+) -> Table:
     table = Table(title=f"Accuracy on {len(source.held_back)} held-back images")
-    table.add_column(f"{judge.STEPS} steps of training on")
+    table.add_column("trained on")
     table.add_column("images", justify="right")
-    table.add_column("accuracy", justify="right")
+    for judge in panel:
+        table.add_column(f"{judge.name}, {judge.steps} steps", justify="right")
     for name, score in scores.items():
-        table.add_row(name, str(score["images"]), f"{score['accuracy']:.1%}")
+        cells = (f"{accuracy:.1%}" for accuracy in score["accuracy"].values())
+        table.add_row(name, str(score["images"]), *cells)
     return table
 
 

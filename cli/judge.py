@@ -1,40 +1,140 @@
-"""Judges a training set by the accuracy of a network trained on it."""
+"""Judges a training set by the accuracy of networks trained on it."""
 
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import chain, islice, repeat
 
 import torch
+from torch import Tensor
+from torch.nn import functional
 
-from client.training import epoch_batches, fit
+from client.training import epoch_batches
+from distill.registry import Progress
+from task.augmentation import Augment, augmented, chosen_changes
 from task.datasets import DataSpec, Samples
 from task.evaluation import evaluate_model
-from task.models import create_model
+from task.models import create_model, model_names
 
-STEPS = 500
-BATCH_SIZE = 64
-LEARNING_RATE = 1e-3
+REPORT_EVERY = 50
+"""Steps between reports of progress, for which a GPU waits."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A network and how it is trained.
+
+    Parameters
+    ----------
+    name : str
+        As shown in tables.
+    model : str
+        As for `task.models.create_model`.
+    steps : int
+        Minibatches; the same for training sets of all sizes.
+    batch_size : int
+        Most samples of a minibatch.
+    optimizer : callable
+        Makes it of the weights.
+    schedule : callable
+        Factor of the learning rate by the share of the steps that are done.
+    augment : str
+        As the setting ``train.augment``.
+    """
+
+    name: str
+    model: str
+    steps: int
+    batch_size: int
+    optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+    schedule: Callable[[float], float]
+    augment: str
+
+
+def _adam(weights: Iterable[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(weights, lr=1e-3)
+
+
+def _sgd(weights: Iterable[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(weights, lr=0.01, momentum=0.9, weight_decay=5e-4)
+
+
+def _constant(done: float) -> float:
+    return 1.0
+
+
+def _cosine(done: float) -> float:
+    return (1 + math.cos(math.pi * done)) / 2
+
+
+def _tenth_after_half(done: float) -> float:
+    return 1.0 if done <= 0.5 else 0.1
+
+
+QUICK = Judge("quick", "auto", 500, 64, _adam, _constant, "none")
+"""The data set's default network."""
+CONVNET = Judge("ConvNet", "convnet3", 1000, 256, _sgd, _tenth_after_half, "auto")
+"""As the papers' evaluation (``evaluate_synset`` of Zhao and Bilen's DSA and DM): 1,000 epochs of
+minibatches of 256, which are steps where the set is no larger."""
+LENET = Judge("LeNet", "hfldd-mnist", 3000, 64, _adam, _cosine, "auto")
+MLP = Judge("MLP", "mlp", 3000, 64, _adam, _cosine, "auto")
+RESNET = Judge("ResNet-8", "resnet8", 3000, 64, _adam, _cosine, "auto")
+"""No distiller has seen such a network; nor an MLP."""
+
+JUDGES = {"quick": (QUICK,), "full": (QUICK, CONVNET, LENET, MLP, RESNET)}
+
+
+def judges(name: str, spec: DataSpec) -> tuple[Judge, ...]:
+    """The judges of a panel, ``quick`` or ``full``, whose networks fit the data."""
+    fitting = {"auto", *model_names(spec)}
+    return tuple(judge for judge in JUDGES[name] if judge.model in fitting)
 
 
 def train_and_score(
+    judge: Judge,
     train: Samples,
     test: Samples,
     spec: DataSpec,
     *,
-    steps: int = STEPS,
     seed: int,
     device: torch.device | str = "cpu",
+    progress: Progress | None = None,
 ) -> float:
-    """Train the data set's default network and return its accuracy in [0, 1].
+    """Train a judge's network and return its accuracy in [0, 1].
 
     Training sets of different sizes get the same initial weights and the same number of steps, not
-    of epochs (Adam, learning rate 1e-3, batches of 64 or of the whole set). Labels of `train` may
-    be distributions over the classes, float32 (n, classes).
+    of epochs.
+
+    Parameters
+    ----------
+    train : Samples
+        Labels may be distributions over the classes, float32 (n, classes).
+    seed : int
+        Of the weights, the order and the random changes.
+    progress : callable, optional (default: None)
+        Called now and then with (steps done, all steps, loss).
     """
-    model = create_model("auto", spec, seed=seed).to(device)
+    device = torch.device(device)
+    model = create_model(judge.model, spec, seed=seed).to(device)
     generator = torch.Generator().manual_seed(seed)
     samples = train.to(device)
     endless = chain.from_iterable(
-        epoch_batches(samples.labels, BATCH_SIZE, generator) for _ in repeat(None)
+        epoch_batches(samples.labels, judge.batch_size, generator) for _ in repeat(None)
     )
-    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
-    fit(model, samples, islice(endless, steps), optimizer)
+    changes = chosen_changes(judge.augment, spec)
+    augment = Augment(changes, torch.Generator().manual_seed(seed))
+    optimizer = judge.optimizer(model.parameters())
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: judge.schedule(step / judge.steps)
+    )
+    for step, batch in enumerate(islice(endless, judge.steps), start=1):
+        inputs, labels = samples.minibatch(batch, device)
+        inputs = augmented(inputs, changes, augment.draw(len(batch), device))
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(inputs), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+        if progress and (step % REPORT_EVERY == 0 or step == judge.steps):
+            progress(step, judge.steps, float(loss.detach()))
     return evaluate_model(model, test, device)[0]

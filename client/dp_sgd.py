@@ -14,8 +14,9 @@ from torch.nn import functional
 from client.session import Session
 from client.terms import LossTerm
 from links.store import SPENT, NodeStore
+from task.augmentation import Augment, augmented
 from task.datasets import Samples
-from task.settings import SettingsError, TrainSettings
+from task.settings import Change, SettingsError, TrainSettings
 
 if TYPE_CHECKING:  # importing Opacus takes a second
     from opacus.accountants import RDPAccountant
@@ -110,7 +111,9 @@ class PrivateTraining:
     account : PrivacyAccount
         Where steps are booked.
     generator : torch.Generator
-        Of samples and noise, on the CPU. Its state must stay secret: it reveals the noise.
+        Of samples, their changes and noise, on the CPU. Its state must stay secret: it reveals the
+        noise. Changes are as secret, because without one of the samples those of the others would
+        be other ones.
     """
 
     noise: float
@@ -134,6 +137,7 @@ class PrivateTraining:
         *,
         batch_size: int,
         steps: int,
+        changes: tuple[Change, ...] = (),
         terms: Sequence[LossTerm] = (),
     ) -> None:
         """Train the model in place, on the cross-entropy and the loss terms.
@@ -144,6 +148,8 @@ class PrivateTraining:
             Training data; each is in a step with probability ``1 / ceil(n / batch_size)``.
         batch_size : int
             Upper bound of a step's expected number of samples.
+        changes : tuple[str, ...] (default: ())
+            Random changes of the images, one draw for each sample of a step.
 
         Raises
         ------
@@ -178,6 +184,9 @@ class PrivateTraining:
             inputs, labels = samples.minibatch(indices, device)
             private.zero_grad(set_to_none=True)
             if batch:
+                if changes:
+                    numbers = Augment(changes, self.generator).draw(len(batch), device)
+                    inputs = augmented(inputs, changes, numbers)
                 logits = model(inputs)
                 loss = functional.cross_entropy(logits, labels)
                 loss = _plus(loss, terms, "sample", inputs, labels, logits)

@@ -12,9 +12,10 @@ from client.terms import loss_terms
 from client.training import train_round
 from protocol.arrays import Arrays, as_arrays, as_tensors
 from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, SERVER_ROUND
+from task.augmentation import chosen_changes
 from task.datasets import Samples
 from task.models import create_model
-from task.settings import TrainSettings
+from task.settings import Change, TrainSettings
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,11 @@ class LocalRound:
         """The round."""
         return server_round(self.content.config_records.get(CONFIG, ConfigRecord()))
 
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """Random changes of training images (``train.augment``)."""
+        return chosen_changes(self.settings.augment, self.session.data.spec)
+
     def train(self, samples: Samples, *, balanced: bool = False) -> RecordDict:
         """Train the model in place, with differential privacy if the settings ask for it.
 
@@ -94,6 +100,7 @@ class LocalRound:
             self.settings,
             self.session.generator("train", self.round),
             balanced=balanced,
+            changes=self.changes,
             terms=terms,
             privacy=privacy,
         )

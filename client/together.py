@@ -99,6 +99,7 @@ def _train(
             [session.data.train for session in sessions],
             local.settings,
             [session.generator("train", local.round) for session in sessions],
+            local.changes,
         )
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()

@@ -12,10 +12,11 @@ from torch.nn import functional
 from client.dp_sgd import PrivateTraining
 from client.terms import LossTerm
 from protocol.messages import NUM_STEPS, TRAIN_ACCURACY, TRAIN_LOSS
+from task.augmentation import Augment, augmented
 from task.compute.cuda_graph import graphed
 from task.compute.precision import forward_in, products_in
 from task.datasets import Samples
-from task.settings import Precision, SettingsError, TrainSettings
+from task.settings import Change, Precision, SettingsError, TrainSettings
 
 
 class Trained(NamedTuple):
@@ -76,6 +77,7 @@ def fit(
     optimizer: torch.optim.Optimizer,
     terms: Sequence[LossTerm] = (),
     precision: Precision = "float32",
+    augment: Augment | None = None,
 ) -> Trained:
     """Train the model in place, one step per minibatch, on the cross-entropy and the loss terms.
 
@@ -87,13 +89,17 @@ def fit(
         Added to the cross-entropy, but not part of the loss returned.
     precision : str (default: "float32")
         Of the forward pass; see :func:`task.compute.precision.forward_in`.
+    augment : Augment, optional (default: None)
+        Changes the images of each minibatch, also for the loss terms.
     """
     model.train()
     device = next(model.parameters()).device
     total, right = torch.zeros(2, device=device)
     forward = forward_in(precision, device)
 
-    def step(inputs: Tensor, labels: Tensor) -> None:
+    def step(inputs: Tensor, labels: Tensor, *numbers: Tensor) -> None:
+        if augment:
+            inputs = augmented(inputs, augment.changes, *numbers)
         optimizer.zero_grad(set_to_none=True)
         with forward:
             logits = model(inputs)
@@ -110,7 +116,8 @@ def fit(
     take_step = graphed(step, device) if recordable else step
     steps = 0
     for batch in batches:
-        take_step(*samples.minibatch(batch, device))
+        numbers = (augment.draw(len(batch), device),) if augment else ()
+        take_step(*samples.minibatch(batch, device), *numbers)
         steps += 1
     return Trained(float(total) / max(steps, 1), float(right) / max(steps, 1), steps)
 
@@ -122,6 +129,7 @@ def train_round(
     generator: torch.Generator,
     *,
     balanced: bool = False,
+    changes: tuple[Change, ...] = (),
     terms: Sequence[LossTerm] = (),
     privacy: PrivateTraining | None = None,
 ) -> Trained:
@@ -130,9 +138,11 @@ def train_round(
     Parameters
     ----------
     generator : torch.Generator
-        CPU generator of the order.
+        CPU generator of the order, and of random changes.
     balanced : bool (default: False)
         Whether classes are drawn evenly.
+    changes : tuple[str, ...] (default: ())
+        Random changes of the images; see :func:`task.augmentation.chosen_changes`.
     privacy : PrivateTraining, optional (default: None)
         Trains with differential privacy and its own random draws.
 
@@ -150,14 +160,17 @@ def train_round(
             )
         size = settings.batch_size
         steps = settings.local_epochs * math.ceil(len(samples) / size)
-        privacy.fit(model, samples, optimizer, batch_size=size, steps=steps, terms=terms)
+        privacy.fit(
+            model, samples, optimizer, batch_size=size, steps=steps, changes=changes, terms=terms
+        )
         return Trained(None, None, steps)
     epochs = chain.from_iterable(
         epoch_batches(samples.labels, settings.batch_size, generator, balanced=balanced)
         for _ in range(settings.local_epochs)
     )
     with products_in(settings.precision):
-        return fit(model, samples, epochs, optimizer, terms, settings.precision)
+        augment = Augment(changes, generator) if changes else None
+        return fit(model, samples, epochs, optimizer, terms, settings.precision, augment)
 
 
 def optimizer_of(weights: Iterable[Tensor], settings: TrainSettings) -> torch.optim.Optimizer:

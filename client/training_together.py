@@ -5,8 +5,9 @@ forward and backward pass over it. PyTorch's SGD and Adam treat each number by i
 stacked weights as they are.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, chain, groupby
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +16,19 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from client.training import Trained, epoch_batches, hard_labels, optimizer_of
+from task.augmentation import Augment, augmented
 from task.compute.precision import forward_in, products_in
 from task.datasets import Samples
-from task.settings import TrainSettings
+from task.settings import Change, TrainSettings
 
 Weights = dict[str, Tensor]
+
+
+class _Minibatch(NamedTuple):
+    """Indices of samples (n,), and numbers for their random changes (n, k), both on the CPU."""
+
+    rows: Tensor
+    numbers: Tensor
 
 
 def why_one_by_one(model: nn.Module, samples: Samples, settings: TrainSettings) -> str:
@@ -40,7 +49,8 @@ def why_one_by_one(model: nn.Module, samples: Samples, settings: TrainSettings) 
     if any(True for _ in model.buffers()) or trained != model.state_dict().keys():
         return "the model has more than weights to train, such as the statistics of BatchNorm"
     try:
-        _train([[torch.zeros(2, dtype=torch.int64)]] * 2, model, samples, settings)
+        first = _Minibatch(torch.zeros(2, dtype=torch.int64), torch.empty(2, 0))
+        _train([[first]] * 2, model, samples, settings, ())
     except RuntimeError as error:
         return f"torch.func.vmap refuses the model ({str(error).splitlines()[0]})"
     return ""
@@ -51,6 +61,7 @@ def train_together(
     sets: Sequence[Samples],
     settings: TrainSettings,
     generators: Sequence[torch.Generator],
+    changes: tuple[Change, ...] = (),
 ) -> list[tuple[Weights, Trained]]:
     """Train for a round's local epochs on several nodes' samples, each from the same model.
 
@@ -67,7 +78,9 @@ def train_together(
     settings : TrainSettings
         Of the round.
     generators : Sequence[torch.Generator]
-        CPU generator of each node's order.
+        CPU generator of each node's order and random changes.
+    changes : tuple[str, ...] (default: ())
+        Random changes of the images; see :func:`task.augmentation.chosen_changes`.
 
     Returns
     -------
@@ -76,7 +89,10 @@ def train_together(
     """
     starts = accumulate((len(samples) for samples in sets), initial=0)
     batches = [
-        [batch + start for batch in _batches(len(samples), settings, generator)]
+        [
+            _Minibatch(rows + start, numbers)
+            for rows, numbers in _batches(len(samples), settings, Augment(changes, generator))
+        ]
         for samples, start, generator in zip(sets, starts, generators, strict=False)
     ]
     joined = Samples(
@@ -85,7 +101,7 @@ def train_together(
     )
     # Nodes with most steps come first, so that those still training are always the first ones.
     order = sorted(range(len(sets)), key=lambda node: -len(batches[node]))
-    weights, sums = _train([batches[node] for node in order], model, joined, settings)
+    weights, sums = _train([batches[node] for node in order], model, joined, settings, changes)
     weights, totals = {name: weight.cpu() for name, weight in weights.items()}, sums.tolist()
     results = {}
     for place, node in enumerate(order):
@@ -96,18 +112,20 @@ def train_together(
     return [results[node] for node in range(len(sets))]
 
 
-def _batches(
-    num_samples: int, settings: TrainSettings, generator: torch.Generator
-) -> Iterable[Tensor]:
-    """The minibatches that `train_round` draws, as indices on the CPU."""
+def _batches(num_samples: int, settings: TrainSettings, augment: Augment) -> Iterator[_Minibatch]:
+    """The minibatches that `train_round` draws."""
     labels = torch.empty(num_samples)  # only their number counts
-    return chain.from_iterable(
-        epoch_batches(labels, settings.batch_size, generator) for _ in range(settings.local_epochs)
-    )
+    for _ in range(settings.local_epochs):
+        for rows in epoch_batches(labels, settings.batch_size, augment.generator):
+            yield _Minibatch(rows, augment.draw(len(rows)))
 
 
 def _train(
-    batches: Sequence[Sequence[Tensor]], model: nn.Module, samples: Samples, settings: TrainSettings
+    batches: Sequence[Sequence[_Minibatch]],
+    model: nn.Module,
+    samples: Samples,
+    settings: TrainSettings,
+    changes: tuple[Change, ...],
 ) -> tuple[Weights, Tensor]:
     """Train on minibatches of common samples; nodes with most steps come first.
 
@@ -122,9 +140,10 @@ def _train(
     sums = torch.zeros(2, len(batches), device=device)
     training = [sum(len(own) > step for own in batches) for step in range(len(batches[0]))]
     by_step = [own[s] for s, active in enumerate(training) for own in batches[:active]]
-    rows, shares = _padded(by_step)
-    rows, shares = rows.to(samples.labels.device), shares.to(device)
-    of_step = zip(torch.split(rows, training), torch.split(shares, training), strict=True)
+    rows, shares = _padded([batch.rows for batch in by_step])
+    numbers = pad_sequence([batch.numbers for batch in by_step], batch_first=True).to(device)
+    parts = rows.to(samples.labels.device), shares.to(device), numbers
+    of_step = zip(*(torch.split(part, training) for part in parts), strict=True)
     losses, forward = _losses(model), forward_in(settings.precision, device)
     optimizer = None
     with products_in(settings.precision):
@@ -133,8 +152,9 @@ def _train(
             weights = {name: weight[:active].requires_grad_() for name, weight in stacked.items()}
             optimizer = _optimizer(list(weights.values()), settings, optimizer)
             for _ in steps:
-                row, share = next(of_step)
-                flat = samples.minibatch(row.flatten(), device)
+                row, share, number = next(of_step)
+                images, targets = samples.minibatch(row.flatten(), device)
+                flat = augmented(images, changes, number.flatten(0, 1)), targets
                 inputs, labels = (part.reshape(*row.shape, *part.shape[1:]) for part in flat)
                 optimizer.zero_grad(set_to_none=True)
                 with forward:

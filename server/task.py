@@ -12,6 +12,7 @@ from torch import nn
 
 from server.evaluation import server_evaluation
 from server.settings import RunSettings
+from task.augmentation import chosen_changes
 from task.compute.device import choose_device, describe_device
 from task.datasets import DataSpec
 from task.models import ModelError, create_model, last_dense
@@ -44,12 +45,14 @@ class Task:
         Raises
         ------
         SettingsError
-            If the model lacks the layer of ``train.feature-layer``.
+            If the model lacks the layer of ``train.feature-layer``, or the data cannot be changed
+            as ``train.augment`` says.
         DatasetError, ModelError, PartitionError
             If data, model or partition are not possible.
         """
         spec = data_spec(settings)
         check_partition_settings(settings)
+        chosen_changes(settings.train.augment, spec)
         model = create_model(settings.model, spec, seed=settings.seed)
         _check_layer(model, settings.train.feature_layer)
         device = choose_device(settings.server_device, "server-device")

@@ -7,7 +7,7 @@ keys that nodes need and ignores others; the server's settings extend it and rej
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -20,6 +20,9 @@ from pydantic import (
 
 RunConfigValue = bool | int | float | str
 Precision = Literal["float32", "tf32", "bf16"]
+Change = Literal["shift", "scale", "rotate", "shear", "flip", "colour", "cutout"]
+CHANGES: tuple[Change, ...] = get_args(Change)
+"""Of training images; what each does: `task.augmentation.augmented`."""
 
 MOST_PROBLEMS = 100
 """Bad keys that an error names; a hostile node may send thousands."""
@@ -181,6 +184,11 @@ class TrainSettings(Block):
     precision : str (default: "float32")
         ``float32``, ``tf32`` (faster on GPUs from Ampere on, products keep 10 bits of mantissa), or
         ``bf16`` (forward pass in bfloat16, weights in float32).
+    augment : str (default: "none")
+        Random changes of training images, other ones each time an image is shown: ``none``,
+        ``auto`` for those that are safe with the data set, or names with commas between them, as in
+        ``shift,rotate``: ``shift``, ``scale``, ``rotate``, ``shear``, ``flip``, ``colour``,
+        ``cutout``.
     holdout : float (default: 0.1)
         Share of a node's data held out of training to evaluate on.
     dp_noise : float (default: 0.0)
@@ -203,11 +211,23 @@ class TrainSettings(Block):
     kd_lambda: Annotated[float, Field(ge=0)] = 0.0
     feature_layer: str = ""
     precision: Precision = "float32"
+    augment: str = "none"
     holdout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     dp_noise: Annotated[float, Field(ge=0)] = 0.0
     dp_clip: Annotated[float, Field(gt=0)] = 1.0
     dp_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     dp_epsilon: Annotated[float, Field(ge=0)] = 0.0
+
+    @field_validator("augment")
+    @classmethod
+    def _names_changes(cls, augment: str) -> str:
+        names = {name.strip() for name in augment.split(",")}
+        if augment not in ("none", "auto") and not names <= set(CHANGES):
+            raise ValueError(
+                f'must be "none", "auto", or any of {", ".join(CHANGES)}, with commas between '
+                'them, as in "shift,rotate"'
+            )
+        return augment
 
     @field_validator("dp_noise")
     @classmethod

@@ -13,6 +13,7 @@ from task.datasets.text import load_texts, text_spec
 from task.datasets.torchvision_files import IdxFiles, TorchvisionFiles
 from task.datasets.types import Dataset, DatasetError, DataSpec, check_raw_samples
 from task.plugin import PluginError, import_object, located, plugged_in
+from task.settings import Change
 
 Loader = Callable[[DataSpec, Path, bool], Dataset]
 
@@ -143,35 +144,61 @@ def _at(layout: TorchvisionFiles | None) -> Loader:
     return partial(_load_files, layout=layout)
 
 
+_DIGITS: tuple[Change, ...] = ("shift", "scale", "rotate", "shear")
+_THINGS: tuple[Change, ...] = ("shift", "scale", "rotate", "flip", "cutout")
+
 # Means and deviations are of the training pixels; for CIFAR-10, CIFAR-100 and SVHN the values in
 # common use.
 _ENTRIES = {
     entry.spec.name: entry
     for entry in (
-        _Entry(DataSpec("digits", (1, 8, 8), 10, (0.3054,), (0.3760,)), load_digits),
-        _Entry(DataSpec("mnist", (1, 28, 28), 10, (0.1307,), (0.3081,)), _at(IdxFiles("MNIST"))),
         _Entry(
-            DataSpec("fashion-mnist", (1, 28, 28), 10, (0.2860,), (0.3530,)),
+            DataSpec("digits", (1, 8, 8), 10, (0.3054,), (0.3760,), safe_changes=_DIGITS),
+            load_digits,
+        ),
+        _Entry(
+            DataSpec("mnist", (1, 28, 28), 10, (0.1307,), (0.3081,), safe_changes=_DIGITS),
+            _at(IdxFiles("MNIST")),
+        ),
+        _Entry(
+            DataSpec("fashion-mnist", (1, 28, 28), 10, (0.2860,), (0.3530,), safe_changes=_THINGS),
             _at(IdxFiles("FashionMNIST")),
         ),
         _Entry(
-            DataSpec("usps", (1, 16, 16), 10, (0.2539,), (0.3842,)),
+            DataSpec("usps", (1, 16, 16), 10, (0.2539,), (0.3842,), safe_changes=_DIGITS),
             _at(TorchvisionFiles("USPS", ("usps.bz2", "usps.t.bz2"))),
         ),
         _Entry(
             DataSpec(
-                "cifar10", (3, 32, 32), 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+                "cifar10",
+                (3, 32, 32),
+                10,
+                (0.4914, 0.4822, 0.4465),
+                (0.2470, 0.2435, 0.2616),
+                safe_changes=_THINGS,
             ),
             _at(TorchvisionFiles("CIFAR10", ("cifar-10-batches-py",))),
         ),
         _Entry(
             DataSpec(
-                "cifar100", (3, 32, 32), 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+                "cifar100",
+                (3, 32, 32),
+                100,
+                (0.5071, 0.4865, 0.4409),
+                (0.2673, 0.2564, 0.2762),
+                safe_changes=_THINGS,
             ),
             _at(TorchvisionFiles("CIFAR100", ("cifar-100-python",))),
         ),
         _Entry(
-            DataSpec("svhn", (3, 32, 32), 10, (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
+            DataSpec(
+                "svhn",
+                (3, 32, 32),
+                10,
+                (0.4377, 0.4438, 0.4728),
+                (0.1980, 0.2010, 0.1970),
+                safe_changes=_DIGITS,
+            ),
             _at(
                 TorchvisionFiles(
                     "SVHN",
@@ -183,7 +210,12 @@ _ENTRIES = {
         ),
         _Entry(
             DataSpec(
-                "mnist-m", (3, 32, 32), 10, (0.4603, 0.4645, 0.4095), (0.2528, 0.2382, 0.2582)
+                "mnist-m",
+                (3, 32, 32),
+                10,
+                (0.4603, 0.4645, 0.4095),
+                (0.2528, 0.2382, 0.2582),
+                safe_changes=_DIGITS,
             ),
             _at(None),
         ),

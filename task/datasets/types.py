@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from task.errors import DatasetError as DatasetError  # passed on
+from task.settings import Change
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,9 @@ class DataSpec:
         feature.
     vocabulary : int (default: 0)
         Number of token ids, for text.
+    safe_changes : tuple[str, ...] (default: shift, scale, rotate and cutout)
+        Changes that leave an image in its class, for ``train.augment="auto"``; see
+        :func:`task.augmentation.augmented`. Texts and tables are not changed.
     """
 
     name: str
@@ -39,6 +43,7 @@ class DataSpec:
     std: tuple[float, ...]
     kind: Literal["image", "text", "table"] = "image"
     vocabulary: int = 0
+    safe_changes: tuple[Change, ...] = ("shift", "scale", "rotate", "cutout")
 
 
 @dataclass(frozen=True)

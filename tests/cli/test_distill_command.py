@@ -1,6 +1,7 @@
 """`flwr-distill distill` at its command line, on small images of its own."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,11 @@ from task.datasets import Dataset, DatasetError, DataSpec, RawSamples
 
 @pytest.fixture(autouse=True)
 def short_judging(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "STEPS", 60)
+    short = {
+        panel: tuple(replace(one, steps=60 if one.model == "auto" else 3) for one in own)
+        for panel, own in judge.JUDGES.items()
+    }
+    monkeypatch.setattr(judge, "JUDGES", short)
 
 
 def pixels(n: int, seed: int = 0, shape: tuple[int, ...] = (8, 8)) -> np.ndarray:
@@ -69,10 +74,25 @@ def test_a_folder_becomes_virtual_data_a_picture_and_a_summary(
     assert (summary["train_images"], summary["held_back_images"]) == (32, 8)
     sizes = {name: score["images"] for name, score in summary["scores"].items()}
     assert list(sizes.values()) == [6, 6, 32]
-    assert summary["scores"]["all real images"]["accuracy"] == 1
+    assert summary["scores"]["all real images"]["accuracy"] == {"quick": 1}
+    assert summary["judges"] == {"quick": {"model": "auto", "steps": 60}}
     assert summary["card"]["yardstick"]["by_chance"] == 0.8
     for said in ("Accuracy on 8 held-back images", "Privacy card", "80% would be by chance"):
         assert said in result.output
+
+
+def test_the_full_panel_has_a_column_for_each_judge_whose_network_fits(
+    folder: Path, tmp_path: Path
+) -> None:
+    asked = ["--method", "kip", "--steps", "1", "--judge", "full", "--output", str(tmp_path)]
+    result = invoke(folder, *asked)
+    assert result.exit_code == 0, result.output
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    names = ["quick", "ConvNet", "MLP", "ResNet-8"]  # LeNet is for 28x28
+    assert list(summary["judges"]) == names
+    for scores in summary["scores"].values():
+        assert list(scores["accuracy"]) == names
+        assert all(0 <= accuracy <= 1 for accuracy in scores["accuracy"].values())
 
 
 def test_a_named_data_set_is_judged_by_its_test_part(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
-"""The judge tells a telling training set from one that says nothing."""
+"""The judges tell a telling training set from one that says nothing."""
 
+from dataclasses import replace
+
+import pytest
 import torch
 
-from cli.judge import train_and_score
+from cli.judge import CONVNET, JUDGES, LENET, QUICK, Judge, judges, train_and_score
 from task.datasets import DataSpec, Samples
 
 SPEC = DataSpec("halves", (1, 8, 8), 2, (0.5,), (0.5,))
@@ -17,33 +20,68 @@ def halves(n: int, seed: int) -> Samples:
     return Samples(inputs, labels)
 
 
+def score(train: Samples, test: Samples, steps: int, seed: int = 0, judge: Judge = QUICK) -> float:
+    return train_and_score(replace(judge, steps=steps), train, test, SPEC, seed=seed)
+
+
 def test_accuracy_is_high_on_what_can_be_learned_and_by_chance_on_what_cannot() -> None:
     train, test = halves(40, 0), halves(200, 1)
-    assert train_and_score(train, test, SPEC, steps=60, seed=0) > 0.95
+    assert score(train, test, steps=60) > 0.95
     unrelated = Samples(train.inputs, torch.arange(40) // 2 % 2)
-    assert 0.2 < train_and_score(unrelated, test, SPEC, steps=60, seed=0) < 0.8
+    assert 0.2 < score(unrelated, test, steps=60) < 0.8
+
+
+@pytest.mark.parametrize("judge", judges("full", SPEC), ids=lambda judge: judge.name)
+def test_every_judge_learns_what_there_is(judge: Judge) -> None:
+    assert score(halves(40, 0), halves(200, 1), steps=40, judge=judge) > 0.9
 
 
 def test_soft_labels_teach_like_the_hard_ones_they_stand_for() -> None:
     train, test = halves(40, 0), halves(200, 1)
     soft = Samples(train.inputs, torch.nn.functional.one_hot(train.labels, 2).float())
-    scores = [train_and_score(samples, test, SPEC, steps=20, seed=0) for samples in (train, soft)]
-    assert scores[0] == scores[1]
+    assert score(train, test, steps=20) == score(soft, test, steps=20)
 
 
 def test_of_one_image_its_class_is_learned() -> None:
     images, test = halves(2, 0), halves(60, 1)
     of_class_0 = test.subset((test.labels == 0).nonzero().flatten())
-    scores = [
-        train_and_score(images.subset(torch.tensor([i])), of_class_0, SPEC, steps=30, seed=0)
-        for i in (0, 1)
-    ]
-    assert scores == [1, 0]
+    single = (images.subset(torch.tensor([i])) for i in (0, 1))
+    assert [score(image, of_class_0, steps=30) for image in single] == [1, 0]
 
 
-def test_the_same_seed_gives_the_same_score_and_global_state_is_untouched() -> None:
+@pytest.mark.parametrize("judge", [QUICK, replace(QUICK, augment="auto")], ids=["plain", "changed"])
+def test_the_same_seed_gives_the_same_score_and_global_state_is_untouched(judge: Judge) -> None:
     before = torch.get_rng_state()
     train, test = halves(10, 0), halves(500, 1)
-    scores = [train_and_score(train, test, SPEC, steps=1, seed=seed) for seed in (0, 0, 1)]
+    scores = [score(train, test, steps=1, seed=seed, judge=judge) for seed in (0, 0, 1)]
     assert scores[0] == scores[1] != scores[2]
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_only_judges_whose_networks_take_the_images_are_on_the_panel() -> None:
+    names = {shape: [judge.name for judge in judges("full", replace(SPEC, shape=shape))]
+             for shape in [(1, 28, 28), (3, 32, 32), (1, 4, 4)]}  # fmt: skip
+    assert names == {
+        (1, 28, 28): ["quick", "ConvNet", "LeNet", "MLP", "ResNet-8"],
+        (3, 32, 32): ["quick", "ConvNet", "MLP", "ResNet-8"],
+        (1, 4, 4): ["quick", "MLP", "ResNet-8"],
+    }
+    assert judges("quick", SPEC) == JUDGES["quick"]
+
+
+def test_learning_rates_follow_the_papers() -> None:
+    """ConvNet's falls to a tenth after half of the steps, LeNet's by a cosine to 0."""
+    assert [CONVNET.schedule(done) for done in (0, 0.5, 0.501, 0.999)] == [1, 1, 0.1, 0.1]
+    assert [LENET.schedule(done) for done in (0, 0.5, 1)] == pytest.approx([1, 0.5, 0])
+
+
+def test_progress_is_told_now_and_then_and_at_the_end() -> None:
+    told: list[tuple[int, int]] = []
+
+    def progress(step: int, steps: int, loss: float) -> None:
+        assert loss > 0
+        told.append((step, steps))
+
+    judge, train = replace(QUICK, steps=120), halves(10, 0)
+    train_and_score(judge, train, train, SPEC, seed=0, progress=progress)
+    assert told == [(50, 120), (100, 120), (120, 120)]

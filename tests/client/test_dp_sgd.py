@@ -22,9 +22,10 @@ from client.terms import Proximal
 from client.training import soft_labels, train_round
 from links.store import NodeStore
 from protocol.moon import MOONSettings
+from task.augmentation import Augment, augmented
 from task.datasets import DataSpec, Samples, load_dataset
 from task.models import create_model
-from task.settings import SettingsError, TrainSettings
+from task.settings import CHANGES, SettingsError, TrainSettings
 
 DELTA = 1e-5
 SPEC = load_dataset("digits").spec
@@ -55,15 +56,17 @@ def model():
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
-def naive(model, samples, *, noise, clip, rate, steps, lr, draws, mu=0.0):
+def naive(model, samples, *, noise, clip, rate, steps, lr, draws, mu=0.0, changes=()):
     """DP-SGD, sample by sample; mu/2 ||w - w_t||^2 joins without noise."""
     start = [p.detach().clone() for p in model.parameters()]
     parameters = list(model.parameters())
     for _ in range(steps):
         chosen = (torch.rand(len(samples), generator=draws) < rate).nonzero().flatten()
+        numbers = Augment(changes, draws).draw(len(chosen))
         total = [torch.zeros_like(p) for p in parameters]
-        for i in chosen:
-            loss = functional.cross_entropy(model(samples.inputs[i][None]), samples.labels[i][None])
+        for i, own in zip(chosen, numbers, strict=True):
+            image = augmented(samples.inputs[i][None], changes, own[None])
+            loss = functional.cross_entropy(model(image), samples.labels[i][None])
             gradient = torch.autograd.grad(loss, parameters)
             norm = math.sqrt(sum(float(g.square().sum()) for g in gradient))
             for t, g in zip(total, gradient, strict=True):
@@ -85,6 +88,16 @@ def test_steps_are_those_of_dp_sgd_sample_by_sample(private, samples, model, bat
     private.fit(model, samples, optimizer, batch_size=batch_size, steps=6, terms=terms)
     asked = {"noise": 0.7, "clip": 0.5, "rate": rate, "steps": 6, "lr": 0.3}
     naive(twin, samples, draws=generator(3), mu=mu, **asked)
+    for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_each_sample_of_a_step_is_changed_by_itself_with_secret_numbers(private, samples, model):
+    twin = copy.deepcopy(model)
+    settings = TrainSettings(local_epochs=2, batch_size=8, lr=0.3, dp_noise=0.7)
+    train_round(model, samples, settings, generator(9), changes=CHANGES, privacy=private)
+    asked = {"noise": 0.7, "clip": 0.5, "rate": 1 / 3, "steps": 6, "lr": 0.3}
+    naive(twin, samples, draws=generator(3), changes=CHANGES, **asked)
     for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 

@@ -18,7 +18,7 @@ from client.training_together import train_together, why_one_by_one
 from protocol.meeting import DESCRIBE
 from task.datasets import Samples
 from task.models import create_model
-from task.settings import TrainSettings
+from task.settings import CHANGES, TrainSettings
 
 SIZES = [13, 40, 1, 24]
 NUM_NODES = 6
@@ -51,12 +51,12 @@ def generators():
     return [generator(100 + node) for node in range(len(SIZES))]
 
 
-def check_equal(model, sets, settings, tolerance):
+def check_equal(model, sets, settings, tolerance, changes=()):
     start = copy.deepcopy(model.state_dict())
-    found = train_together(model, sets, settings, generators())
+    found = train_together(model, sets, settings, generators(), changes)
     for samples, own, (weights, measures) in zip(sets, generators(), found, strict=True):
         alone = copy.deepcopy(model)
-        expected = train_round(alone, samples, settings, own)
+        expected = train_round(alone, samples, settings, own, changes=changes)
         assert measures.steps == expected.steps
         assert measures.loss == pytest.approx(expected.loss, rel=max(1e-5, tolerance))
         assert measures.accuracy == pytest.approx(expected.accuracy, abs=1e-6)
@@ -78,6 +78,11 @@ def check_equal(model, sets, settings, tolerance):
 )
 def test_nodes_of_unequal_size_get_what_each_would_make_alone(model, sets, settings, tolerance):
     check_equal(model, sets, TrainSettings(batch_size=8, local_epochs=2, **settings), tolerance)
+
+
+def test_nodes_get_the_random_changes_that_each_would_make_alone(model, sets):
+    settings = TrainSettings(batch_size=8, local_epochs=2, momentum=0.9)
+    check_equal(model, sets, settings, 1e-6, changes=CHANGES)
 
 
 def test_soft_labels_are_learned_together_too(model, sets):
@@ -197,6 +202,16 @@ def check_same(found, expected):
 def test_the_first_message_trains_all_virtual_nodes_that_get_it(context_of, virtual, start, calls):
     for partition in range(NUM_NODES):
         check_same(asked(virtual(partition), start), asked(context_of(partition), start))
+    assert calls == [NUM_NODES]
+
+
+def test_the_setting_changes_images_of_all_in_the_same_way(context_of, virtual, start, calls):
+    setting = {"train.augment": "auto"}
+    for partition in (0, 3):
+        alone = asked(context_of(partition, run_config=setting), start)
+        check_same(asked(virtual(partition, **setting), start), alone)
+        plain = asked(context_of(partition, "plain"), start)
+        assert plain["metrics"]["train-loss"] != alone["metrics"]["train-loss"]
     assert calls == [NUM_NODES]
 
 

@@ -11,8 +11,9 @@ from torch.nn import functional
 
 from client.terms import Proximal
 from client.training import epoch_batches, fit, soft_labels, train_round
+from task.augmentation import Augment, augmented
 from task.datasets import Samples
-from task.settings import TrainSettings
+from task.settings import CHANGES, TrainSettings
 
 
 def generator(seed=0):
@@ -159,6 +160,46 @@ def test_each_epoch_of_a_round_shows_every_sample_once_in_minibatches_of_its_own
     assert len(drawn) == 15
     in_order = [tuple(row) for row in samples.inputs[:9].flatten(1).tolist()]
     assert epochs[0][0] != in_order
+
+
+def test_with_changes_every_showing_of_a_sample_is_another_image_with_its_own_label(samples):
+    settings = TrainSettings(local_epochs=2, batch_size=9, lr=0.01)
+    plain, changed = (Noting(nn.Sequential(nn.Flatten(), nn.Linear(16, 3))) for _ in range(2))
+    marked = Samples(samples.inputs, torch.arange(45) % 3)
+    train_round(plain, marked, settings, generator())
+    train_round(changed, marked, settings, generator(), changes=("shift", "rotate"))
+    shown = {row for batch in changed.shown for row in batch}
+    assert len(shown) == 2 * 45
+    assert not shown & {row for batch in plain.shown for row in batch}
+
+
+def test_changes_are_drawn_from_the_generator_of_the_order_after_each_minibatch(samples, model):
+    settings = TrainSettings(local_epochs=2, batch_size=9, lr=0.1)
+    expected, draws = copy.deepcopy(model), generator(3)
+    augment = Augment(CHANGES, draws)
+    for _ in range(2):
+        for batch in torch.randperm(45, generator=draws).split(9):
+            inputs = augmented(samples.inputs[batch], CHANGES, augment.draw(9))
+            loss = functional.cross_entropy(expected(inputs), samples.labels[batch])
+            gradients = torch.autograd.grad(loss, list(expected.parameters()))
+            with torch.no_grad():
+                for parameter, gradient in zip(expected.parameters(), gradients, strict=True):
+                    parameter -= 0.1 * gradient
+    train_round(model, samples, settings, generator(3), changes=CHANGES)
+    for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_loss_terms_see_the_changed_images(samples, model):
+    seen = []
+
+    def term(inputs, labels, logits):
+        seen.append(torch.equal(logits, model(inputs)))
+        return logits.sum() * 0
+
+    settings = TrainSettings(local_epochs=1, batch_size=9)
+    train_round(model, samples, settings, generator(), changes=("shift",), terms=[term])
+    assert seen == [True] * 5
 
 
 def test_label_knowledge_is_a_distribution_over_classes_that_knows_the_own_class(samples, model):

@@ -82,14 +82,15 @@ def step(gpus):
 def training_step(step):
     """Measure a step of local training, with a loss term that is made of the model."""
 
-    def measure(term=None, place_of_data=GPU):
+    def measure(term=None, place_of_data=GPU, changes=()):
         data = samples(64).to(place_of_data)
 
         def job(steps):
             model = create_model("digits-cnn", SPEC, seed=0).to(GPU)
             settings = TrainSettings.checked({"local-epochs": 1, "batch-size": 16}, "test")
             terms = [] if term is None else [term(model)]
-            train_round(model, data.subset(range(16 * steps)), settings, generator(), terms=terms)
+            part = data.subset(range(16 * steps))
+            train_round(model, part, settings, generator(), changes=changes, terms=terms)
 
         return step(job)
 

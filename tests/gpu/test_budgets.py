@@ -19,7 +19,7 @@ from links.store import NodeStore
 from task.datasets import Samples
 from task.datasets.text import text_spec
 from task.models import create_model
-from task.settings import TrainSettings
+from task.settings import CHANGES, TrainSettings
 from tests.gpu.work import GPU, SPEC, generator, samples
 
 
@@ -49,6 +49,13 @@ def test_minibatches_from_main_memory_do_not_make_a_step_wait(training_step):
     used = training_step(place_of_data="cpu")
     assert used.waits == 0, used.where
     assert used.copies == 2, used.where
+
+
+def test_random_changes_send_their_numbers_and_do_not_make_a_step_wait(training_step):
+    used = training_step(changes=CHANGES)
+    assert used.waits == 0, used.where
+    assert used.copies == 1, used.where
+    assert used.launches <= 150, used.where
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from protocol.registry import all_methods
 from task.datasets import Samples
 from task.evaluation import evaluate_model
 from task.models import create_model
+from task.settings import CHANGES
 from tests.gpu.work import GPU, SPEC, generator
 
 ASKED = {
@@ -101,6 +102,18 @@ def test_every_precision_trains_on_a_gpu(node, precision):
     assert all(p.isfinite().all() for p in model.cpu().parameters())
 
 
+def test_random_changes_are_those_of_the_cpu(node):
+    def run(device):
+        session, model = node(device)
+        data, asked = session.data.train, session.task.train
+        trained = train_round(model, data, asked, generator(), changes=CHANGES)
+        return trained, on_cpu(model.state_dict())
+
+    (trained, weights), (expected_numbers, expected) = run(GPU), run("cpu")
+    assert trained == expected_numbers
+    assert_equal(weights, expected)
+
+
 def test_soft_labels_are_those_of_the_cpu(node):
     def run(device):
         session, model = node(device)
@@ -119,9 +132,8 @@ def test_private_training_runs_on_a_gpu_with_noise_that_is_drawn_there(node, tmp
     privacy = PrivateTraining(1.0, 1.0, account, secret_generator())
     before = on_cpu(model.state_dict())
     added = loss_terms(session, RecordDict(), model, session.task.train)
-    train_round(
-        model, session.data.train, session.task.train, generator(), terms=added, privacy=privacy
-    )
+    data, asked = session.data.train, session.task.train
+    train_round(model, data, asked, generator(), changes=CHANGES, terms=added, privacy=privacy)
     for name, value in model.state_dict().items():
         assert value.device == torch.device(GPU)
         assert value.cpu().isfinite().all()
@@ -134,7 +146,7 @@ def test_an_empty_poisson_sample_is_taken_on_a_gpu_too(node, tmp_path):
     privacy = PrivateTraining(1.0, 1.0, account, generator())
     few = Samples(session.data.train.inputs[:2], session.data.train.labels[:2])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    privacy.fit(model, few, optimizer, batch_size=1, steps=6)
+    privacy.fit(model, few, optimizer, batch_size=1, steps=6, changes=CHANGES)
 
 
 @pytest.mark.parametrize("model_name", ["resnet8", "digits-cnn"])

@@ -5,7 +5,12 @@ import re
 import pytest
 from flwr.app import Context, RecordDict
 
+import server.task
 from server.app import main
+from server.settings import RunSettings
+from server.task import Task
+from task.datasets.text import text_spec
+from task.settings import SettingsError
 
 
 @pytest.mark.parametrize(
@@ -30,6 +35,10 @@ from server.app import main
         (
             {"train.feature-layer": "nosuch"},
             "train.feature-layer = 'nosuch': 'nosuch' is not a dense layer of .*; it has ",
+        ),
+        (
+            {"train.augment": "shift,mirror"},
+            'train.augment = \'shift,mirror\': must be "none", "auto", or any of shift, ',
         ),
         ({"hfldd.distiller": "kpi"}, "hfldd.distiller = 'kpi': .*choose one of auto, .*kip"),
         ({"hfldd.start": "nosie"}, "hfldd.start = 'nosie': must be one of class-stats, "),
@@ -69,3 +78,11 @@ def test_a_bad_setting_ends_the_run_before_any_node_is_asked(client_grid, tmp_pa
     assert grid.pushed == []
     assert "\n" not in str(error.value)
     assert not re.search(r"Traceback|<class", str(error.value))
+
+
+def test_changes_that_only_images_can_have_are_refused_for_other_data(monkeypatch):
+    monkeypatch.setattr(server.task, "data_spec", lambda settings: text_spec("some-texts", 4))
+    monkeypatch.setattr(server.task, "check_partition_settings", lambda settings: None)
+    settings = RunSettings.from_run_config({"train.augment": "shift"})
+    with pytest.raises(SettingsError, match=r"train\.augment = .shift.: some-texts is a text"):
+        Task.of(settings)

@@ -34,6 +34,7 @@ OTHERS = {
     "private.classes": "cat,dog",
     "train.optimizer": "adam",
     "train.precision": "tf32",
+    "train.augment": "auto",
     "train.feature-layer": "fc",
     "strategy": "fedavg",
     "strategy-args": '{"beta": 0.2}',

@@ -1,0 +1,161 @@
+"""Random changes of training images, drawn anew for each image and each time it is shown.
+
+All geometry of an image is one affine map, and a minibatch is resampled in one call. Numbers are
+drawn on the CPU, so that a GPU trains on the same images, and nothing waits for it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from task.datasets.types import DataSpec
+from task.settings import CHANGES, Change, SettingsError
+
+SHIFT = 0.1
+"""Of a side; up and down, left and right."""
+SCALE = 0.12
+ROTATE = math.radians(12)
+SHEAR = 0.15
+BRIGHTNESS, SATURATION, CONTRAST = 0.5, 1.0, 0.5
+"""Brightness is in units of normalised pixels. As in DSA (Zhao and Bilen 2021)."""
+CUTOUT = 0.25
+"""Of a side; as published for CIFAR-100 (DeVries and Taylor 2017)."""
+
+GEOMETRY: tuple[Change, ...] = ("shift", "scale", "rotate", "shear", "flip")
+NUMBERS: Mapping[Change, int] = {
+    "shift": 2,
+    "scale": 2,
+    "rotate": 1,
+    "shear": 1,
+    "flip": 1,
+    "colour": 3,
+    "cutout": 2,
+}
+"""Random numbers that a change of an image takes."""
+
+
+def chosen_changes(augment: str, spec: DataSpec) -> tuple[Change, ...]:
+    """The changes that a setting ``train.augment`` stands for, with data of this kind.
+
+    Parameters
+    ----------
+    augment : str
+        ``none``, ``auto`` for what `spec` says is safe, or names with commas between them.
+    spec : DataSpec
+        Of the data.
+
+    Raises
+    ------
+    SettingsError
+        If changes are named, and the data are not images.
+    """
+    if augment == "none":
+        return ()
+    if augment == "auto":
+        return spec.safe_changes if spec.kind == "image" else ()
+    if spec.kind != "image":
+        raise SettingsError(
+            f"train.augment = {augment!r}: {spec.name} is a {spec.kind} data set, and only images "
+            "can be changed so (set it to none or auto)"
+        )
+    names = [name.strip() for name in augment.split(",")]
+    return tuple(change for change in CHANGES if change in names)
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Changes, and where their random numbers come from.
+
+    Parameters
+    ----------
+    changes : tuple[str, ...]
+        At least one; see `augmented`.
+    generator : torch.Generator
+        On the CPU.
+    """
+
+    changes: tuple[Change, ...]
+    generator: torch.Generator
+
+    def draw(self, count: int, device: torch.device | str = "cpu") -> Tensor:
+        """Numbers for the changes of `count` images, on the device; waits for nothing."""
+        size = sum(NUMBERS[change] for change in self.changes)
+        numbers = 2 * torch.rand(count, size, generator=self.generator) - 1
+        if torch.device(device).type == "cuda":
+            numbers = numbers.pin_memory()
+        return numbers.to(device, non_blocking=True)
+
+
+def augmented(images: Tensor, changes: tuple[Change, ...], numbers: Tensor) -> Tensor:
+    """Change each image by its own random numbers.
+
+    What comes in from outside of an image repeats its edge: that is the background of a digit, and
+    needs no number that other images would have a part in.
+
+    Parameters
+    ----------
+    images : Tensor
+        float32 (n, C, H, W), normalised.
+    changes : tuple[str, ...]
+        ``shift`` (by up to a tenth of a side, as random crops with padding do), ``scale`` (each
+        side by up to 12 %), ``rotate`` (by up to 12 degrees), ``shear`` (up to 0.15 sideways for
+        each pixel down), ``flip`` (left and right, every second image), ``colour`` (brightness,
+        saturation and contrast) and ``cutout`` (a rectangle of a quarter of each side becomes 0,
+        the data set's mean).
+    numbers : Tensor
+        From `Augment.draw`, for the same changes, on the device of the images.
+
+    Returns
+    -------
+    Tensor
+        Like `images`.
+    """
+    drawn = dict(zip(changes, numbers.split([NUMBERS[c] for c in changes], dim=1), strict=True))
+    if any(change in drawn for change in GEOMETRY):
+        images = _resampled(images, drawn)
+    if "colour" in drawn:
+        images = _coloured(images, drawn["colour"])
+    if "cutout" in drawn:
+        images = _cut_out(images, drawn["cutout"])
+    return images
+
+
+def _resampled(images: Tensor, drawn: Mapping[Change, Tensor]) -> Tensor:
+    """Images by one affine map each, from places in the result to places in the image.
+
+    Places run from -1 to 1 over each side, so a rotation knows the ratio of the sides.
+    """
+    still = images.new_zeros(len(images), 2)
+    ratio = images.shape[-1] / images.shape[-2]
+    right, down = 2 * SHIFT * drawn.get("shift", still).T
+    x, y = 1 + SCALE * drawn.get("scale", still).T
+    angle = ROTATE * drawn.get("rotate", still)[:, 0]
+    skew = SHEAR * drawn.get("shear", still)[:, 0]
+    mirror = torch.where(drawn.get("flip", still)[:, 0] < 0, -1.0, 1.0)
+    cos, sin = angle.cos(), angle.sin()
+    top = mirror * torch.stack([x * cos, (skew - x * sin) / ratio, right])
+    bottom = torch.stack([y * sin * ratio, y * cos, down])
+    maps = torch.stack([top, bottom]).permute(2, 0, 1)
+    grid = functional.affine_grid(maps, list(images.shape), align_corners=False)
+    return functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
+
+
+def _coloured(images: Tensor, numbers: Tensor) -> Tensor:
+    brightness, saturation, contrast = numbers.T[..., None, None, None]
+    images = images + BRIGHTNESS * brightness
+    grey = images.mean(1, keepdim=True)
+    images = grey + (1 + SATURATION * saturation) * (images - grey)
+    level = images.mean((1, 2, 3), keepdim=True)
+    return level + (1 + CONTRAST * contrast) * (images - level)
+
+
+def _cut_out(images: Tensor, numbers: Tensor) -> Tensor:
+    inside = [
+        (torch.linspace(-1, 1, side, device=images.device) - centre[:, None]).abs() < CUTOUT
+        for side, centre in zip(images.shape[-2:], numbers.T, strict=True)
+    ]
+    return images.masked_fill((inside[0][:, :, None] & inside[1][:, None])[:, None], 0.0)

@@ -1,0 +1,71 @@
+"""The quick accuracies: what is distilled and judged, and what is written."""
+
+import json
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import accuracy
+from cli.judge import LENET
+from task.datasets import Dataset, DataSpec, RawSamples
+
+
+@pytest.fixture
+def digits(monkeypatch):
+    """Three classes that lie in other rows, of the size of MNIST's, instead of MNIST."""
+    generator = np.random.default_rng(0)
+
+    def samples(n):
+        labels = np.arange(n) % 3
+        images = generator.integers(0, 100, (n, 1, 28, 28), dtype=np.uint8)
+        for image, label in zip(images, labels, strict=True):
+            image[0, 9 * label : 9 * label + 9] += 150
+        return RawSamples(images, labels)
+
+    spec = DataSpec("mnist", (1, 28, 28), 3, (0.3,), (0.3,), safe_changes=("scale",))
+    data = Dataset(spec, samples(60), samples(90))
+    monkeypatch.setattr(accuracy, "load_dataset", lambda name, root: data)
+    return data
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    """Training sets that the judge, which takes a few steps only, was given."""
+    seen = []
+    score = accuracy.train_and_score
+
+    def noted(judge, train, test, spec, *, seed):
+        assert judge is LENET
+        seen.append((train, len(test)))
+        return score(replace(judge, steps=20), train, test, spec, seed=seed)
+
+    monkeypatch.setattr(accuracy, "train_and_score", noted)
+    return seen
+
+
+def test_quick_writes_three_accuracies_of_equally_many_images(
+    digits, judged, monkeypatch, tmp_path
+):
+    distilled = []
+
+    def distil(images, labels, *, num_classes, per_class, generator):
+        distilled.append((len(images), labels.unique().tolist()))
+        return accuracy.VirtualData(
+            images=torch.cat([images[labels == c][:per_class] for c in labels.unique()]),
+            labels=labels.unique().repeat_interleave(per_class),
+            method="test", steps=1, seed=0, init="noise",
+        )  # fmt: skip
+
+    monkeypatch.setattr(accuracy, "distiller", lambda method: distil)
+    file = tmp_path / "accuracy.json"
+    monkeypatch.setattr(sys, "argv", ["accuracy", "--quick", "--json", str(file)])
+    accuracy.main()
+    results = json.loads(file.read_text())
+    assert list(results) == ["mnist10_all_lenet", "mnist10_single_lenet", "random_real_lenet"]
+    assert all(0.5 < value <= 1 for value in results.values())
+    assert distilled == [(60, [0, 1, 2]), (20, [0]), (20, [1]), (20, [2])]
+    for train, tested in judged:
+        assert (tested, train.labels.bincount().tolist()) == (90, [10, 10, 10])
