@@ -36,7 +36,10 @@ METHODS = ("kip", "kip-negatives", "kip-labels", "kip-nngp", "kip-rbf", "dm", "g
 CLASSES_A_NODE = ("all", "2", "1")
 IMAGES_A_CLASS = 600
 SEEDS = 3
-BEST: Mapping[str, tuple[str, Mapping[str, Any]]] = {"all": ("dm", {}), "1": ("dm", {})}
+BEST: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "all": ("dm", {"formation": 2}),
+    "1": ("dm", {"formation": 2}),
+}
 """The best distiller, and its own arguments, by classes per node."""
 
 
@@ -78,8 +81,9 @@ def sent(pool: list[VirtualData]) -> list[VirtualData]:
 
 def pooled(pool: list[VirtualData]) -> Samples:
     """The virtual data of all nodes as one training set."""
-    labels = [v.labels if v.soft_labels is None else v.soft_labels for v in pool]
-    return Samples(torch.cat([v.images for v in pool]), torch.cat(labels))
+    decoded = [virtual.decoded() for virtual in pool]
+    labels = [v.labels if v.soft_labels is None else v.soft_labels for v in decoded]
+    return Samples(torch.cat([v.images for v in decoded]), torch.cat(labels))
 
 
 def score(
