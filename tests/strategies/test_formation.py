@@ -6,7 +6,7 @@ import pytest
 
 from distill.formation import LARGEST
 from protocol.hfldd import Distillation
-from strategies.common.directory import Description, Directory
+from strategies.common.directory import Directory
 from strategies.common.formation import chosen_formation
 from strategies.fedlgd import FedLGD
 from strategies.hfldd import HFLDD
@@ -19,7 +19,7 @@ from task.settings import SettingsError
 def limits(formation, shape, **rest):
     asked = Distillation(distilled_size=20, formation=formation, **rest)
     directory = Directory()
-    directory._descriptions = {node: Description(num_examples=100) for node in (1, 2, 3)}
+    directory.num_examples = dict.fromkeys((1, 2, 3), 100)
     return Limits(directory, asked, 10, shape)
 
 
