@@ -37,7 +37,7 @@ OWN = "virtual-data"
 OF_SERVER = "global-virtual-data"
 BATCH_SIZE = 1024
 REFINE_BANK = 5
-"""Augmentations that a refinement takes in turn; each costs a pass of 256 real images a class."""
+"""Augmentations that a refinement takes in turn; each costs a pass of a class's real images."""
 
 
 class Contrastive(LossTerm):
