@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from distill.augmentation import Augmentation, draw_augmentation
 from distill.errors import DistillError
@@ -26,8 +27,12 @@ LEARNING_RATE = 0.05
 WIDTH = 64
 BANK = 40
 REFINE_BANK = 5
-"""Augmentations that a refinement takes in turn; each costs a pass of 256 real images a class."""
+"""Augmentations that a refinement takes in turn; each costs a pass of a class's real images."""
+COARSE = 8
 REAL_PER_CLASS = 256
+FEWEST_IN_A_GROUP = 50
+"""Real images: the mean of so many shows no single one."""
+REAL_PER_GROUP = 64
 CHUNK_FLOATS = 2**20
 """Of the first layer's activations: 4 MB, for a CPU's cache."""
 GPU_CHUNK_FLOATS = 2**27
@@ -98,8 +103,11 @@ def distill_dm(
 ) -> VirtualData:
     """Distil by distribution matching (Zhao and Bilen 2023, eq. 5 and algorithm 1).
 
-    Works with a single class too. Real class means use at most 256 images per class, redrawn for
-    each network of the bank.
+    Works with a single class too. The real images of a large class are split into groups that look
+    alike (`alike`), and the virtual ones match the mean of a group each: of a class's mean alone
+    they would all show much the same. A group has at least 50 images, and there are as many as the
+    smallest class allows. Means use at most 256 images per class, or 64 per group if those are
+    more, redrawn for each network of the bank.
 
     Parameters
     ----------
@@ -134,11 +142,20 @@ def distill_dm(
             f"got {tuple(initial_images.shape)}"
         )
     classes = [images[labels == c] for c in torch.unique(labels)]
+    each = _groups(min(map(len, classes)), per_class)
+    groups = [group for own in classes for group in alike(own, each)]
     probes = [
-        _draw_probe(classes, width, generator, torch.device(device), network)
+        _draw_probe(
+            groups,
+            max(REAL_PER_CLASS // each, REAL_PER_GROUP),
+            width,
+            generator,
+            torch.device(device),
+            network,
+        )
         for _ in range(min(bank, steps))
     ]
-    virtual = initial_images.reshape(len(classes), per_class, *images.shape[1:])
+    virtual = initial_images.reshape(len(groups), per_class // each, *images.shape[1:])
     virtual = virtual.to(device, copy=True)
     tiles = Formation.of(formation, images.shape, device)
     match_means(virtual, probes, steps, learning_rate, tiles, progress)
@@ -178,8 +195,31 @@ def match_means(
             progress(step + 1, steps, float(loss))
 
 
+def alike(images: Tensor, groups: int) -> list[Tensor]:
+    """Split images (n, C, H, W) into groups of one size, or two, that look alike.
+
+    Cuts along the first principal component of the images at 8 x 8 pixels, and each part again.
+    """
+    if groups == 1:
+        return [images]
+    small = functional.adaptive_avg_pool2d(images, COARSE).flatten(1)
+    small = small - small.mean(0)
+    component = torch.linalg.eigh(small.mT @ small).eigenvectors[:, -1]
+    order = (small @ component).argsort(stable=True)
+    below = groups // 2
+    cut = len(images) * below // groups
+    return alike(images[order[:cut]], below) + alike(images[order[cut:]], groups - below)
+
+
+def _groups(smallest: int, per_class: int) -> int:
+    """Groups of each class: as many as leave each enough real images, and as many virtual ones."""
+    most = max(1, smallest // FEWEST_IN_A_GROUP)
+    return max(n for n in range(1, min(most, per_class) + 1) if per_class % n == 0)
+
+
 def _draw_probe(
     classes: list[Tensor],
+    most: int,
     width: int,
     generator: torch.Generator,
     device: torch.device,
@@ -189,7 +229,7 @@ def _draw_probe(
     if network is None:
         network = RandomConvNet.draw(channels, min(height, across), width, generator, device)
     augment = draw_augmentation(height, across, generator).to(device)
-    orders = [torch.randperm(len(own), generator=generator)[:REAL_PER_CLASS] for own in classes]
+    orders = [torch.randperm(len(own), generator=generator)[:most] for own in classes]
     real = torch.cat(
         [own[x.to(own.device, non_blocking=True)] for own, x in zip(classes, orders, strict=True)]
     )

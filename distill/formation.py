@@ -12,7 +12,7 @@ from distill.errors import DistillError
 
 LARGEST = 4
 """Largest formation: images are trained on as 16 times as many."""
-SMALLEST_SIDE = 28
+SMALLEST_SIDE = 16
 """Of images that distribution matching packs where it may choose; docs/design.md tells why."""
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from inspect import signature
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -131,7 +131,7 @@ def distiller(name: str) -> Distiller:
     return cast(Distiller, method)
 
 
-def formation_arguments(name: str, formation: int) -> dict[str, int]:
+def formation_arguments(name: str, formation: int) -> dict[str, Any]:
     """The arguments with which a distiller makes images of that formation; 0 lets it choose.
 
     Raises

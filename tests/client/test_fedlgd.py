@@ -48,7 +48,8 @@ def test_a_node_has_so_many_images_of_each_class_that_it_holds(session):
 
 def test_nodes_train_on_each_small_image_enlarged(session):
     request = REQUEST.model_copy(update={"formation": 2, "refine_steps": 1})
-    made = virtual_samples(session, nn.Flatten(), request, 1)
+    model = create_model("auto", session.data.spec, seed=0)
+    made = virtual_samples(session, model, request, 1)
     kept = VirtualData.from_bytes(session.store.at(1).read(fedlgd.OWN))
     assert (kept.formation, len(made)) == (2, 4 * len(kept))
     assert torch.equal(made.inputs, kept.decoded().images)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from distill import DistillError, distill_dm
 from distill import distribution_matching as dm
 from distill.augmentation import draw_augmentation
-from distill.distribution_matching import Probe, real_means
+from distill.distribution_matching import Probe, _groups, alike, real_means
 from distill.features import RandomConvNet
 
 
@@ -164,3 +164,35 @@ def test_each_network_of_the_bank_is_matched_to_a_draw_of_its_own_of_at_most_256
     assert [len(levels) for levels in seen] == [256] * 3
     for i, levels in enumerate(seen):
         assert all(float((levels - other).abs().max()) > 0.01 for other in seen[:i])
+
+
+@pytest.mark.parametrize(("n", "groups"), [(600, 10), (101, 2), (150, 3), (7, 1)])
+def test_groups_share_out_all_images_evenly_and_look_alike(n: int, groups: int) -> None:
+    generator = torch.Generator().manual_seed(n)
+    images = torch.randn(n, 1, 12, 12, generator=generator)
+    images += torch.linspace(-3, 3, n)[torch.randperm(n, generator=generator), None, None, None]
+    made = alike(images, groups)
+    assert len(made) == groups
+    assert max(map(len, made)) - min(map(len, made)) <= 1
+    values = torch.cat(made).flatten(1).sum(1)
+    assert torch.equal(values.sort().values, images.flatten(1).sum(1).sort().values)
+    within = sum(float(own.var(0, correction=0).sum()) * len(own) for own in made) / n
+    assert groups == 1 or within < 0.7 * float(images.var(0, correction=0).sum())
+
+
+def test_groups_are_of_fifty_real_images_and_each_gets_as_many_virtual_ones() -> None:
+    allowed = [(600, 10), (599, 10), (499, 10), (120, 10), (99, 10), (2000, 7), (2000, 1), (3, 4)]
+    assert [_groups(n, per_class) for n, per_class in allowed] == [10, 10, 5, 2, 1, 7, 1, 1]
+
+
+def test_each_virtual_image_of_a_large_class_comes_nearest_to_its_own_group() -> None:
+    generator = torch.Generator().manual_seed(2)
+    images = torch.randn(200, 1, 8, 8, generator=generator)
+    upper_half = torch.tensor([1.0] * 4 + [-1.0] * 4)[:, None]
+    images += 2 * upper_half * torch.tensor([-1.0, 1.0]).repeat(100)[:, None, None, None]
+    labels = torch.zeros(200).long()
+    asked = {"num_classes": 2, "steps": 60, "width": 8, "bank": 10, "generator": generator}
+    made = distill_dm(images, labels, per_class=2, **asked)
+    shown = (upper_half * made.images).mean((1, 2, 3))
+    assert float(shown[0] * shown[1]) < 0
+    assert float((shown[0] - shown[1]).abs()) > 0.5
