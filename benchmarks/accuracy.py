@@ -36,7 +36,7 @@ METHODS = ("kip", "kip-negatives", "kip-labels", "kip-nngp", "kip-rbf", "dm", "g
 CLASSES_A_NODE = ("all", "2", "1")
 IMAGES_A_CLASS = 600
 SEEDS = 3
-BEST: Mapping[str, tuple[str, Mapping[str, Any]]] = {"all": ("dm", {}), "1": ("dm", {})}
+BEST: Mapping[str, tuple[str, Mapping[str, Any]]] = {"all": ("kip", {}), "1": ("dm", {})}
 """The best distiller, and its own arguments, by classes per node."""
 
 
