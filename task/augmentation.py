@@ -114,7 +114,8 @@ def augmented(images: Tensor, changes: tuple[Change, ...], numbers: Tensor) -> T
     Tensor
         Like `images`.
     """
-    drawn = dict(zip(changes, numbers.split([NUMBERS[c] for c in changes], dim=1), strict=True))
+    sizes = [NUMBERS[change] for change in changes]
+    drawn = dict(zip(changes, torch.split(numbers, sizes, dim=1), strict=True))
     if any(change in drawn for change in GEOMETRY):
         images = _resampled(images, drawn)
     if "colour" in drawn:
@@ -131,8 +132,8 @@ def _resampled(images: Tensor, drawn: Mapping[Change, Tensor]) -> Tensor:
     """
     still = images.new_zeros(len(images), 2)
     ratio = images.shape[-1] / images.shape[-2]
-    right, down = 2 * SHIFT * drawn.get("shift", still).T
-    x, y = 1 + SCALE * drawn.get("scale", still).T
+    right, down = (2 * SHIFT * drawn.get("shift", still)).unbind(1)
+    x, y = (1 + SCALE * drawn.get("scale", still)).unbind(1)
     angle = ROTATE * drawn.get("rotate", still)[:, 0]
     skew = SHEAR * drawn.get("shear", still)[:, 0]
     mirror = torch.where(drawn.get("flip", still)[:, 0] < 0, -1.0, 1.0)
@@ -145,7 +146,7 @@ def _resampled(images: Tensor, drawn: Mapping[Change, Tensor]) -> Tensor:
 
 
 def _coloured(images: Tensor, numbers: Tensor) -> Tensor:
-    brightness, saturation, contrast = numbers.T[..., None, None, None]
+    brightness, saturation, contrast = numbers[..., None, None, None].unbind(1)
     images = images + BRIGHTNESS * brightness
     grey = images.mean(1, keepdim=True)
     images = grey + (1 + SATURATION * saturation) * (images - grey)
