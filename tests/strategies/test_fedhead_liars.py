@@ -137,6 +137,20 @@ def test_of_few_nodes_norms_are_compared_with_those_of_earlier_rounds():
     assert again.told == {}
 
 
+def test_who_sends_back_what_it_got_has_no_say_in_its_sector(grid_of, caplog):
+    grid, strategy = grid_of(), strategy_of(sectors=1, fixed_leader=True)
+    (cluster,) = first_clusters(strategy, grid)
+    riders = [cluster.head, cluster.members[0]]
+    turn(grid, Attack.FREE_RIDER, riders)
+    found = play(strategy, grid)
+    for node in riders:
+        assert f"Model of node {node} set aside: it is the one that it was sent" in caplog.text
+    away = grid_of()
+    for node in riders:
+        del away.nodes[node]
+    assert_same(found, play(strategy_of(sectors=1, fixed_leader=True), away), atol=1e-5)
+
+
 @pytest.mark.parametrize("claim", [10**9, 10**15])
 def test_a_claim_of_samples_counts_for_ten_nodes_at_most_and_only_at_the_meeting(grid_of, claim):
     def claiming(grid, types):
