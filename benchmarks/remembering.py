@@ -22,19 +22,23 @@ def distilling_once() -> Iterator[None]:
     These depend on samples, settings and seed alone, and take most of the time of a short run.
     """
     with (
-        patch("client.distillation.distill_many", _remembering(distill_many)),
-        patch("client.fedlgd.distill_dm", _remembering(distill_dm)),
+        patch("client.distillation.distill_many", remembered(distill_many)),
+        patch("client.fedlgd.distill_dm", remembered(distill_dm)),
     ):
         yield
 
 
 @cache
-def _remembering(function: Callable[..., T]) -> Callable[..., T]:
+def remembered(function: Callable[..., T]) -> Callable[..., T]:
+    """The function, which is called once for the same arguments and keeps all results.
+
+    With a ``network`` it is called again each time: the result depends on the global model then.
+    """
     results: dict[Hashable, T] = {}
 
     @wraps(function)
     def remembering(*args: Any, network: Any = None, **kwargs: Any) -> T:
-        if network is not None:  # the result depends on the global model
+        if network is not None:
             return function(*args, network=network, **kwargs)
         key = _key((args, kwargs))
         if key not in results:
