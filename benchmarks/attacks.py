@@ -1,7 +1,8 @@
 """Accuracy with hostile nodes: the matrix of strategies and attacks.
 
 ``python -m benchmarks.attacks [--quick] [--strategies fedavg ...] [--attacks NaN ...]
-[--hostile 1 2 3] [--seeds 0 1 2] [--rounds 15] [--defence on] [--jobs 2] [--json FILE]``
+[--hostile 1 2 3] [--seeds 0 1 2] [--rounds 15] [--momentum 0.9] [--defence on] [--jobs 2]
+[--json FILE]``
 
 Digits, ten nodes, with the real apps, a run in one process: mean test accuracy of the last three
 rounds over the seeds, beside the same run without the hostile nodes. A run that ends with an error
@@ -11,6 +12,10 @@ last model takes for the target when they carry the trigger. What nodes do is in
 
 Samples are partitioned evenly, since rules against hostile nodes need similar ones; HFLDD, whose
 heads have all classes anyway, has five classes a node.
+
+``--quick`` is seed 0 and five rounds with a momentum of 0.9, with which eight honest nodes are at
+about 94 % (FedAvg). Without, they are at about 60 % after five rounds, where one round is as likely
+ten points worse than the one before as better, and no cell can be read.
 """
 
 import argparse
@@ -40,6 +45,7 @@ from task.models import create_model
 NODES = 10
 LAST_ROUNDS = 3
 QUICK_ROUNDS = 5
+QUICK_MOMENTUM = 0.9
 EVENLY: Settings = {"partition.scheme": "iid"}
 STRATEGIES: Mapping[str, Settings] = {
     "fedavg": EVENLY,
@@ -56,7 +62,7 @@ class Run:
 
     Parameters
     ----------
-    strategy, seed, rounds, defence
+    strategy, seed, rounds, momentum, defence
         As in the run config.
     attack : Attack (default: Attack.NONE)
         What the hostile nodes do.
@@ -69,6 +75,7 @@ class Run:
     strategy: str
     seed: int
     rounds: int
+    momentum: float
     defence: str
     attack: Attack = Attack.NONE
     hostile: int = 0
@@ -80,6 +87,7 @@ class Run:
             "strategy": self.strategy,
             "seed": self.seed,
             "num-rounds": self.rounds,
+            "train.momentum": self.momentum,
             "defence": self.defence,
             **STRATEGIES[self.strategy],
         }
@@ -205,13 +213,16 @@ def main() -> None:
     parser.add_argument("--hostile", type=int, nargs="+", default=[2], help="how many of ten")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--momentum", type=float, default=0.0, help="of local training")
     parser.add_argument("--defence", choices=("on", "off"), default="on")
-    parser.add_argument("--quick", action="store_true", help=f"seed 0, {QUICK_ROUNDS} rounds")
+    quick = f"seed 0, {QUICK_ROUNDS} rounds, momentum {QUICK_MOMENTUM}"
+    parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the cells there")
     arguments = parser.parse_args()
-    seeds = [0] if arguments.quick else arguments.seeds
-    rounds = QUICK_ROUNDS if arguments.quick else arguments.rounds
+    if arguments.quick:
+        arguments.seeds, arguments.rounds, arguments.momentum = [0], QUICK_ROUNDS, QUICK_MOMENTUM
+    shared = arguments.rounds, arguments.momentum, arguments.defence
 
     places = [
         (strategy, attack, hostile)
@@ -223,7 +234,7 @@ def main() -> None:
     pairs = {
         place: [
             (honest.attacked(*place[1:]), honest.without(place[2]))
-            for honest in (Run(place[0], seed, rounds, arguments.defence) for seed in seeds)
+            for honest in (Run(place[0], seed, *shared) for seed in arguments.seeds)
         ]
         for place in places
     }
