@@ -103,7 +103,8 @@ def random_products(seed, count=9):
     """Inner products of changes of all lengths that share a direction more or less."""
     draws = np.random.default_rng(seed)
     shared = draws.choice([0.1, 1.0, 3.0], (count, 1)) + np.zeros(20)
-    changes = np.exp(draws.normal(size=(count, 1))) * (shared + draws.normal(size=(count, 20)))
+    lengths = np.exp(0.3 * draws.standard_cauchy((count, 1)).clip(-9, 9))
+    changes = lengths * (shared + draws.normal(size=(count, 20)))
     return changes, changes @ changes.T
 
 
