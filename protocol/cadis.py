@@ -25,7 +25,8 @@ class CADISSettings(Block):
         How models of a cluster of five or more are averaged: ``mean``, ``agreement`` (without
         those that point away from most, none longer than the median), ``multi-krum`` or
         ``trimmed-mean``. With any but the mean, all updates are moved back to the median length,
-        and those set aside that point against both the last global step and most others.
+        and those set aside that are far longer than most, or point against both the last global
+        step and most others.
     """
 
     aggregation: Literal["clusters", "samples"] = "clusters"

@@ -62,8 +62,8 @@ class FedHEADSettings(EnsembleDistillation):
         point away from most, none longer than the median), ``multi-krum`` or ``trimmed-mean``.
         With any but the mean, students that point away from those of other sectors do not count.
     audit : bool (default: False)
-        Whether two members average again where a leader's mean points away from those of other
-        sectors, or there are none.
+        Whether up to four members average again where a leader's mean points away from those of
+        other sectors, or there are none.
     server_epochs : int (default: 20)
         n_g, most epochs of the distillation on the server (FedHEAD+, FedDF).
     reference : str (default: "noise")

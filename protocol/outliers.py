@@ -1,7 +1,8 @@
-"""Outliers among replies: absurdly large norms of updates and claimed numbers."""
+"""Outliers among replies: absurd norms of updates and claimed numbers."""
 
 import math
 from collections.abc import Mapping
+from statistics import median_low
 from typing import TypeVar
 
 import numpy as np
@@ -12,6 +13,9 @@ FEWEST = 4
 """Fewest values among which one can be absurd."""
 SMALLEST_SCALE = 1.0
 """Spread of logarithms, a factor e, below which values count as equal."""
+IDLE = 1e-3
+"""Share of the median norm below which a node has learnt nothing. One with 12 samples beside nodes
+of 1,200 moves by a fortieth of their norm."""
 
 K = TypeVar("K")
 
@@ -51,6 +55,15 @@ def absurdly_large(values: Mapping[K, float], threshold: float) -> list[K]:
     above = logs - np.median(logs)
     scale = max(1.4826 * float(np.median(np.abs(above))), SMALLEST_SCALE)
     return [key for key, score in zip(keys, above / scale, strict=True) if score > threshold]
+
+
+def idle(norms: Mapping[K, float]) -> list[K]:
+    """Keys of updates that are next to nothing beside the others: what free riders send.
+
+    Below a thousandth of the median, the lower one of an even number, which two in four that send
+    long updates cannot raise.
+    """
+    return [key for key, norm in norms.items() if norm < IDLE * median_low(norms.values())]
 
 
 def capped(num_examples: Mapping[K, int], most: float) -> dict[K, int]:

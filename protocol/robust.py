@@ -16,6 +16,12 @@ FEWEST = 5
 """Fewest models for a rule other than the mean: among fewer, there is no telling who is odd."""
 HOSTILE = 0.3
 """Share of hostile nodes that Multi-Krum and the trimmed mean allow for."""
+OUTLIER = 3.5
+"""Modified z-score above which a value is an outlier (Iglewicz and Hoaglin 1993)."""
+LEAST_SPREAD_OF_LENGTHS = 0.25
+"""Of logarithms: models whose lengths differ by less than 2.4 times are alike."""
+LEAST_SPREAD_OF_COSINES = 0.05
+"""Models whose usual cosines with the others differ by less than 0.175 are alike."""
 
 
 def robust_mean(
@@ -24,8 +30,9 @@ def robust_mean(
     """Mean of models by a rule; fewer than 5 models are averaged by weight.
 
     - ``mean``: by weight.
-    - ``agreement``: by weight, at most the median's, without models that `agreement` rejects; those
-      further from the start than the median are moved back to its distance.
+    - ``agreement``: by weight, at most the median's, without models that `agreement` rejects and
+      those that are `too_long` or `apart`; those further from the start than the median are moved
+      back to its distance.
     - ``multi-krum``: by weight, at most the median's, of those that `multi_krum` selects.
     - ``trimmed-mean``: of each number, without the 30 % (rounded up) at either end; not weighted.
 
@@ -56,7 +63,8 @@ def robust_mean(
     if rule == "multi-krum":
         chosen = capped * multi_krum(products)
         return _weighted(chosen, models), chosen
-    kept = capped * agreement(products)
+    in_line = agreement(products) & ~too_long(products, given) & ~apart(products)
+    kept = capped * (in_line if in_line.any() else agreement(products))
     moved = kept * shortening(products)
     rest = float((kept - moved).sum())  # to move a model back is to average it with the start
     return _weighted([*moved, rest], [*models, start]), moved
@@ -94,6 +102,55 @@ def agreement(products: NDArray[np.float64]) -> NDArray[np.bool_]:
     along = (products > 0).sum(axis=1) - (products.diagonal() > 0)
     agreeing: NDArray[np.bool_] = along >= n // 2
     return agreeing if agreeing.sum() > n // 2 else np.ones(n, dtype=bool)
+
+
+def too_long(products: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which changes are far longer than others of as many samples, as in model replacement.
+
+    Outliers among the logarithms of lengths. A model with more samples than the median has room for
+    the square of that: samples that count may be capped.
+
+    Parameters
+    ----------
+    products : ndarray
+        Of `inner_products`, (n, n).
+    weights : ndarray
+        Samples of each model, (n,), > 0.
+
+    Returns
+    -------
+    ndarray
+        bool (n,). Where honest lengths differ much, as with skewed data, hardly any is.
+    """
+    lengths = np.sqrt(products.diagonal())
+    if not np.median(lengths):
+        return np.zeros(len(lengths), dtype=bool)
+    logs = np.log(np.maximum(lengths, np.finfo(float).tiny))
+    room = 2 * np.log(np.maximum(weights / np.median(weights), 1))
+    return _modified_z(logs - room, LEAST_SPREAD_OF_LENGTHS) > OUTLIER
+
+
+def apart(products: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which changes have less in common with the others than these have, bool (n,).
+
+    Outliers among the models' cosines with their ``n // 2``-th most similar other, which is an
+    honest one as long as most are: flipped labels and backdoors lead elsewhere, if not back. Where
+    honest cosines differ much, as with skewed data, hardly any is.
+    """
+    lengths = np.sqrt(products.diagonal())
+    cosines = np.zeros_like(products)
+    both = np.outer(lengths, lengths)
+    np.divide(products, both, out=cosines, where=both > 0)
+    np.fill_diagonal(cosines, -1)
+    usual = np.sort(cosines, axis=1)[:, -(len(products) // 2)]
+    return _modified_z(-usual, LEAST_SPREAD_OF_COSINES) > OUTLIER
+
+
+def _modified_z(values: NDArray[np.float64], least: float) -> NDArray[np.float64]:
+    """Distances above the median, in robust standard deviations of at least `least`."""
+    above = values - np.median(values)
+    scores: NDArray[np.float64] = above / max(1.4826 * float(np.median(np.abs(above))), least)
+    return scores
 
 
 def shortening(products: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -12,9 +12,9 @@ from strategies.common.checked import CheckedFedAvg, Update
 class Agreement(CheckedFedAvg):
     """FedAvg by the rule ``agreement`` of :func:`protocol.robust.robust_mean`.
 
-    Of five or more models, those that point away from most others are set aside, none moves the
-    global model by more than the median, and none weighs more than the median. Fewer are averaged
-    as FedAvg does.
+    Of five or more models, those that point away from most others, are far longer, or have far less
+    in common with them than these have, are set aside; none moves the global model by more than the
+    median, and none weighs more than the median. Fewer are averaged as FedAvg does.
 
     Parameters
     ----------
@@ -29,5 +29,5 @@ class Agreement(CheckedFedAvg):
         mean, used = robust_mean("agreement", weights, models, self.start_of_round)
         for update, weight in zip(updates, used, strict=True):
             if weight == 0:
-                log(WARNING, "Model of node %d set aside: it points away from most", update.node)
+                log(WARNING, "Model of node %d set aside: it is out of line with most", update.node)
         return mean

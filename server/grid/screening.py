@@ -26,7 +26,7 @@ from protocol.messages import (
     ROUTE,
 )
 from protocol.method import Phase
-from protocol.outliers import FEWEST, absurdly_large, capped, update_norm
+from protocol.outliers import FEWEST, absurdly_large, capped, idle, update_norm
 from protocol.replies import SET_ASIDE
 from protocol.schema import check_numbers
 from server.grid.metered import MODELS, MeteredGrid
@@ -162,6 +162,8 @@ class ScreeningGrid(MeteredGrid):
             for node in absurdly_large({**known, **by_node}, self._norm_threshold):
                 if node in by_node:
                     reasons.setdefault(node, f"the norm of its {name} exceeds norm-threshold")
+            for node in idle(by_node) if name == ARRAYS else ():
+                reasons.setdefault(node, "it sent back the model that it got")
             weighted = {node: says[node] * norm for node, norm in by_node.items()}
             for node in absurdly_large(weighted, weighted_threshold):
                 reasons.setdefault(node, f"the norm of its {name}, times samples, is absurd")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from protocol.arrays import Arrays, as_arrays
 from protocol.averages import weighted_mean
 from protocol.cadis import CADISSettings
-from protocol.robust import Rule, agreement, inner_products, robust_mean, shortening
+from protocol.robust import Rule, agreement, inner_products, robust_mean, shortening, too_long
 from strategies.cadis.similarity import (
     KnownPairs,
     aggregation_weights,
@@ -152,10 +152,10 @@ class CADIS(CheckedFedAvg):
         return weighted_mean(means)
 
     def _judged(self, updates: list[Update]) -> list[Update]:
-        """Updates moved back to the median length, without those that turn back.
+        """Updates moved back to the median length, without those that turn back or are too long.
 
-        These point against both the last global step and most others of the round: against one of
-        them, an honest client may, whose data are unlike the others'.
+        The former point against both the last global step and most others of the round: against one
+        of them, an honest client may, whose data are unlike the others'.
         """
         start, before = self.start_of_round, self.last_start
         self.last_start = start
@@ -164,10 +164,16 @@ class CADIS(CheckedFedAvg):
         products = inner_products([*models, step], start)
         against, products = products[-1, :-1] < 0, products[:-1, :-1]
         turning = against & ~agreement(products)
+        long = too_long(products, np.array([update.num_examples for update in updates]))
         judged = []
-        for update, factor, turns in zip(updates, shortening(products), turning, strict=True):
+        for update, factor, turns, is_long in zip(
+            updates, shortening(products), turning, long, strict=True
+        ):
             if turns:
                 text = "Model of node %d set aside: it points against the last step and most others"
+                log(WARNING, text, update.node)
+            elif is_long:
+                text = "Model of node %d set aside: its update is far longer than most"
                 log(WARNING, text, update.node)
             else:
                 moved = [(factor, update.arrays), (1 - factor, start)]

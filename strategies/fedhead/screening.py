@@ -10,7 +10,7 @@ from flwr.common import log
 
 from protocol.arrays import Arrays
 from protocol.averages import weighted_mean
-from protocol.outliers import absurdly_large, update_norm
+from protocol.outliers import absurdly_large, idle, update_norm
 from protocol.robust import inner_products, shortening
 
 LONGER = 1.1
@@ -40,10 +40,12 @@ class Norms:
 
     def begin_round(self, told: Mapping[int, float]) -> None:
         """Take the norms of a round; nodes with absurd ones are logged and left out."""
-        self.told = dict(told)
-        for node in self._absurd(told):
-            log(WARNING, "Model of node %d set aside: its norm exceeds norm-threshold", node)
-            del self.told[node]
+        reasons = dict.fromkeys(self._absurd(told), "its norm exceeds norm-threshold")
+        if self.threshold:
+            reasons |= dict.fromkeys(idle(told), "it is the one that it was sent")
+        for node, reason in reasons.items():
+            log(WARNING, "Model of node %d set aside: %s", node, reason)
+        self.told = {node: norm for node, norm in told.items() if node not in reasons}
         if self.told:
             self._medians = [*self._medians, median(self.told.values())][-HISTORY:]
 

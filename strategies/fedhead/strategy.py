@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from logging import INFO, WARNING
+from statistics import median
 from typing import Any, Self
 
 import numpy as np
@@ -63,8 +64,9 @@ ROUNDING = 1e-3
 """Share of the update by which sums in another order may differ."""
 HEADER = 1024
 """Bytes that an array's name, type and shape may take in a parcel."""
-WITNESSES = 2
-"""Members that average again what a suspected leader did."""
+FEWEST_WITNESSES = 2
+MOST_WITNESSES = 4
+"""Members that average again what a suspected leader did; each gets the whole sector's models."""
 
 
 class FedHEAD(FedAvg):
@@ -430,7 +432,9 @@ class FedHEAD(FedAvg):
         means: dict[int, Weighted],
         num_examples: Mapping[int, int],
     ) -> Cluster:
-        """Have two members average their sector as well; the median of the three counts.
+        """Have up to four members average their sector as well; the median of all counts.
+
+        With the leader, that is an honest majority of five nodes of which two are hostile.
 
         Returns
         -------
@@ -438,23 +442,23 @@ class FedHEAD(FedAvg):
             The cluster, led by a witness if the leader's mean is not like the witnesses'.
         """
         able = [node for node in cluster.members if self._is_able(node, num_examples)]
-        if len(able) < WITNESSES:
+        if len(able) < FEWEST_WITNESSES:
             return cluster
-        draws = np.random.default_rng([self.seed, server_round, WITNESSES])
-        again = []
-        for place in draws.choice(len(able), WITNESSES, replace=False):
+        draws = np.random.default_rng([self.seed, server_round, FEWEST_WITNESSES])
+        again = {}
+        for place in draws.permutation(len(able))[:MOST_WITNESSES]:
             others = (n for n in (cluster.head, *cluster.members) if n != able[place])
-            again.append(Cluster(able[place], tuple(others)))
+            again[able[place]] = Cluster(able[place], tuple(others))
         found: dict[int, Weighted] = {}
-        for each in again:
+        for each in again.values():
             deliveries = self._collect_again([each], num_examples)
             found |= self._average(server_round, [each], num_examples, deliveries)
-        if len(found) < WITNESSES:
+        if len(found) < FEWEST_WITNESSES:
             return cluster
         weight, mean = means[cluster.head]
         middle = trimmed_mean([mean, *(arrays for _, arrays in found.values())])
-        near = max(update_norm(arrays, middle) for _, arrays in found.values())
-        near = max(ALIKE * near, ROUNDING * update_norm(middle, self._global))
+        distances = {node: update_norm(arrays, middle) for node, (_, arrays) in found.items()}
+        near = max(ALIKE * median(distances.values()), ROUNDING * update_norm(middle, self._global))
         if update_norm(mean, middle) <= near:
             means[cluster.head] = (weight, middle)
             return cluster
@@ -462,8 +466,9 @@ class FedHEAD(FedAvg):
         log(WARNING, text, cluster.head, list(found))
         self._membership.distrust(cluster.head)
         del means[cluster.head]
-        means[again[0].head] = (found[again[0].head][0], middle)
-        return again[0]
+        nearest = min(distances, key=distances.__getitem__)
+        means[nearest] = (found[nearest][0], middle)
+        return again[nearest]
 
     def _with_new_leader(self, cluster: Cluster, num_examples: Mapping[int, int]) -> Cluster | None:
         """The cluster led by its member with most samples; None if no member is able to."""

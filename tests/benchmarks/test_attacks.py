@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from benchmarks import attacks
 from benchmarks.hostile import DEVIATIONS, OVERSIZED_IMAGES, Attack, Ring, with_trigger
+from benchmarks.remembering import remembered
 from distill.virtual_data import VirtualData
 from protocol.arrays import as_arrays
 from task.datasets import load_dataset
@@ -79,6 +80,28 @@ def test_the_trigger_is_in_a_corner_alone():
     assert changed.min() >= 6
 
 
+@pytest.mark.parametrize(("changed", "calls"), [({}, 1), ({"labels": 1}, 2), ({"network": 1}, 3)])
+def test_the_same_samples_are_distilled_once(changed, calls):
+    """But not those of other labels, nor with features of a model."""
+    seen = []
+
+    def distil(images, *, labels, generator, network=None):
+        seen.append(labels)
+        return object()
+
+    def ask(labels=0, **more):
+        images, label = torch.zeros(2, 1, 8, 8), torch.full((2,), labels)
+        generator = torch.Generator().manual_seed(0)
+        return remembering(images, labels=label, generator=generator, **more)
+
+    remembering = remembered(distil)
+    first = ask()
+    assert ask() is first
+    ask(**changed)
+    ask(**changed)
+    assert len(seen) == calls
+
+
 def test_an_oversized_parcel_is_well_formed(client_grid, monkeypatch):
     import benchmarks.hostile
 
@@ -94,7 +117,7 @@ def test_an_oversized_parcel_is_well_formed(client_grid, monkeypatch):
 
 def test_a_cell_compares_a_run_with_the_same_run_without_the_hostile_nodes(tmp_path, monkeypatch):
     file = tmp_path / "cells.json"
-    told = "--strategies fedavg --attacks NaN --seeds 0 --rounds 1 --defence off --json"
+    told = "--strategies fedavg --attacks NaN --seeds 0 --rounds 1 --defence off --jobs 1 --json"
     monkeypatch.setattr(sys, "argv", ["attacks", *told.split(), str(file)])
     attacks.main()
     (cell,) = json.loads(file.read_text())["cells"]

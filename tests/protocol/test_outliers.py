@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.outliers import absurdly_large, update_norm
+from protocol.outliers import absurdly_large, idle, update_norm
 
 
 @given(st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=6), st.floats(-9, 9, width=32))
@@ -64,6 +64,17 @@ def test_with_a_threshold_of_0_nothing_is_absurd():
     values = dict(enumerate([1, 1, 1, 1, 1e9]))
     assert absurdly_large(values, 5.0) == [4]
     assert absurdly_large(values, 0) == []
+
+
+@pytest.mark.parametrize("sent", [0.0, 1e-4])
+def test_a_free_rider_has_learnt_next_to_nothing_and_a_small_honest_node_has(sent):
+    small, large = 0.024, [1.0, 0.7, 1.3, 1.1, 0.9, 0.8, 1.2]  # 12 samples beside 1,200
+    assert idle(dict(enumerate([small, sent, *large, sent]))) == [1, 9]
+
+
+@pytest.mark.parametrize("norms", [[], [0.0], [0.0] * 9, [1.0, 0.0], [1.0, 1.0, 1e9, 1e9]])
+def test_half_of_the_nodes_cannot_make_the_others_look_like_free_riders(norms):
+    assert idle(dict(enumerate(norms))) == []
 
 
 def test_without_a_start_the_norm_is_that_of_the_arrays_themselves():

@@ -1,12 +1,23 @@
 """Robust means against loops, and against models that a minority sends."""
 
+import math
+from statistics import median
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.averages import weighted_mean
-from protocol.robust import agreement, inner_products, multi_krum, robust_mean, shortening
+from protocol.robust import (
+    agreement,
+    apart,
+    inner_products,
+    multi_krum,
+    robust_mean,
+    shortening,
+    too_long,
+)
 
 RULES = ["agreement", "multi-krum", "trimmed-mean"]
 START = {"w": np.full((4, 5), 0.5, np.float32), "n": np.array(3)}
@@ -80,6 +91,78 @@ def test_agreement_keeps_all_that_go_along_and_moves_the_long_ones_back():
     assert lengths.max() == pytest.approx(np.median(np.sqrt(products.diagonal())))
     _, weights = robust_mean("agreement", [10] * 9, models, START)
     assert weights[-1] < 0.5
+
+
+def modified_z(values, least):
+    middle = median(values)
+    spread = 1.4826 * median(abs(value - middle) for value in values)
+    return [(value - middle) / max(spread, least) for value in values]
+
+
+def random_products(seed, count=9):
+    """Inner products of changes of all lengths that share a direction more or less."""
+    draws = np.random.default_rng(seed)
+    shared = draws.choice([0.1, 1.0, 3.0], (count, 1)) + np.zeros(20)
+    lengths = np.exp(0.3 * draws.standard_cauchy((count, 1)).clip(-9, 9))
+    changes = lengths * (shared + draws.normal(size=(count, 20)))
+    return changes, changes @ changes.T
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_too_long_is_an_outlier_among_lengths_that_samples_do_not_explain(seed):
+    changes, products = random_products(seed)
+    weights = np.random.default_rng(seed).integers(1, 50, len(changes)).astype(float)
+    usual = median(weights)
+    lengths = [math.log(math.hypot(*change)) for change in changes]
+    rooms = [2 * math.log(max(weight / usual, 1)) for weight in weights]
+    scores = modified_z([length - room for length, room in zip(lengths, rooms, strict=True)], 0.25)
+    assert too_long(products, weights).tolist() == [score > 3.5 for score in scores]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_apart_is_an_outlier_among_the_usual_cosines(seed):
+    changes, products = random_products(seed)
+    usual = [
+        sorted(
+            float(own @ other) / math.hypot(*own) / math.hypot(*other)
+            for j, other in enumerate(changes)
+            if j != i
+        )[-4]  # of nine models
+        for i, own in enumerate(changes)
+    ]
+    expected = [score > 3.5 for score in modified_z([-cosine for cosine in usual], 0.05)]
+    assert apart(products).tolist() == expected
+
+
+def test_models_that_lead_elsewhere_do_not_count_though_they_do_not_point_back():
+    elsewhere = np.concatenate([np.full(12, 1.5), np.full(8, -1.5)]).reshape(4, 5)
+    for honest in (3, 8):
+        products = inner_products([*trained(honest), *sent(elsewhere, 2)], START)
+        assert agreement(products).all()
+        assert apart(products).tolist() == [False] * honest + [True] * 2
+
+
+def test_a_large_node_beside_small_ones_is_not_too_long_and_a_replaced_model_is():
+    lengths, weights = np.array([1.0, 1.2, 0.9, 1.1, 1.0, 0.8, 1.3, 1.0, 1.1, 41.0]), np.ones(10)
+    products = np.outer(lengths, lengths)
+    assert np.flatnonzero(too_long(products, weights)).tolist() == [9]
+    weights[9] = 10  # 1,200 samples beside 12, capped
+    assert not too_long(products, weights).any()
+
+
+def test_honest_nodes_with_skewed_data_are_not_out_of_line():
+    """Lengths and cosines of honest digits with Dirichlet 0.1 differ by as much as this."""
+    draws = np.random.default_rng(0)
+    changes = np.exp(0.7 * draws.normal(size=(10, 1))) * (0.3 + draws.normal(size=(10, 500)))
+    products = changes @ changes.T
+    assert not too_long(products, np.ones(10)).any()
+    assert not apart(products).any()
+
+
+@pytest.mark.parametrize("products", [np.zeros((5, 5)), np.diag([0.0, 0.0, 0.0, 0.0, 1.0])])
+def test_where_most_have_not_moved_nobody_is_out_of_line(products):
+    assert not too_long(products, np.ones(5)).any()
+    assert not apart(products).any()
 
 
 def test_without_a_common_direction_agreement_keeps_all():

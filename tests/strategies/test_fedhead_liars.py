@@ -137,6 +137,20 @@ def test_of_few_nodes_norms_are_compared_with_those_of_earlier_rounds():
     assert again.told == {}
 
 
+def test_who_sends_back_what_it_got_has_no_say_in_its_sector(grid_of, caplog):
+    grid, strategy = grid_of(), strategy_of(sectors=1, fixed_leader=True)
+    (cluster,) = first_clusters(strategy, grid)
+    riders = [cluster.head, cluster.members[0]]
+    turn(grid, Attack.FREE_RIDER, riders)
+    found = play(strategy, grid)
+    for node in riders:
+        assert f"Model of node {node} set aside: it is the one that it was sent" in caplog.text
+    away = grid_of()
+    for node in riders:
+        del away.nodes[node]
+    assert_same(found, play(strategy_of(sectors=1, fixed_leader=True), away), atol=1e-5)
+
+
 @pytest.mark.parametrize("claim", [10**9, 10**15])
 def test_a_claim_of_samples_counts_for_ten_nodes_at_most_and_only_at_the_meeting(grid_of, claim):
     def claiming(grid, types):
@@ -213,13 +227,17 @@ def test_reversed_models_of_a_third_are_not_averaged(grid_of, rule, caplog):
     assert along > 0.8 * length  # with the plain mean it is a third
 
 
-def test_the_mean_of_a_suspected_leader_is_that_of_two_witnesses(grid_of, caplog):
-    grid, strategy = grid_of(nodes=8), strategy_of(sectors=2, audit=True)
-    liar, other = (cluster.head for cluster in first_clusters(strategy, grid))
-    turn(grid, Attack.REVERSING_LEADER, [liar])
+@pytest.mark.parametrize(("nodes", "colluders"), [(8, 0), (10, 1)])
+def test_the_mean_of_a_suspected_leader_is_that_of_most_witnesses(
+    grid_of, caplog, nodes, colluders
+):
+    grid, strategy = grid_of(nodes=nodes), strategy_of(sectors=2, audit=True)
+    first, second = first_clusters(strategy, grid)
+    liar, other = first.head, second.head
+    turn(grid, Attack.REVERSING_LEADER, [liar, *first.members[:colluders]])
     found = play(strategy, grid)
     assert f"Mean of leader {liar} set aside: it is not that of nodes" in caplog.text
     assert f"Mean of leader {other} set aside" not in caplog.text
-    assert_same(found, play(strategy_of(sectors=2), grid_of(nodes=8)))
+    assert_same(found, play(strategy_of(sectors=2), grid_of(nodes=nodes)))
     play(strategy, grid, 2, found)
     assert liar not in strategy.topology.heads
