@@ -73,5 +73,5 @@ def test_members_send_small_images_and_heads_take_them(run, caplog, monkeypatch)
     (*_, row) = run(**{f"hfldd__{key}": value for key, value in little.items()})
     told = [m.content.config_records.get("config", {}) for m in run.grid.pushed]
     assert {config["formation"] for config in told if "formation" in config} == {2}
-    assert any("holds data of 1 node" in message for message in caplog.messages)
+    assert any("holds data of 1 member" in message for message in caplog.messages)
     assert row["link_bytes"] > 0
