@@ -106,16 +106,17 @@ class Formation:
 
     def _everywhere(self, shrink: Tensor) -> Tensor:
         """(size, factor * size) to (size, size): shrinks one and the same into every tile."""
-        return shrink.unflatten(1, (self.factor, -1)).sum(1)
+        return shrink.reshape(len(shrink), self.factor, -1).sum(1)
 
     def _cut(self, mosaic: Tensor) -> Tensor:
         """(..., n, C, factor * H, factor * W) to (..., n * factor^2, C, H, W)."""
-        rows = mosaic.unflatten(-1, (self.factor, -1)).unflatten(-3, (self.factor, -1))
-        return rows.movedim((-4, -2), (-5, -4)).flatten(-6, -4)
+        *first, height, width = mosaic.shape
+        sides = self.factor, height // self.factor, self.factor, width // self.factor
+        return mosaic.reshape(*first, *sides).movedim((-4, -2), (-5, -4)).flatten(-6, -4)
 
     def _joined(self, tiles: Tensor) -> Tensor:
         """(..., n * factor^2, C, H, W) to (..., n, C, factor * H, factor * W)."""
-        apart = tiles.unflatten(-4, (-1, self.factor, self.factor))
+        apart = tiles.reshape(*tiles.shape[:-4], -1, self.factor, self.factor, *tiles.shape[-3:])
         return apart.movedim((-5, -4), (-4, -2)).flatten(-4, -3).flatten(-2, -1)
 
 
@@ -132,4 +133,9 @@ def _resizing(size: int, factor: int) -> tuple[Tensor, Tensor]:
         for width in widths
     ]
     shrink = [functional.adaptive_avg_pool1d(torch.eye(size), width).T for width in widths]
-    return torch.block_diag(*enlarge), torch.block_diag(*shrink)
+    return _block_diagonal(enlarge), _block_diagonal(shrink)
+
+
+def _block_diagonal(blocks: list[Tensor]) -> Tensor:
+    matrix: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
+    return matrix

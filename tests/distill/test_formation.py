@@ -114,7 +114,7 @@ def test_a_formation_that_images_have_no_room_for_is_refused(
 def test_settings_have_the_bound_of_the_format() -> None:
     for block, others in (
         (Distillation, {}),
-        (ParcelBounds, {"images": 1, "of-a-class": 1}),
+        (ParcelBounds, {"images": 1, "of-a-class": 1, "server-round": 1}),
     ):
         assert block.checked({"formation": LARGEST, **others}, "message")
         with pytest.raises(SettingsError, match="formation"):
