@@ -15,7 +15,8 @@ heads have all classes anyway, has five classes a node.
 
 ``--quick`` is seed 0 and five rounds with a momentum of 0.9, with which eight honest nodes are at
 about 94 % (FedAvg). Without, they are at about 60 % after five rounds, where one round is as likely
-ten points worse than the one before as better, and no cell can be read.
+ten points worse than the one before as better, and no cell can be read. FedLGD, which trains on few
+virtual images, never has momentum: eight honest nodes would be at 72 %, and are at 86 % without.
 """
 
 import argparse
@@ -52,7 +53,7 @@ STRATEGIES: Mapping[str, Settings] = {
     "hfldd": {"partition.classes": 5, "hfldd.groups": 2},
     "fedhead": EVENLY,
     "cadis": EVENLY,
-    "fedlgd": EVENLY,
+    "fedlgd": {**EVENLY, "train.momentum": 0.0},
 }
 
 
