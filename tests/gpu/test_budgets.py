@@ -119,7 +119,7 @@ def distilling_step(step):
         # 900 of a match, and 70 of each of ten steps that train the network for the next one
         pytest.param(GM, 40, 16, 1600, id="gm"),
         pytest.param(KIP, 300, 8, 400, id="kip"),
-        pytest.param(partial(KIP, formation=2), 300, 8, 410, id="kip of tiles"),
+        pytest.param(partial(KIP, formation=2), 300, 8, 430, id="kip of tiles"),
     ],
 )
 def test_a_step_of_distilling_waits_for_nothing_and_launches_little(
