@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ def condense(options: Options, console: Console) -> None:
     permission = {"start": options.start, "allow-real-start": options.allow_real_start}
     Distillation.checked(permission, "command line")
     formation = formation_arguments(options.method, options.formation)
-    method, device = partial(distiller(options.method), **formation), _device(options.device)
+    method, device = distiller(options.method), _device(options.device)
     source = load_source(
         options.source, data_root=options.data_root, shape=options.shape, seed=options.seed
     )
@@ -71,6 +70,7 @@ def condense(options: Options, console: Console) -> None:
             generator=torch.Generator().manual_seed(options.seed),
             device=device,
             progress=report,
+            **formation,
         )
     seconds = time.perf_counter() - begin
     virtual = virtual.with_card(source.train.inputs, source.held_back.inputs)

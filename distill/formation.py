@@ -106,16 +106,20 @@ class Formation:
 
     def _everywhere(self, shrink: Tensor) -> Tensor:
         """(size, factor * size) to (size, size): shrinks one and the same into every tile."""
-        return shrink.unflatten(1, (self.factor, -1)).sum(1)
+        return shrink.reshape(len(shrink), self.factor, -1).sum(1)
 
     def _cut(self, mosaic: Tensor) -> Tensor:
         """(..., n, C, factor * H, factor * W) to (..., n * factor^2, C, H, W)."""
-        rows = mosaic.unflatten(-1, (self.factor, -1)).unflatten(-3, (self.factor, -1))
-        return rows.movedim((-4, -2), (-5, -4)).flatten(-6, -4)
+        *leading, height, width = mosaic.shape
+        f = self.factor
+        apart = mosaic.reshape(*leading, f, height // f, f, width // f)
+        return apart.movedim((-4, -2), (-5, -4)).flatten(-6, -4)
 
     def _joined(self, tiles: Tensor) -> Tensor:
         """(..., n * factor^2, C, H, W) to (..., n, C, factor * H, factor * W)."""
-        apart = tiles.unflatten(-4, (-1, self.factor, self.factor))
+        *leading, n, channels, height, width = tiles.shape
+        f = self.factor
+        apart = tiles.reshape(*leading, n // f**2, f, f, channels, height, width)
         return apart.movedim((-5, -4), (-4, -2)).flatten(-4, -3).flatten(-2, -1)
 
 
@@ -132,4 +136,4 @@ def _resizing(size: int, factor: int) -> tuple[Tensor, Tensor]:
         for width in widths
     ]
     shrink = [functional.adaptive_avg_pool1d(torch.eye(size), width).T for width in widths]
-    return torch.block_diag(*enlarge), torch.block_diag(*shrink)
+    return torch.block_diag(*enlarge), torch.block_diag(*shrink)  # type: ignore[no-untyped-call]

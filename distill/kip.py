@@ -451,7 +451,7 @@ def _descended(
         by_decoded = gradient.by_virtual[:, :count].reshape(decoded.shape)
         virtual.grad = formation.pullback(by_decoded)
         by_targets = gradient.by_targets[:, :count].float()
-        targets.grad = by_targets.unflatten(1, (-1, tiles)).sum(2)
+        targets.grad = by_targets.reshape(*targets.shape[:2], tiles, -1).sum(2)
         optimizer.step()
         virtual.clamp_(lowest, highest)
         if progress is not None:
