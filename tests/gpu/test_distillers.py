@@ -1,6 +1,7 @@
 """Distilling on the second of two GPUs gives what it gives on the CPU."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-import cli.judge
+from cli.judge import JUDGES, QUICK
 from cli.main import app
 from distill import VirtualData, distiller
 from distill.ensemble import distil_ensemble, teacher_probabilities
@@ -128,7 +129,7 @@ def test_the_servers_ensemble_distillation_gives_what_it_gives_on_the_cpu(gpus, 
 
 
 def test_flwr_distill_distill_writes_what_it_writes_on_the_cpu(gpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(cli.judge, "STEPS", 5)
+    monkeypatch.setitem(JUDGES, "quick", (replace(QUICK, steps=5),))
     pixels = np.random.default_rng(0).integers(0, 255, (20, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "a.npz", images=pixels, labels=np.arange(20) % 2)
 

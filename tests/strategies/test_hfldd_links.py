@@ -110,7 +110,8 @@ def test_the_server_sees_nothing_of_what_members_send(
         assert {b["images"] for b in bounds} <= set(held)
         assert largest <= {Bounds(SHAPE, 10, n, n).num_bytes for n in held}
     else:
-        assert [dict(b) for b in bounds] == [{"images": 40, "of-a-class": 40}] * len(bounds)
+        each = {"images": 40, "of-a-class": 40, "formation": 1, "server-round": 1}
+        assert [dict(b) for b in bounds] == [each] * len(bounds)
         assert largest == {Bounds(SHAPE, 10, 40, 40).num_bytes}
     assert len(bounds) == len(set(strategy.topology.head_of.values()))
     member_bytes = ledger.by_phase()[DISTILL]
