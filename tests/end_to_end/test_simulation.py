@@ -14,6 +14,8 @@ from fleet.local_federation import free_ports
 from fleet.superlink import Control
 from node.processes import start_bound, stop
 
+pytestmark = pytest.mark.timeout(600)  # Ray starts slowly on a busy machine
+
 pytest.importorskip("ray", reason="Flower's simulation runtime needs ray: flwr[simulation]")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +64,7 @@ def simulation(tmp_path_factory):
                 env=env,
                 capture_output=True,
                 text=True,
-                timeout=270,
+                timeout=570,
             )
             if finished := list(folder.glob("*/summary.json")):
                 return finished[0].parent
