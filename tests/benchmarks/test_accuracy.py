@@ -51,7 +51,7 @@ def test_quick_writes_three_accuracies_of_equally_many_images(
 ):
     distilled = []
 
-    def distil(images, labels, *, num_classes, per_class, generator, formation):
+    def distil(images, labels, *, num_classes, per_class, generator, formation, **rest):
         distilled.append((len(images), labels.unique().tolist()))
         return accuracy.VirtualData(
             images=torch.cat([images[labels == c][:per_class] for c in labels.unique()]),
