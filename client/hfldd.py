@@ -46,6 +46,7 @@ from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, PARCEL, REJ
 from task.auxiliary_names import NOISE
 from task.datasets import Samples, auxiliary_images
 from task.models import create_model
+from task.settings import SettingsError
 
 PREFIX = "parcel-"
 REFINED = "refined-data"
@@ -126,6 +127,11 @@ def _virtual_data(content: RecordDict, context: Context, request: Distillation) 
     payload = session.store.read(REFINED) or distilled(context, request)
     if REFINEMENT not in content.config_records:
         return payload
+    if request.dp_epsilon:  # the server refuses this too, but data are refined here
+        raise SettingsError(
+            f"hfldd.dp-epsilon = {request.dp_epsilon:g}: refined virtual data would have no "
+            "differential privacy (set hfldd.refresh-every to 0)"
+        )
     how = Refinement.checked(content.config_records[REFINEMENT], "message")
     model = build_model(session, received_arrays(content))
     payload = refined(session, model, payload, request, how)

@@ -179,10 +179,10 @@ def match_means(
     formation: Formation,
     progress: Progress | None = None,
 ) -> None:
-    """Optimise virtual images in place so that their class means match those of the probes.
+    """Optimise virtual images in place so that their group means match those of the probes.
 
-    `virtual` has the shape (classes, per_class, C, H, W) and is decoded by `formation`; each step
-    uses the next probe. On a GPU, only `progress` waits for it.
+    `virtual` has the shape (groups, per_group, C, H, W), where a group may be a class; it is
+    decoded by `formation`. Each step uses the next probe. On a GPU, only `progress` waits for it.
     """
     optimizer = torch.optim.Adam([virtual], lr=learning_rate)
     loss_and_gradient = graphed(Probe.loss_and_gradient, virtual.device)
@@ -218,20 +218,20 @@ def _groups(smallest: int, per_class: int) -> int:
 
 
 def _draw_probe(
-    classes: list[Tensor],
+    groups: list[Tensor],
     most: int,
     width: int,
     generator: torch.Generator,
     device: torch.device,
     network: Network | None,
 ) -> Probe:
-    channels, height, across = classes[0].shape[1:]
+    channels, height, across = groups[0].shape[1:]
     if network is None:
         network = RandomConvNet.draw(channels, min(height, across), width, generator, device)
     augment = draw_augmentation(height, across, generator).to(device)
-    orders = [torch.randperm(len(own), generator=generator)[:most] for own in classes]
+    orders = [torch.randperm(len(own), generator=generator)[:most] for own in groups]
     real = torch.cat(
-        [own[x.to(own.device, non_blocking=True)] for own, x in zip(classes, orders, strict=True)]
+        [own[x.to(own.device, non_blocking=True)] for own, x in zip(groups, orders, strict=True)]
     )
     real = real.to(device, non_blocking=True)
     means = real_means(network, augment, real, [len(x) for x in orders])

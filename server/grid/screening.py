@@ -163,7 +163,7 @@ class ScreeningGrid(MeteredGrid):
                 if node in by_node:
                     reasons.setdefault(node, f"the norm of its {name} exceeds norm-threshold")
             for node in idle(by_node) if name == ARRAYS else ():
-                reasons.setdefault(node, "it sent back the model that it got")
+                reasons.setdefault(node, "its update is next to nothing beside the others'")
             weighted = {node: says[node] * norm for node, norm in by_node.items()}
             for node in absurdly_large(weighted, weighted_threshold):
                 reasons.setdefault(node, f"the norm of its {name}, times samples, is absurd")

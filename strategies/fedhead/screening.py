@@ -42,7 +42,7 @@ class Norms:
         """Take the norms of a round; nodes with absurd ones are logged and left out."""
         reasons = dict.fromkeys(self._absurd(told), "its norm exceeds norm-threshold")
         if self.threshold:
-            reasons |= dict.fromkeys(idle(told), "it is the one that it was sent")
+            reasons |= dict.fromkeys(idle(told), "its update is next to nothing beside the others'")
         for node, reason in reasons.items():
             log(WARNING, "Model of node %d set aside: %s", node, reason)
         self.told = {node: norm for node, norm in told.items() if node not in reasons}

@@ -144,7 +144,7 @@ def test_who_sends_back_what_it_got_has_no_say_in_its_sector(grid_of, caplog):
     turn(grid, Attack.FREE_RIDER, riders)
     found = play(strategy, grid)
     for node in riders:
-        assert f"Model of node {node} set aside: it is the one that it was sent" in caplog.text
+        assert f"Model of node {node} set aside: its update is next to nothing" in caplog.text
     away = grid_of()
     for node in riders:
         del away.nodes[node]

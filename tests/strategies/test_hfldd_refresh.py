@@ -5,7 +5,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
 from client.distillation import REFINE_BANK
-from client.hfldd import PREFIX
+from client.hfldd import PREFIX, REFINED
 from client.session import Session
 from client.terms import extractor
 from distill import VirtualData
@@ -197,3 +197,16 @@ def test_refined_data_are_judged_anew_but_who_was_voted_out_stays_out():
 def test_what_cannot_be_refined_is_refused_by_name(other):
     with pytest.raises(SettingsError, match="refresh-every"):
         HFLDDSettings.checked({"refresh-every": 5, **other}, "hfldd")
+
+
+def test_a_node_refuses_to_refine_without_the_privacy_that_is_asked_for(federation):
+    federation.run(1)
+    member = federation.members[0]
+    before = federation.held(member)
+    asked = federation.strategy.distillation.model_dump()
+    asked = Distillation(**{**asked, "start": "noise", "dp_epsilon": 5.0})
+    federation.strategy.distillation = asked
+    federation.run(3)
+    assert federation.asked
+    assert federation.held(member) == before
+    assert federation.session(member).store.read(REFINED) is None

@@ -203,7 +203,7 @@ def test_any_cut_or_changed_byte_is_noticed(tmp_path):
                 load_checkpoint(file)
 
 
-@pytest.mark.parametrize("other", [1, FORMAT + 1])
+@pytest.mark.parametrize("other", [FORMAT - 1, FORMAT + 1])
 def test_another_format_is_refused_with_the_version_to_take(tmp_path, monkeypatch, other):
     monkeypatch.setattr(module, "FORMAT", other)
     file = save_checkpoint(tmp_path, checkpoint())
@@ -211,7 +211,3 @@ def test_another_format_is_refused_with_the_version_to_take(tmp_path, monkeypatc
     said = rf"of format {other}, this version reads format {FORMAT} \(resume with the version that"
     with pytest.raises(CheckpointError, match=said):
         load_checkpoint(file)
-
-
-def test_this_version_writes_format_2_and_a_checkpoint_of_1_is_another():
-    assert FORMAT == 2
