@@ -16,6 +16,7 @@ from server.record.resume import checkpoint_to_resume, find_run_to_resume, lock_
 from server.roster import Roster, meet_nodes
 from server.rounds import Rounds
 from server.settings import RunSettings
+from server.shutdown import ignore_signals_at_the_end
 from server.strategy import strategy_of_run
 from server.task import Task
 from strategies.common.directory import Directory
@@ -28,6 +29,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Check the settings, meet the nodes, and run the strategy under Flower's own loop."""
+    ignore_signals_at_the_end()
     settings = RunSettings.from_run_config(context.run_config)
     settings = settings.defended(find_strategy(settings.strategy)[1])
     strategy_class, method = find_strategy(settings.strategy)  # the defence may take another

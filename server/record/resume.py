@@ -1,11 +1,12 @@
 """Resumes a run from its last checkpoint, as a new Flower run."""
 
 import fcntl
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
@@ -23,6 +24,10 @@ from server.record.run_ids import RunIdError, full_id
 from server.roster import Roster
 from server.settings import RunSettings, default_settings
 
+ENDS_WITHIN = 30.0
+"""Seconds that the process of a stopped run may take to end; Flower's takes about five."""
+PAUSE = 0.2
+"""Seconds between looks at a locked folder."""
 MAY_CHANGE_ON_RESUME = {
     "data-root",
     "download",
@@ -104,22 +109,33 @@ def checkpoint_to_resume(settings: RunSettings, folder: Path) -> Checkpoint | No
 
 @contextmanager
 def lock_run_folder(folder: Path) -> Iterator[Path]:
-    """Create and lock a run's folder.
+    """Create and lock a run's folder; wait a while for a run that was just stopped.
 
     Raises
     ------
     CheckpointError
-        If another process has locked it.
+        If another process keeps it locked.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise CheckpointError(
-                f"run {folder.name} is still running in another process (stop that first)"
-            ) from None
+        deadline = time.monotonic() + ENDS_WITHIN
+        if taken := not _locked(lock):
+            log(INFO, "Waiting for the end of run %s, which holds its folder", folder.name)
+        while taken and not _locked(lock):
+            if time.monotonic() > deadline:
+                raise CheckpointError(
+                    f"run {folder.name} is still running in another process (stop that first)"
+                )
+            time.sleep(PAUSE)
         yield folder
+
+
+def _locked(lock: TextIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def state_of(strategy: Strategy) -> dict[str, Any]:

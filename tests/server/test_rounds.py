@@ -11,6 +11,7 @@ from server import rounds
 from server.app import main
 from server.grid.metered import QuorumError
 from server.grid.screening import ScreeningGrid
+from server.record import resume
 from server.record.checkpoint import CheckpointError, checkpoints, load_checkpoint
 from server.record.recorder import RunRecorder
 from server.record.resume import lock_run_folder
@@ -147,6 +148,7 @@ def test_results_are_written_while_the_folder_is_locked_and_it_is_free_thereafte
     play, monkeypatch
 ):
     refused = []
+    monkeypatch.setattr(resume, "ENDS_WITHIN", 0.5)
 
     def finish(self, *args):
         with pytest.raises(CheckpointError), lock_run_folder(self.folder):

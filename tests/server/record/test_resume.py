@@ -1,6 +1,8 @@
 """A run whose ServerApp dies goes on from its last checkpoint, as if nothing had been."""
 
 import json
+import threading
+from contextlib import ExitStack
 from itertools import count
 
 import numpy as np
@@ -179,7 +181,18 @@ def test_a_damaged_checkpoint_is_an_error_that_names_the_file(run, killed):
         run(resume="latest")
 
 
-def test_a_run_that_still_goes_on_is_not_resumed(run, killed):
+def test_a_stopped_run_that_is_about_to_end_is_waited_for(run, killed):
+    folder = killed()
+    with ExitStack() as held:
+        held.enter_context(lock_run_folder(folder))
+        ending = threading.Timer(1.0, held.close)
+        ending.start()
+        run(resume="latest")
+        ending.join()
+
+
+def test_a_run_that_still_goes_on_is_not_resumed(run, killed, monkeypatch):
+    monkeypatch.setattr(resume, "ENDS_WITHIN", 0.5)
     folder = killed()
     with (
         lock_run_folder(folder),
@@ -191,6 +204,7 @@ def test_a_run_that_still_goes_on_is_not_resumed(run, killed):
 def test_of_two_resumes_at_once_the_second_is_refused_before_it_reads_the_checkpoint(
     run, killed, monkeypatch
 ):
+    monkeypatch.setattr(resume, "ENDS_WITHIN", 0.5)
     folder = killed()
     read, refused = [], []
 

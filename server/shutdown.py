@@ -1,0 +1,22 @@
+"""The end of a ServerApp's process."""
+
+import signal
+
+from flwr.supercore.exit import add_exit_handler
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def ignore_signals_at_the_end() -> None:
+    """Have this process ignore SIGINT and SIGTERM once Flower ends it.
+
+    Flower ends a process under a lock that is not reentrant, in the handler of whatever signal
+    comes: a second one, such as SIGTERM after the SIGINT by which a stopped run ends, would wait
+    for the lock for ever, in the thread that holds it.
+    """
+    add_exit_handler(_ignore_signals)  # the last one added is the first to be called
+
+
+def _ignore_signals() -> None:
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
