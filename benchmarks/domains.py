@@ -1,6 +1,7 @@
-"""Three domains of handwritten digits of equal size, as plug-ins for a node's ``dataset``.
+"""Three domains of handwritten digits of equal size, as plug-ins for ``dataset``.
 
-``--dataset benchmarks.domains:usps``, with files in ``data_root``.
+``--dataset benchmarks.domains:usps``, with files in ``data_root``, is one of them, for a node's own
+data. ``dataset="benchmarks.domains:digits"`` has three that need no file.
 """
 
 from functools import partial
@@ -22,6 +23,23 @@ def _domain(name: str, root: Path, download: bool) -> Dataset:
 
 def _cut(samples: RawSamples, size: int) -> RawSamples:
     return samples.subset(np.random.default_rng(0).permutation(len(samples))[:size])
+
+
+def digits(root: Path, download: bool) -> Dataset:
+    """The embedded digits, of which every third is a negative and every third on a bright gradient.
+
+    Image i belongs to domain ``i % 3``.
+    """
+    data = load_dataset("digits", root, download=download)
+    return Dataset(data.spec, _in_domains(data.train), _in_domains(data.test))
+
+
+def _in_domains(samples: RawSamples) -> RawSamples:
+    images = samples.images.copy()
+    images[1::3] = 255 - images[1::3]
+    gradient = np.linspace(0, 255, images.shape[-1])
+    images[2::3] = np.rint(gradient + images[2::3] * (1 - gradient / 127.5))
+    return RawSamples(images, samples.labels)
 
 
 mnist = partial(_domain, "mnist")
