@@ -109,6 +109,7 @@ def describe(message: Message, context: Context) -> Message:
         if trains_together(context, session):
             metrics[TOGETHER] = 1
         content[INTRODUCTION] = introduce(session)
+        config["secret"] = session.store.secret()
         if not _has_privacy(context, requirement):
             config["classes"] = torch.unique(session.data.train.labels).tolist()
     if config:

@@ -1,6 +1,8 @@
 """A node's files for a run, so that a restarted process or a resumed run finds them again."""
 
+import fcntl
 import os
+import secrets
 import tempfile
 import time
 from contextlib import suppress
@@ -15,6 +17,11 @@ CONTINUES = "continues"
 
 SPENT = "privacy-spent"
 """Blob that holds what was spent of the node's privacy budget."""
+
+SECRET = "place-secret"
+"""File of a state directory by which a server knows the node again when it resumes a run."""
+
+SECRET_BYTES = 16
 
 KEPT_ROUNDS = 2
 """Rounds to keep a blob for: a server that died may have no checkpoint of the last one."""
@@ -93,6 +100,25 @@ class NodeStore:
                 count += 1
         plain.write(CONTINUES, f"{run_id}/{node_id}".encode())
         return count
+
+    def secret(self) -> bytes:
+        """Random bytes of the state directory, made when they are first asked for.
+
+        Nodes that share the directory share them, even if they ask at the same time.
+        """
+        root = self.folder.parents[2]
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = root / SECRET
+        lock = os.open(root, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not file.is_file() or file.stat().st_size != SECRET_BYTES:  # or damaged
+                with replacing(file) as partial:
+                    partial.touch(mode=0o600)
+                    partial.write_bytes(secrets.token_bytes(SECRET_BYTES))
+            return file.read_bytes()
+        finally:
+            os.close(lock)
 
     @property
     def origin(self) -> "NodeStore":

@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from links.records import Introduction, NodeId, NodeName, NotAnId, Printable
+from links.store import SECRET_BYTES
 from protocol.messages import CONFIG, INTRODUCTION
 from protocol.method import Method, Phase
 from protocol.schema import Count, Reply
@@ -74,6 +75,9 @@ class DescribeConfig(Block):
         Labels among its training samples; None with differential privacy.
     lacks : list of str (default: [])
         Why it cannot take part, each with a remedy.
+    secret : bytes, optional (default: None)
+        Of its state directory, by which it gets its place back if the run is resumed. The server
+        keeps a hash.
     """
 
     name: NodeName | None = None
@@ -81,6 +85,7 @@ class DescribeConfig(Block):
     class_names: list[ClassName] = Field(default_factory=list, max_length=MOST_CLASSES)
     classes: Annotated[list[Label], Field(max_length=MOST_CLASSES)] | None = None
     lacks: list[Reason] = Field(default_factory=list, max_length=MOST_REASONS)
+    secret: Annotated[bytes, Field(min_length=SECRET_BYTES, max_length=SECRET_BYTES)] | None = None
 
 
 class Continuation(Block):

@@ -166,7 +166,8 @@ def usual_cosines(products: NDArray[np.float64]) -> NDArray[np.float64]:
     both = np.outer(lengths, lengths)
     np.divide(products, both, out=cosines, where=both > 0)
     np.fill_diagonal(cosines, -1)
-    return np.sort(cosines, axis=1)[:, -(len(products) // 2)]
+    usual: NDArray[np.float64] = np.sort(cosines, axis=1)[:, -(len(products) // 2)]
+    return usual
 
 
 def apart(similarity: NDArray[np.float64]) -> NDArray[np.bool_]:

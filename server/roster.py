@@ -75,7 +75,7 @@ class Roster:
 
     @property
     def keys(self) -> dict[int, str]:
-        """Fingerprint of the key of each node that signed its introduction."""
+        """Fingerprint of what each node can be known by again: see `Description.key`."""
         return {node: about.key for node, about in self.nodes.items() if about.key}
 
     @property

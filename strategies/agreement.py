@@ -10,8 +10,8 @@ from protocol.robust import agreeing_mean
 from strategies.common.checked import CheckedFedAvg, Update
 
 UNCLEAR = (
-    "The nodes' %ss differ too much to tell which point back: in this round, and in others like "
-    "it, such ones count"
+    "The directions of the nodes' %ss differ too much to tell a hostile one: in this round, and in "
+    "others like it, nobody is set aside for that"
 )
 
 

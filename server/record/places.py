@@ -1,7 +1,8 @@
 """Which nodes of a checkpoint are back, so that a claim alone does not give a node another's place.
 
-A ServerApp learns of nodes' ids and nothing of their keys. But Flower gives a registered key the
-same id each time, and a node with a certificate signs its introduction with its key.
+A place belongs to whoever shows what its node showed when the run met it: a signature of the same
+certificate's key, or the same secret of a state directory. A node that has lost both is new to the
+run.
 """
 
 from collections.abc import Mapping
@@ -24,11 +25,11 @@ def returned_nodes(
         What each node of the checkpoint was known by, such as its partition, in the order in which
         they were met: the last of several with the same is the one that counts.
     keys : Mapping[int, str]
-        Fingerprints of the keys that they had shown.
+        Fingerprints of the keys or secrets that they had shown.
     claims : Mapping[int, str]
         What the nodes that are connected now say that they are known by.
     shown : Mapping[int, str]
-        Fingerprints of the keys that these have shown.
+        Fingerprints of the keys or secrets that these have shown.
     """
     returned = {}
     for name, old in {name: old for old, name in places.items()}.items():
@@ -41,7 +42,7 @@ def returned_nodes(
             if keys.get(old, shown.get(node)) == shown.get(node):
                 returned[old] = node
             else:
-                text = "Node %d claims the place of %s, but has another key: it is new to the run"
+                text = "Node %d claims the place of %s, but not its key or secret: it is new"
                 log(WARNING, text, node, called(name))
     return returned
 

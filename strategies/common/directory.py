@@ -1,5 +1,6 @@
 """Descriptions of nodes, and their names: each node is asked once."""
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import WARNING
@@ -55,7 +56,8 @@ class Description:
     lacks : tuple of str (default: ())
         Why it cannot take part; empty if it can.
     key : str (default: "")
-        Fingerprint of its certificate's key, if it signed the introduction with that.
+        Fingerprint of what it can be known by again: its certificate's key, if it signed the
+        introduction with that, else the secret of its state directory.
     """
 
     num_examples: int
@@ -222,6 +224,8 @@ def _checked(reply: Message) -> Description:
         record = content.config_records[INTRODUCTION]
         introduction = Introduction.checked(record, INTRODUCTION)
         key = key_of(introduction, reply.metadata.run_id, reply.metadata.src_node_id)
+    if config.secret and not key:
+        key = hashlib.sha256(config.secret).hexdigest()
     return Description(
         num_examples=metrics.num_examples,
         partition=metrics.partition_id,

@@ -4,10 +4,18 @@ import errno
 import os
 import stat
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from links.store import CONTINUES, SPENT, NodeStore, remove_old_runs
+from links.store import (
+    CONTINUES,
+    SECRET,
+    SECRET_BYTES,
+    SPENT,
+    NodeStore,
+    remove_old_runs,
+)
 
 
 @pytest.fixture
@@ -142,3 +150,15 @@ def test_old_runs_go_and_what_was_spent_of_a_budget_stays(tmp_path):
     assert (old.names(), resumed.names(), fresh.names()) == ([SPENT], [CONTINUES, SPENT], ["model"])
     assert resumed.origin == old
     assert not plain.folder.parent.exists()
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_nodes_that_share_a_state_directory_have_one_secret_for_this_user_alone(tmp_path, damaged):
+    if damaged:
+        (tmp_path / SECRET).write_bytes(b"")
+    stores = [NodeStore.open(tmp_path, run_id=1, node_id=node) for node in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        (secret,) = set(pool.map(NodeStore.secret, stores))
+    assert len(secret) == SECRET_BYTES
+    assert NodeStore.open(tmp_path, run_id=2, node_id=9).secret() == secret
+    assert stat.S_IMODE((tmp_path / SECRET).stat().st_mode) == 0o600

@@ -8,7 +8,7 @@ from flwr.serverapp.strategy import FedMedian, FedTrimmedAvg, Krum, Strategy
 from protocol.arrays import as_record
 from protocol.registry import built_in_methods
 from protocol.robust import robust_mean
-from strategies.agreement import Agreement
+from strategies.agreement import UNCLEAR, Agreement
 from strategies.common.checked import RobustFedAvg
 from strategies.common.registry import create_aggregator, create_strategy, find_strategy
 from strategies.fedlgd import FedLGD
@@ -102,6 +102,24 @@ def test_agreement_by_itself_names_whom_it_sets_aside(memory_grid, caplog):
     assert [m for m in caplog.messages if "set aside" in m] == [
         "Reply of node 3 to train set aside: its model is out of line with most"
     ]
+
+
+def test_where_models_point_everywhere_agreement_counts_them_all_and_says_so_once(
+    memory_grid, caplog
+):
+    def node(i):
+        moved = np.zeros(6, np.float32)
+        moved[i] = 1
+        content = {"arrays": as_record({"w": moved.reshape(2, 3), "n": np.array(0)})}
+        content["metrics"] = MetricRecord({"num-examples": 10})
+        return lambda message: RecordDict(content)
+
+    grid, strategy = memory_grid({i: node(i) for i in range(6)}), Agreement(fraction_evaluate=0.0)
+    for server_round in (1, 2):
+        messages = strategy.configure_train(server_round, as_record(START), ConfigRecord(), grid)
+        arrays, _ = strategy.aggregate_train(server_round, grid.send_and_receive(messages))
+        np.testing.assert_allclose(arrays["w"].numpy(), np.full((2, 3), 1 / 6), rtol=1e-6)
+    assert [m for m in caplog.messages if "hostile" in m] == [UNCLEAR % "model"]
 
 
 @pytest.mark.parametrize("aggregator", [None, FedMedian(), FedTrimmedAvg(), Krum(), Agreement()])

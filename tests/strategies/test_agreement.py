@@ -22,9 +22,9 @@ def cadis():
     return CADIS(rule="agreement", most_say=1.0, fraction_evaluate=0.0)
 
 
-def set_aside(client_grid, caplog, strategy, attack):
+def set_aside(client_grid, caplog, strategy, attack, run_config=RUN_CONFIG):
     """Places of the nodes whose models do not count in the first two rounds."""
-    grid, ring = client_grid(NODES, RUN_CONFIG), Ring(attack, 0.2)
+    grid, ring = client_grid(NODES, run_config), Ring(attack, 0.2)
     for node in (FIRST + 8, FIRST + 9):
         grid.nodes[node] = ring.hostile(grid.nodes[node])
     arrays = ArrayRecord(create_model("auto", load_dataset("digits").spec, seed=0).state_dict())
@@ -55,3 +55,9 @@ def test_hostile_models_do_not_count_and_honest_ones_do(client_grid, caplog, mak
 @pytest.mark.parametrize("make", [agreement, cadis])
 def test_all_honest_models_count(client_grid, caplog, make):
     assert set_aside(client_grid, caplog, make(), Attack.NONE) == [[], []]
+
+
+@pytest.mark.parametrize("make", [agreement, cadis])
+def test_no_honest_node_with_skewed_data_is_set_aside(client_grid, caplog, make):
+    skewed = {**RUN_CONFIG, "partition.scheme": "dirichlet", "partition.alpha": 0.1}
+    assert set_aside(client_grid, caplog, make(), Attack.NONE, skewed) == [[], []]

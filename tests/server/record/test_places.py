@@ -2,8 +2,11 @@
 
 import pytest
 
+from links.store import SECRET
 from server.record.places import returned_nodes
+from server.roster import Roster
 
+FIRST = 2**64 - 1000  # as in conftest.py
 BEFORE = {11: "0", 12: "1"}
 
 
@@ -28,3 +31,24 @@ def test_places_go_to_the_nodes_that_had_them(keys, claims, shown, returned):
 
 def test_of_a_node_that_came_back_in_the_earlier_run_its_last_id_counts():
     assert returned_nodes({11: "0", 12: "1", 13: "0"}, {}, {21: "0"}, {}) == {13: 21}
+
+
+def test_a_node_is_known_by_its_state_directory_and_who_claims_its_partition_is_not_taken_for_it(
+    client_grid, tmp_path
+):
+    def met(node, folder):
+        roster = Roster()
+        state = {"state-dir": str(tmp_path / folder)}
+        roster.meet_new(client_grid(1, {}, node_config=state, first_node=node), 60)
+        return roster
+
+    first = met(FIRST, "own")
+    again, claims = met(FIRST + 1, "own"), met(FIRST + 2, "another")
+    assert {*first.identities.values(), *claims.identities.values()} == {"0"}
+
+    def back(later):
+        return returned_nodes(first.identities, first.keys, later.identities, later.keys)
+
+    assert back(again) == {FIRST: FIRST + 1}
+    assert back(claims) == {}
+    assert (tmp_path / "own" / SECRET).read_bytes().hex() not in str(first.keys)
