@@ -1,0 +1,134 @@
+"""Accuracy against the bytes that a node sends, by distiller, bits of a pixel and images a class.
+
+``python -m benchmarks.bytes --data-root DIR [--quick] [--plot FILE] [--json FILE]``
+
+MNIST, all classes on one node. LeNet learns with random changes (3,000 steps, mean of three seeds)
+from virtual data as they arrive, and from random real images that are packed in the same way. With
+``--quick`` it is one seed, 1,000 steps and at most 10 virtual images a class.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from cli.judge import LENET, Judge, train_and_score
+from distill import VirtualData, distiller
+from task.datasets import Dataset, Samples, load_dataset
+
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    # Fewer steps and narrower, fewer networks than its own, which take four times as long.
+    "dm": {"formation": 2, "steps": 200, "width": 32, "bank": 20},
+    "kip": {},
+}
+BITS = (8, 4, 3, 2)
+PER_CLASS = (1, 3, 10, 30)
+REAL_PER_CLASS = (3, 10, 30, 100)
+REAL_BITS = 4
+QUICK_STEPS = 1000
+SHOWN_BITS = 4
+
+
+def packed_sets(train: Samples, num_classes: int, largest: int) -> Iterator[dict[str, Any]]:
+    """Each set with its method, bits, images a class and bytes."""
+    for method, options in METHODS.items():
+        for per_class in (n for n in PER_CLASS if n <= largest):
+            virtual = distiller(method)(
+                train.inputs,
+                train.labels,
+                num_classes=num_classes,
+                per_class=per_class,
+                generator=torch.Generator().manual_seed(0),
+                **options,
+            )
+            for bits in BITS:
+                yield _sent(virtual, bits, per_class)
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
+    labels = train.labels[order]
+    for per_class in (n for n in REAL_PER_CLASS if n <= 10 * largest):
+        chosen = torch.cat([order[labels == c][:per_class] for c in range(num_classes)])
+        own = train.subset(chosen)
+        real = VirtualData(own.inputs, own.labels, "real", steps=0, seed=0, init="real")
+        yield _sent(real, REAL_BITS, per_class)
+
+
+def measured(data: Dataset, judge: Judge, seeds: int, largest: int) -> Iterator[dict[str, Any]]:
+    """Rows of the table: each set with its accuracy, the mean of the seeds."""
+    train, test = data.train.to_samples(data.spec), data.test.to_samples(data.spec)
+    for row in packed_sets(train, data.spec.num_classes, largest):
+        decoded = row.pop("received").decoded()
+        samples = Samples(decoded.images, decoded.labels)
+        scores = [train_and_score(judge, samples, test, data.spec, seed=s) for s in range(seeds)]
+        yield {**row, "accuracy": statistics.mean(scores)}
+
+
+def plotted(rows: list[dict[str, Any]]) -> Figure:
+    """Accuracy by bytes; a line for each method and number of bits."""
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    colours = dict(zip(("dm", "kip", "real"), ("tab:blue", "tab:orange", "tab:grey"), strict=True))
+    for method, bits in dict.fromkeys((row["method"], row["bits"]) for row in rows):
+        own = [row for row in rows if (row["method"], row["bits"]) == (method, bits)]
+        axes.plot(
+            [row["bytes"] for row in own],
+            [row["accuracy"] for row in own],
+            marker="o",
+            markersize=3,
+            color=colours[method],
+            linewidth=2 if bits == SHOWN_BITS else 0.8,
+            linestyle={8: ":", 4: "-", 3: "-.", 2: "--"}[bits],
+            label=f"{method}, {bits} bits",
+        )
+    axes.set(xscale="log", xlabel="bytes that a node sends", ylabel="accuracy of LeNet")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    return figure
+
+
+def _sent(virtual: VirtualData, bits: int, per_class: int) -> dict[str, Any]:
+    data = virtual.to_bytes(bits)
+    return {
+        "method": virtual.method,
+        "bits": bits,
+        "per_class": per_class,
+        "bytes": len(data),
+        "received": VirtualData.from_bytes(data),
+    }
+
+
+def main() -> None:
+    """Measure, print a table, draw the curve and write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-root", type=Path, required=True)
+    parser.add_argument("--quick", action="store_true", help="one seed, 1,000 steps, fewer images")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the curve there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
+    arguments = parser.parse_args()
+    console = Console()
+    judge = replace(LENET, steps=QUICK_STEPS) if arguments.quick else LENET
+    seeds, largest = (1, 10) if arguments.quick else (3, max(PER_CLASS))
+    table = Table("method", "bits", "images a class", "bytes", "accuracy")
+    rows = []
+    for row in measured(load_dataset("mnist", arguments.data_root), judge, seeds, largest):
+        rows.append(row)
+        cells = [str(row[key]) for key in ("method", "bits", "per_class")]
+        cells += [f"{row['bytes']:,}", f"{row['accuracy']:.3f}"]
+        table.add_row(*cells)
+        console.print(", ".join(cells))
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
+    console.print(table)
+    if arguments.plot is not None:
+        plotted(rows).savefig(arguments.plot)
+
+
+if __name__ == "__main__":
+    main()
