@@ -4,14 +4,14 @@
 
 MNIST, all classes on one node. LeNet learns with random changes (3,000 steps, mean of three seeds)
 from virtual data as they arrive, and from random real images that are packed in the same way. With
-``--quick`` it is one seed, 1,000 steps and at most 10 virtual images a class.
+``--quick`` it is one seed, 1,000 steps, 4 bits and at most 10 virtual images a class.
 """
 
 import argparse
 import json
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from cli.judge import LENET, Judge, train_and_score
+from cli.judge import LENET, train_and_score
 from distill import VirtualData, distiller
 from task.datasets import Dataset, Samples, load_dataset
 
@@ -29,18 +29,29 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "dm": {"formation": 2, "steps": 200, "width": 32, "bank": 20},
     "kip": {},
 }
-BITS = (8, 4, 3, 2)
-PER_CLASS = (1, 3, 10, 30)
-REAL_PER_CLASS = (3, 10, 30, 100)
-REAL_BITS = 4
-QUICK_STEPS = 1000
-SHOWN_BITS = 4
+SENT_BITS = 4
+REAL_A_VIRTUAL = 3
+"""Real digits pack three times as well as virtual ones."""
 
 
-def packed_sets(train: Samples, num_classes: int, largest: int) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True)
+class Extent:
+    """How much is measured."""
+
+    seeds: int
+    steps: int
+    bits: tuple[int, ...]
+    per_class: tuple[int, ...]
+
+
+FULL = Extent(seeds=3, steps=LENET.steps, bits=(8, 4, 3, 2), per_class=(1, 3, 10, 30))
+QUICK = Extent(seeds=1, steps=1000, bits=(SENT_BITS,), per_class=(1, 3, 10))
+
+
+def packed_sets(train: Samples, num_classes: int, extent: Extent) -> Iterator[dict[str, Any]]:
     """Each set with its method, bits, images a class and bytes."""
     for method, options in METHODS.items():
-        for per_class in (n for n in PER_CLASS if n <= largest):
+        for per_class in extent.per_class:
             virtual = distiller(method)(
                 train.inputs,
                 train.labels,
@@ -49,24 +60,28 @@ def packed_sets(train: Samples, num_classes: int, largest: int) -> Iterator[dict
                 generator=torch.Generator().manual_seed(0),
                 **options,
             )
-            for bits in BITS:
+            for bits in extent.bits:
                 yield _sent(virtual, bits, per_class)
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
     labels = train.labels[order]
-    for per_class in (n for n in REAL_PER_CLASS if n <= 10 * largest):
+    for per_class in (REAL_A_VIRTUAL * n for n in extent.per_class):
         chosen = torch.cat([order[labels == c][:per_class] for c in range(num_classes)])
         own = train.subset(chosen)
         real = VirtualData(own.inputs, own.labels, "real", steps=0, seed=0, init="real")
-        yield _sent(real, REAL_BITS, per_class)
+        yield _sent(real, SENT_BITS, per_class)
 
 
-def measured(data: Dataset, judge: Judge, seeds: int, largest: int) -> Iterator[dict[str, Any]]:
+def measured(data: Dataset, extent: Extent) -> Iterator[dict[str, Any]]:
     """Rows of the table: each set with its accuracy, the mean of the seeds."""
+    judge = replace(LENET, steps=extent.steps)
     train, test = data.train.to_samples(data.spec), data.test.to_samples(data.spec)
-    for row in packed_sets(train, data.spec.num_classes, largest):
+    for row in packed_sets(train, data.spec.num_classes, extent):
         decoded = row.pop("received").decoded()
         samples = Samples(decoded.images, decoded.labels)
-        scores = [train_and_score(judge, samples, test, data.spec, seed=s) for s in range(seeds)]
+        scores = [
+            train_and_score(judge, samples, test, data.spec, seed=seed)
+            for seed in range(extent.seeds)
+        ]
         yield {**row, "accuracy": statistics.mean(scores)}
 
 
@@ -83,7 +98,7 @@ def plotted(rows: list[dict[str, Any]]) -> Figure:
             marker="o",
             markersize=3,
             color=colours[method],
-            linewidth=2 if bits == SHOWN_BITS else 0.8,
+            linewidth=2 if bits == SENT_BITS else 0.8,
             linestyle={8: ":", 4: "-", 3: "-.", 2: "--"}[bits],
             label=f"{method}, {bits} bits",
         )
@@ -113,11 +128,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     arguments = parser.parse_args()
     console = Console()
-    judge = replace(LENET, steps=QUICK_STEPS) if arguments.quick else LENET
-    seeds, largest = (1, 10) if arguments.quick else (3, max(PER_CLASS))
     table = Table("method", "bits", "images a class", "bytes", "accuracy")
     rows = []
-    for row in measured(load_dataset("mnist", arguments.data_root), judge, seeds, largest):
+    data = load_dataset("mnist", arguments.data_root)
+    for row in measured(data, QUICK if arguments.quick else FULL):
         rows.append(row)
         cells = [str(row[key]) for key in ("method", "bits", "per_class")]
         cells += [f"{row['bytes']:,}", f"{row['accuracy']:.3f}"]

@@ -15,10 +15,9 @@ from task.datasets import load_dataset
 def test_each_set_has_its_bytes_and_more_bits_cost_more(monkeypatch, tmp_path):
     digits = load_dataset("digits")
     monkeypatch.setattr(by_bytes, "load_dataset", lambda name, root: digits)
-    few = {"kip": {"steps": 2}}
-    monkeypatch.setattr(by_bytes, "METHODS", few)
-    monkeypatch.setattr(by_bytes, "PER_CLASS", (1, 3))
-    monkeypatch.setattr(by_bytes, "REAL_PER_CLASS", (3,))
+    monkeypatch.setattr(by_bytes, "METHODS", {"kip": {"steps": 2}})
+    few = replace(by_bytes.QUICK, bits=(8, 4, 3, 2), per_class=(1, 3))
+    monkeypatch.setattr(by_bytes, "QUICK", few)
     sizes_judged = []
 
     def score(judge, samples, test, spec, *, seed):
@@ -31,8 +30,8 @@ def test_each_set_has_its_bytes_and_more_bits_cost_more(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["bytes", *arguments])
     by_bytes.main()
     rows = json.loads(file.read_text())
-    assert [row["method"] for row in rows] == ["kip"] * 8 + ["real"]
-    assert sizes_judged == [10] * 4 + [30] * 5
+    assert [row["method"] for row in rows] == ["kip"] * 8 + ["real"] * 2
+    assert sizes_judged == [10] * 4 + [30] * 5 + [90]
     of_bits = [row["bytes"] for row in rows[4:8]]
     assert of_bits == sorted(of_bits, reverse=True)
     assert of_bits[0] < 30 * 64 + 1000

@@ -120,5 +120,7 @@ def test_a_seeded_run_gives_the_approved_scores_and_bytes(
     }
     main(client_grid(3, config), Context(1, 1, {}, RecordDict(), config))
     rows = [json.loads(line) for line in (tmp_path / "1" / "metrics.jsonl").open()]
+    for row in rows:  # how well virtual data pack depends on the processor's rounding
+        row |= {key: float(row[key]) for key in ("server_bytes", "link_bytes")}
     keys = ("accuracy", "loss", "node_accuracy", "server_bytes", "link_bytes", "set_aside")
     same_numbers("strategies", strategy, [[row[key] for key in keys] for row in rows])
