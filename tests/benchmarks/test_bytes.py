@@ -22,7 +22,9 @@ def test_each_set_has_its_bytes_and_more_bits_cost_more(monkeypatch, tmp_path):
 
     def score(judge, samples, test, spec, *, seed):
         sizes_judged.append(len(samples))
-        return train_and_score(replace(judge, model="auto", steps=2), samples, test, spec, seed=seed)
+        return train_and_score(
+            replace(judge, model="auto", steps=2), samples, test, spec, seed=seed
+        )
 
     monkeypatch.setattr(by_bytes, "train_and_score", score)
     file, plot = tmp_path / "rows.json", tmp_path / "curve.svg"
