@@ -93,7 +93,7 @@ def plotted(rows: list[dict[str, Any]]) -> Figure:
     for method, bits in dict.fromkeys((row["method"], row["bits"]) for row in rows):
         own = [row for row in rows if (row["method"], row["bits"]) == (method, bits)]
         axes.plot(
-            [row["bytes"] for row in own],
+            [row["bytes"] / 1000 for row in own],
             [row["accuracy"] for row in own],
             marker="o",
             markersize=3,
@@ -102,7 +102,8 @@ def plotted(rows: list[dict[str, Any]]) -> Figure:
             linestyle={8: ":", 4: "-", 3: "-.", 2: "--"}[bits],
             label=f"{method}, {bits} bits",
         )
-    axes.set(xscale="log", xlabel="bytes that a node sends", ylabel="accuracy of LeNet")
+    axes.set(xscale="log", xlabel="kB that a node sends", ylabel="accuracy of LeNet")
+    axes.xaxis.set(major_formatter="{x:g}", minor_formatter="{x:g}")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     return figure

@@ -53,7 +53,7 @@ def forecast(
     """
     method = distiller(name)
     bank = signature(method).parameters.get("bank")
-    few = {} if bank is None else {"bank": TRIAL_STEPS}
+    few: dict[str, Any] = {} if bank is None else {"bank": TRIAL_STEPS}
     ends: list[float] = []
     total = 0
 

@@ -33,7 +33,7 @@ class OwnNetwork:
     def __call__(self, images: Tensor) -> Tensor:
         """Features (n, features) of images (n, C, H, W), differentiable by them."""
         try:
-            features = self.module(images.float()).to(images.dtype)
+            features: Tensor = self.module(images.float()).to(images.dtype)
         except Exception as error:  # whatever another package's code does
             raise DistillError(
                 f"network {self.name!r} fails on images of shape {tuple(images.shape[1:])}: "
