@@ -24,6 +24,17 @@ def distill(
             help="Smaller images along each side of a virtual image; 0: the method chooses.",
         ),
     ] = 0,
+    bits: Annotated[int, typer.Option(min=1, max=8, help="Bits of a pixel.")] = 4,
+    network: Annotated[
+        str,
+        typer.Option(
+            help="Own network for the features of dm or kip-features: package.module:Class.",
+            show_default="random networks",
+        ),
+    ] = "",
+    weights: Annotated[
+        str, typer.Option(help="Its weights: a safetensors file.", show_default="as it draws them")
+    ] = "",
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps.", show_default="the method's own")
     ] = None,
@@ -84,6 +95,9 @@ def distill(
         method=method,
         per_class=per_class,
         formation=formation,
+        bits=bits,
+        network=network,
+        weights=weights,
         steps=steps,
         start=start,
         allow_real_start=allow_real_start,

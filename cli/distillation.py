@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,15 @@ from rich.table import Table
 from cli.judge import Judge, judges, train_and_score
 from cli.source import Source, load_source
 from distill import DistillError, VirtualData, distiller
+from distill.auto import resolved
 from distill.contact_sheet import contact_sheet
+from distill.forecast import forecast
+from distill.own_network import network_arguments
 from distill.privacy import PrivacyCard
 from distill.registry import Progress as Report
 from distill.registry import formation_arguments
 from protocol.hfldd import Distillation
+from server.page.words import data_size
 from task.datasets import DatasetError, Samples
 from task.models import ModelError
 from task.settings import SettingsError
@@ -38,6 +43,9 @@ class Options:
     method: str
     per_class: int
     formation: int
+    bits: int
+    network: str
+    weights: str
     steps: int | None
     start: str
     allow_real_start: bool
@@ -53,30 +61,37 @@ def condense(options: Options, console: Console) -> None:
     """Distil, judge, and write ``virtual.safetensors``, ``virtual.png`` and ``summary.json``."""
     permission = {"start": options.start, "allow-real-start": options.allow_real_start}
     Distillation.checked(permission, "command line")
-    formation = formation_arguments(options.method, options.formation)
-    method, device = distiller(options.method), _device(options.device)
+    distiller(options.method)  # an unknown one is refused before anything is loaded
+    device = _device(options.device)
     source = load_source(
         options.source, data_root=options.data_root, shape=options.shape, seed=options.seed
     )
     options.output.mkdir(parents=True, exist_ok=True)
+    method = resolved(options.method, source.train.labels, source.spec.num_classes)
+    arguments = {
+        "num_classes": source.spec.num_classes,
+        "per_class": options.per_class,
+        "init": options.start,
+        "steps": options.steps,
+        "device": device,
+        **formation_arguments(method, options.formation),
+        **network_arguments(method, options.network, options.weights, device),
+    }
+    real = source.train.inputs, source.train.labels
+    expected = forecast(method, *real, generator=_generator(options), **arguments)
+    console.print(
+        f"{method} will take about {timedelta(seconds=max(1, round(expected.seconds)))} and "
+        f"{data_size(expected.memory)} of memory; networks that judge come on top"
+    )
     begin = time.perf_counter()
-    with _progress_bar(options.method, console) as report:
-        virtual = method(
-            source.train.inputs,
-            source.train.labels,
-            num_classes=source.spec.num_classes,
-            per_class=options.per_class,
-            init=options.start,
-            steps=options.steps,
-            generator=torch.Generator().manual_seed(options.seed),
-            device=device,
-            progress=report,
-            **formation,
+    with _progress_bar(method, console) as report:
+        virtual = distiller(method)(
+            *real, generator=_generator(options), progress=report, **arguments
         )
     seconds = time.perf_counter() - begin
     virtual = virtual.with_card(source.train.inputs, source.held_back.inputs)
-    packed = virtual.to_bytes()
-    (options.output / "virtual.safetensors").write_bytes(packed)
+    packed = virtual.to_bytes(options.bits)
+    (options.output / "virtual.safetensors").write_bytes(virtual.to_safetensors(options.bits))
     sheet = contact_sheet(virtual.images, virtual.labels, source.class_names, virtual.formation)
     sheet.save(options.output / "virtual.png")
     panel = judges(options.judge, source.spec)
@@ -116,6 +131,10 @@ def condense(options: Options, console: Console) -> None:
                 f"than to any held-back one; {yardstick.by_chance:.0%} would be by chance."
             )
     console.print(f"Written to {options.output}: virtual.safetensors, virtual.png, summary.json")
+
+
+def _generator(options: Options) -> torch.Generator:
+    return torch.Generator().manual_seed(options.seed)
 
 
 def _device(name: str) -> torch.device:

@@ -16,6 +16,7 @@ from client.terms import extractor
 from distill.auto import choose
 from distill.distribution_matching import REFINE_BANK, distill_dm
 from distill.many import distill_many
+from distill.own_network import network_arguments
 from distill.private_matching import BANK, distill_dm_privately, noise_for
 from distill.virtual_data import VirtualData
 from links.store import NodeStore
@@ -47,7 +48,7 @@ def distilled(context: Context, request: Distillation) -> bytes:
                 made = _distil_privately(session, request)
             else:
                 (made,) = _distil([session], request)
-            payload = made.to_bytes()
+            payload = made.to_bytes(request.bits)
             session.store.write(name, payload)
         return payload
     shared = NodeStore(session.store.folder.parent / f"distilled-{_digest(request)}")
@@ -57,7 +58,7 @@ def distilled(context: Context, request: Distillation) -> bytes:
             partitions = range(own % batches, int(context.node_config["num-partitions"]), batches)
             sessions = [session_of(context, partition) for partition in partitions]
             for other, virtual in zip(sessions, _distil(sessions, request), strict=True):
-                shared.write(str(other.identity), virtual.to_bytes())
+                shared.write(str(other.identity), virtual.to_bytes(request.bits))
     return (shared.folder / str(own)).read_bytes()
 
 
@@ -89,11 +90,14 @@ def refined(
         formation=virtual.formation,
     )
     result = replace(result, soft_labels=virtual.soft_labels)
-    return result.with_card(data.train.inputs, data.holdout.inputs).to_bytes()
+    return result.with_card(data.train.inputs, data.holdout.inputs).to_bytes(request.bits)
 
 
 def _distil(sessions: list[Session], request: Distillation) -> list[VirtualData]:
     """Distil for nodes of one run; nodes with the same size per class go together."""
+    own_network = network_arguments(
+        request.distiller, request.network, request.network_weights, sessions[0].device
+    )
     sharing: dict[int, list[Session]] = {}
     for session in sessions:
         sharing.setdefault(_per_class(session, request), []).append(session)
@@ -112,6 +116,7 @@ def _distil(sessions: list[Session], request: Distillation) -> list[VirtualData]
             generators=[s.generator("distill") for s in alike],
             device=alike[0].device,
             formation=request.formation,
+            **own_network,
         )
         for session, virtual in zip(alike, results, strict=True):
             data = session.data

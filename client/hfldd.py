@@ -17,6 +17,7 @@ from client.local_round import LocalRound, build_model, received_arrays
 from client.session import Session, deadline_of
 from client.training import soft_labels
 from distill.errors import VirtualDataError
+from distill.own_network import network_arguments
 from distill.registry import formation_arguments
 from distill.virtual_data import Bounds, VirtualData
 from links import LinkError, send
@@ -59,6 +60,7 @@ SMALLEST_PROBABILITY = 1e-10
 def needs(session: Session, settings: HFLDDSettings) -> Iterator[Callable[[], object]]:
     """Calls that fail where the node lacks the distiller or the auxiliary set."""
     yield partial(formation_arguments, settings.distiller, settings.formation)
+    yield partial(network_arguments, settings.distiller, settings.network, settings.network_weights)
     if settings.auxiliary != NOISE:
         yield partial(_auxiliary, session, settings)
 

@@ -28,6 +28,11 @@ def choose(present: int, num_classes: int) -> tuple[str, str]:
     return "dm", f"{share}, and kernel regression would only learn to tell those apart"
 
 
+def resolved(name: str, labels: Tensor, num_classes: int) -> str:
+    """Name of the method that distils a node's data: that of `choose` in place of "auto"."""
+    return choose(len(torch.unique(labels)), num_classes)[0] if name == "auto" else name
+
+
 @register("auto")
 def distill_auto(
     images: Tensor, labels: Tensor, *, num_classes: int, formation: int = 1, **options: Any

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from distill.augmentation import Augmentation, draw_augmentation
 from distill.errors import DistillError
@@ -37,6 +38,8 @@ CHUNK_FLOATS = 2**20
 """Of the first layer's activations: 4 MB, for a CPU's cache."""
 GPU_CHUNK_FLOATS = 2**27
 """512 MB; a GPU has no such cache, and each chunk starts all kernels once more."""
+KEPT_FLOATS = 2**24
+"""Most of the first layer's activations that a CPU keeps for the way back: 64 MB."""
 
 Network = Callable[[Tensor], Tensor]
 """Features (n, features) of images (n, C, H, W), differentiable by them."""
@@ -60,25 +63,56 @@ class Probe:
         """
         loss = torch.zeros((), device=virtual.device)
         gradient = torch.empty_like(virtual)
-        size = max(1, _chunk(self.network, virtual) // virtual.shape[1])
+        chunk = _chunk(self.network, virtual.shape, virtual.device, CHUNK_FLOATS)
+        size = max(1, chunk // virtual.shape[1])
         # A few whole classes at a time, so that activations stay in a CPU's cache.
         parts = (torch.split(x, size) for x in (virtual, self.means, gradient))
         for images, means, by_images in zip(*parts, strict=True):
             leaf = images.detach().requires_grad_()
-            features = self.network(self.augment(leaf.flatten(0, 1)))
+            features = self._features(leaf.flatten(0, 1))
             distance = features.reshape(*images.shape[:2], -1).mean(1).sub(means).square().sum()
             by_images.copy_(torch.autograd.grad(distance, leaf)[0])
             loss += distance.detach()
         return loss, gradient
 
+    def _features(self, images: Tensor) -> Tensor:
+        """Features, of large images a few at a time; those are computed again on the way back."""
+
+        def features(chunk: Tensor) -> Tensor:
+            return self.network(self.augment(chunk))
+
+        chunks = torch.split(images, _chunk(self.network, images.shape, images.device, KEPT_FLOATS))
+        if len(chunks) == 1:
+            return features(images)
+        # The random state cannot be asked for while a CUDA graph is recorded, and nothing is drawn.
+        return torch.cat(
+            [
+                checkpoint(features, chunk, use_reentrant=False, preserve_rng_state=False)
+                for chunk in chunks
+            ]
+        )
+
 
 @torch.no_grad()
 def real_means(
-    network: Network, augment: Augmentation, images: Tensor, counts: list[int]
+    network: Network,
+    augment: Augmentation,
+    images: Tensor,
+    counts: list[int],
+    places: Tensor | None = None,
+    device: torch.device | None = None,
 ) -> Tensor:
-    """Mean features (classes, features) of images sorted by class, `counts` of each class."""
-    chunks = torch.split(images, _chunk(network, images))
-    features = torch.cat([network(augment(chunk)) for chunk in chunks])
+    """Mean features (classes, features) of images sorted by class, `counts` of each class.
+
+    They are the images at `places` (default: all in order), on `device` (default: the images'),
+    gathered and computed a few at a time.
+    """
+    device = device or images.device
+    places = torch.arange(len(images), device=images.device) if places is None else places
+    chunks = torch.split(places, _chunk(network, images.shape, device, CHUNK_FLOATS))
+    features = torch.cat(
+        [network(augment(images[chunk].to(device, non_blocking=True))) for chunk in chunks]
+    )
     return torch.stack([own.mean(0) for own in torch.split(features, counts)])
 
 
@@ -141,11 +175,12 @@ def distill_dm(
             f"initial_images must have shape {tuple(start_images.shape)}, {per_class} per class, "
             f"got {tuple(initial_images.shape)}"
         )
-    classes = [images[labels == c] for c in torch.unique(labels)]
+    classes = [(labels == c).nonzero()[:, 0].to(images.device) for c in torch.unique(labels)]
     each = _groups(min(map(len, classes)), per_class)
-    groups = [group for own in classes for group in alike(own, each)]
+    groups = [own[group] for own in classes for group in alike(images[own], each)]
     probes = [
         _draw_probe(
+            images,
             groups,
             max(REAL_PER_CLASS // each, REAL_PER_GROUP),
             width,
@@ -196,19 +231,23 @@ def match_means(
 
 
 def alike(images: Tensor, groups: int) -> list[Tensor]:
-    """Split images (n, C, H, W) into groups of one size, or two, that look alike.
+    """Places of images (n, C, H, W) by groups of one size, or two, that look alike.
 
     Cuts along the first principal component of the images at 8 x 8 pixels, and each part again.
     """
-    if groups == 1:
-        return [images]
     small = functional.adaptive_avg_pool2d(images, COARSE).flatten(1)
-    small = small - small.mean(0)
-    component = torch.linalg.eigh(small.mT @ small).eigenvectors[:, -1]
-    order = (small @ component).argsort(stable=True)
-    below = groups // 2
-    cut = len(images) * below // groups
-    return alike(images[order[:cut]], below) + alike(images[order[cut:]], groups - below)
+
+    def parts(places: Tensor, groups: int) -> list[Tensor]:
+        if groups == 1:
+            return [places]
+        own = small[places] - small[places].mean(0)
+        component = torch.linalg.eigh(own.mT @ own).eigenvectors[:, -1]
+        order = (own @ component).argsort(stable=True)
+        below = groups // 2
+        cut = len(places) * below // groups
+        return parts(places[order[:cut]], below) + parts(places[order[cut:]], groups - below)
+
+    return parts(torch.arange(len(images), device=images.device), groups)
 
 
 def _groups(smallest: int, per_class: int) -> int:
@@ -218,6 +257,7 @@ def _groups(smallest: int, per_class: int) -> int:
 
 
 def _draw_probe(
+    images: Tensor,
     groups: list[Tensor],
     most: int,
     width: int,
@@ -225,21 +265,20 @@ def _draw_probe(
     device: torch.device,
     network: Network | None,
 ) -> Probe:
-    channels, height, across = groups[0].shape[1:]
+    channels, height, across = images.shape[1:]
     if network is None:
         network = RandomConvNet.draw(channels, min(height, across), width, generator, device)
     augment = draw_augmentation(height, across, generator).to(device)
     orders = [torch.randperm(len(own), generator=generator)[:most] for own in groups]
-    real = torch.cat(
+    places = torch.cat(
         [own[x.to(own.device, non_blocking=True)] for own, x in zip(groups, orders, strict=True)]
     )
-    real = real.to(device, non_blocking=True)
-    means = real_means(network, augment, real, [len(x) for x in orders])
+    means = real_means(network, augment, images, [len(x) for x in orders], places, device)
     return Probe(network, augment, means)
 
 
-def _chunk(network: Network, images: Tensor) -> int:
+def _chunk(network: Network, shape: Sequence[int], device: torch.device, on_cpu: int) -> int:
     """Number of images to compute at once."""
     width = len(network.filters[0]) if isinstance(network, RandomConvNet) else WIDTH
-    floats = CHUNK_FLOATS if images.device.type == "cpu" else GPU_CHUNK_FLOATS
-    return max(1, floats // (width * images.shape[-2] * images.shape[-1]))
+    floats = on_cpu if device.type == "cpu" else GPU_CHUNK_FLOATS
+    return max(1, floats // (width * shape[-2] * shape[-1]))

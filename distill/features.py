@@ -1,5 +1,6 @@
 """Random convolutional features: untrained ConvNets."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +16,9 @@ SMALLEST_SIDE = 4
 class RandomConvNet:
     """The ConvNet of the distillation papers with random weights, without its classifier.
 
-    Up to three blocks of 3x3 convolution (`filters`, (width, inputs, 3, 3) each), instance norm,
-    ReLU and 2x2 average pooling, as long as at least 2 pixels a side remain.
+    Blocks of 3x3 convolution (`filters`, (width, inputs, 3, 3) each), instance norm, ReLU and 2x2
+    average pooling: the papers' three for up to 45 pixels a side, or fewer so that at least 2
+    remain; for larger images as many as bring the shorter side closest to 4.
     """
 
     filters: tuple[Tensor, ...]
@@ -42,7 +44,7 @@ class RandomConvNet:
                 f"images must be at least {SMALLEST_SIDE} pixels a side for ConvNet features, "
                 f"got {side}; use distiller 'kip'"
             )
-        blocks = min(3, side.bit_length() - 2)
+        blocks = max(min(3, side.bit_length() - 2), round(math.log2(side / 4)))
         filters = []
         for inputs in [channels] + [width] * (blocks - 1):
             deviation = (2 / (9 * inputs)) ** 0.5

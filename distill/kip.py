@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from distill.convolutional_kernel import convolutional_ntk
+from distill.distribution_matching import Network
 from distill.errors import DistillError
 from distill.formation import Formation
 from distill.inputs import check_inputs
@@ -26,7 +27,7 @@ from distill.kernels import (
     gaussian,
 )
 from distill.negatives import negatives
-from distill.random_feature_kernel import random_feature_kernel
+from distill.random_feature_kernel import feature_kernel, random_feature_kernel
 from distill.registry import Progress, register
 from distill.starts import start
 from distill.virtual_data import VirtualData
@@ -68,6 +69,7 @@ def distill_kip(
     learn_labels: bool = False,
     with_negatives: bool = False,
     learning_rate: float = LEARNING_RATE,
+    network: Network | None = None,
 ) -> VirtualData:
     """Distil by kernel inducing points (HFLDD eq. 1).
 
@@ -91,6 +93,9 @@ def distill_kip(
         images; of 300 more, each step predicts 100. None of them leaves the node.
     learning_rate : float (default: 0.1)
         For Adam; learned labels use a hundredth of it.
+    network : Network, optional (default: None)
+        Network on the same device whose features the kernel "features" takes instead of random
+        networks'.
     """
     (virtual,) = distill_kip_many(
         [(images, labels)],
@@ -106,6 +111,7 @@ def distill_kip(
         learn_labels=learn_labels,
         with_negatives=with_negatives,
         learning_rate=learning_rate,
+        network=network,
     )
     return virtual
 
@@ -140,6 +146,7 @@ def distill_kip_many(
     learn_labels: bool = False,
     with_negatives: bool = False,
     learning_rate: float = LEARNING_RATE,
+    network: Network | None = None,
 ) -> list[VirtualData]:
     """Distil the data of several nodes together; each result is as from `distill_kip` alone.
 
@@ -153,7 +160,7 @@ def distill_kip_many(
     generators : Sequence[torch.Generator]
         One per set.
     num_classes, per_class, init, steps, device, formation, kernel, learn_labels, with_negatives,
-    learning_rate
+    learning_rate, network
         See `distill_kip`.
     progress : callable, optional (default: None)
         As for `distill_kip`; a batch reports its mean loss.
@@ -164,6 +171,13 @@ def distill_kip_many(
         In the order of `sets`.
     """
     steps, formation = STEPS if steps is None else steps, formation or 1
+    shape = tuple(sets[0][0].shape[1:])
+    if network is None:
+        compared = KERNELS[kernel](shape, device)
+    elif kernel == "features":
+        compared = feature_kernel(shape, [network])
+    else:
+        raise DistillError(f"kernel {kernel!r} takes no network (take kip-features, or dm)")
     batches: dict[tuple[int, int], list[_Problem]] = {}
     for place, ((images, labels), generator) in enumerate(zip(sets, generators, strict=True)):
         check_inputs(images, labels, num_classes=num_classes, per_class=per_class, steps=steps)
@@ -195,7 +209,7 @@ def distill_kip_many(
             num_classes,
             steps,
             formation=Formation.of(formation, problems[0].initial_images.shape, device),
-            kernel=KERNELS[kernel](tuple(sets[0][0].shape[1:]), device),
+            kernel=compared,
             learning_rate=learning_rate,
             label_rate=learning_rate / 100 if learn_labels else 0.0,
             progress=progress,

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distill.auto import choose
+from distill.auto import resolved
+from distill.distribution_matching import Network
 from distill.kip import VARIANTS, distill_kip_many
 from distill.registry import Progress, distiller, formation_arguments
 from distill.virtual_data import VirtualData
@@ -24,13 +25,15 @@ def distill_many(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
     formation: int = 1,
+    network: Network | None = None,
 ) -> list[VirtualData]:
     """Distil each set (images and labels of a node) as the distiller would alone.
 
     KIP processes sets of one size together (`distill.kip.distill_kip_many`), many times faster for
-    small sets; other distillers process one set after another. See there for the arguments.
+    small sets; other distillers process one set after another. See there for the arguments;
+    `network` is for distillers that take one (`distill.own_network`).
     """
-    names = [_method(name, labels, num_classes) for _, labels in sets]
+    names = [resolved(name, labels, num_classes) for _, labels in sets]
     results: dict[int, VirtualData] = {}
     for method in dict.fromkeys(names):
         places = [place for place, own in enumerate(names) if own == method]
@@ -43,6 +46,7 @@ def distill_many(
             "progress": progress,
         }
         arguments |= formation_arguments(method, formation)
+        arguments |= {"network": network} if network is not None else {}
         if method in VARIANTS:
             virtual = distill_kip_many(
                 [sets[place] for place in places],
@@ -57,7 +61,3 @@ def distill_many(
             ]
         results.update(zip(places, virtual, strict=True))
     return [results[place] for place in range(len(sets))]
-
-
-def _method(name: str, labels: Tensor, num_classes: int) -> str:
-    return choose(len(torch.unique(labels)), num_classes)[0] if name == "auto" else name

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from distill.errors import DistillError, VirtualDataError, require
+from distill.formation import Formation
 
 CHUNK_FLOATS = 2**24
 """Largest tensor in a comparison, 64 MB, unless the virtual images alone are larger."""
@@ -163,6 +164,7 @@ def privacy_card(
     *,
     start: Tensor | None = None,
     held_back: Tensor | None = None,
+    formation: Formation | None = None,
 ) -> PrivacyCard:
     """Compare virtual images with the real ones, their initial images and held-back images.
 
@@ -179,6 +181,9 @@ def privacy_card(
         Initial images, (n, C, H, W).
     held_back : Tensor, optional (default: None)
         Real images of the same kind not used for `virtual`, (k, C, H, W); k = 0 counts as None.
+    formation : Formation, optional (default: None)
+        Makes real and held-back images coarse first, as those of its tiles are; on the device of
+        `virtual`.
 
     Raises
     ------
@@ -195,19 +200,21 @@ def privacy_card(
         raise DistillError(
             f"start has {len(start)} images for {len(virtual)} virtual ones; need one each"
         )
-    distance, cosine = nearest(virtual, real)
+    distance, cosine = nearest(virtual, real, formation)
     return PrivacyCard(
         own=_closeness(distance, cosine),
         start=None if start is None else _closeness(*_pairwise(virtual, start.to(virtual.device))),
         yardstick=(
             None
             if held_back is None or not len(held_back)
-            else _yardstick(virtual, held_back, distance, len(real))
+            else _yardstick(virtual, held_back, formation, distance, len(real))
         ),
     )
 
 
-def nearest(virtual: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+def nearest(
+    virtual: Tensor, others: Tensor, formation: Formation | None = None
+) -> tuple[Tensor, Tensor]:
     """Least root mean square difference (n,) and highest cosine (n,) to the nearest other."""
     images = virtual.flatten(1)
     directions = functional.normalize(images)
@@ -216,8 +223,9 @@ def nearest(virtual: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
     distance = torch.full((len(images),), math.inf, device=images.device)
     cosine = torch.full_like(distance, -1)
     rows = max(1, CHUNK_FLOATS // max(images.shape))
-    for chunk in torch.split(others.flatten(1), rows):
-        candidates = chunk.to(images)
+    for chunk in torch.split(others, rows):
+        seen = chunk.to(images)
+        candidates = (seen if formation is None else formation.coarse(seen)).flatten(1)
         others_centred = candidates - middle
         squares = others_centred.square().sum(1) - 2 * centred @ others_centred.mT
         # From the difference itself, not the products: a copy gets exactly 0.
@@ -247,9 +255,13 @@ def _closeness(distance: Tensor, cosine: Tensor) -> Closeness:
 
 
 def _yardstick(
-    virtual: Tensor, held_back: Tensor, distance_to_own: Tensor, num_own: int
+    virtual: Tensor,
+    held_back: Tensor,
+    formation: Formation | None,
+    distance_to_own: Tensor,
+    num_own: int,
 ) -> Yardstick:
-    distance, cosine = nearest(virtual, held_back)
+    distance, cosine = nearest(virtual, held_back, formation)
     nearer = (distance_to_own < distance).double() + 0.5 * (distance_to_own == distance).double()
     return Yardstick(
         held_back=_closeness(distance, cosine),

@@ -1,10 +1,11 @@
-"""A kernel from the features of random convolutional networks, after RFAD (Loo et al. 2022).
+"""A kernel from the features of networks, after RFAD (Loo et al. 2022): random, or a user's own.
 
 Averages the inner products of random networks' features to approximate the kernel of infinitely
 wide ones. Its cost grows with m + n instead of m n: for images of 32x32 and larger.
 """
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -24,11 +25,7 @@ def random_feature_kernel(
     networks: int = NETWORKS,
     width: int = WIDTH,
 ) -> Kernel:
-    """Draw random networks and make their kernel.
-
-    K(x, z) = <phi(x), phi(z)> / |phi| + 0.01, with phi the concatenated features of all networks
-    (Loo et al. 2022, eq. 5). The constant gives black images a kernel too. The pull-back uses
-    autograd.
+    """Draw random networks and make their `feature_kernel`.
 
     Parameters
     ----------
@@ -45,10 +42,29 @@ def random_feature_kernel(
         RandomConvNet.draw(shape[0], min(shape[1:]), width, generator, device)
         for _ in range(networks)
     ]
+    return feature_kernel(shape, convnets)
+
+
+def feature_kernel(
+    shape: tuple[int, ...], networks: Sequence[Callable[[Tensor], Tensor]]
+) -> Kernel:
+    """The kernel of networks' features.
+
+    K(x, z) = <phi(x), phi(z)> / |phi| + 0.01, with phi the concatenated features of all networks
+    (Loo et al. 2022, eq. 5). The constant gives black images a kernel too. The pull-back uses
+    autograd.
+
+    Parameters
+    ----------
+    shape : tuple[int, int, int]
+        (C, H, W); the kernel takes images flattened to (..., n, C * H * W).
+    networks : Sequence[callable]
+        From images (n, C, H, W) to features (n, features), differentiable by the images.
+    """
 
     def features(points: Tensor) -> Tensor:
         images = points.reshape(-1, *shape)
-        values = torch.cat([network(images) for network in convnets], dim=1)
+        values = torch.cat([network(images) for network in networks], dim=1)
         return (values / math.sqrt(values.shape[1])).reshape(*points.shape[:-1], -1)
 
     def kernel(virtual: Tensor, real: Tensor | None = None) -> tuple[Tensor, Pullback]:

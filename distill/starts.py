@@ -88,7 +88,7 @@ def start(
         choices = ", ".join([*STARTS, REAL])
         raise DistillError(f"init {init!r} is unknown; choose one of {choices}")
     classes = torch.unique(labels).cpu()
-    by_class = [images[labels == c].cpu() for c in classes]
+    by_class = (images[labels == c].cpu() for c in classes)  # one copy at a time
     tiles = Formation.of(formation, images.shape)
     if init == REAL:
         logger.warning("start 'real': virtual images start as REAL IMAGES and stay similar to them")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from distill.errors import VirtualDataError, require
 from distill.formation import Formation, largest_formation
+from distill.packing import most_packed, packed, unpacked
 from distill.privacy import PrivacyCard, privacy_card
 
 FORMAT = "flwr-distill/virtual-data/1"
@@ -22,8 +23,10 @@ _SHAPE_MISMATCH = (
     "virtual images have shape {}, the task has {}; use the same dataset setting on every node"
 )
 _MAX_LABEL = torch.iinfo(torch.int16).max
-_LEVELS = 255
+MOST_BITS = 8
 _LARGEST_HEADER = 2**16
+_LARGEST = 2**30
+"""Bytes of virtual data of which nothing was said before."""
 _CHUNK = 2**20
 T = TypeVar("T")
 
@@ -54,7 +57,12 @@ class Bounds:
 
     @property
     def num_bytes(self) -> int:
-        """Most bytes of such data, encoded: pixels, labels, soft labels and header."""
+        """Most bytes of such data, as they are sent."""
+        return most_packed(self.unpacked_bytes)
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """Most bytes of such data, unpacked: pixels, labels, soft labels and header."""
         return self.images * (math.prod(self.shape) + 2 + 4 * self.num_classes) + _LARGEST_HEADER
 
 
@@ -209,24 +217,40 @@ class VirtualData:
             If shapes do not match.
         """
         decoded = self.decoded()
-        real, held_back = (
-            Formation.of(self.formation, x.shape, x.device).coarse(x) for x in (real, held_back)
-        )
         images = decoded.images.to(real.device)
-        card = privacy_card(images, real, start=decoded.initial_images, held_back=held_back)
+        card = privacy_card(
+            images,
+            real,
+            start=decoded.initial_images,
+            held_back=held_back,
+            formation=Formation.of(self.formation, images.shape, images.device),
+        )
         return replace(self, card=card)
 
-    def to_bytes(self) -> bytes:
-        """Serialise to safetensors, with 8 bits per pixel (HFLDD's B_2).
+    def to_bytes(self, bits: int = MOST_BITS) -> bytes:
+        """Serialise as it is sent: the output of `to_safetensors`, packed without loss.
 
-        Pixels share one scale and offset, so each is restored to within half a scale, (max - min) /
-        510. Labels are int16; soft labels stay float32. Equal data gives equal bytes.
+        Parameters
+        ----------
+        bits : int (default: 8)
+            Of a pixel, 1 to 8 (HFLDD's B_2).
         """
+        return packed(self.to_safetensors(bits))
+
+    def to_safetensors(self, bits: int = MOST_BITS) -> bytes:
+        """Serialise to safetensors, a byte a pixel, of which only the lower `bits` are used.
+
+        Pixels have 2^bits evenly spaced levels from the least to the largest value, so each is
+        restored to within (max - min) / 2 / (2^bits - 1). The packing leaves about `bits` bits of
+        them, or fewer. Labels are int16; soft labels stay float32. Equal data give equal bytes.
+        """
+        require(1 <= bits <= MOST_BITS, f"bits must be from 1 to {MOST_BITS}, got {bits}")
         low, high = float(self.images.min()), float(self.images.max())
-        scale = (high - low) / _LEVELS
+        most = 2**bits - 1
+        scale = (high - low) / most
         levels = (self.images.double() - low) / (scale or 1.0)
         tensors = {
-            "pixels": levels.round().clamp(0, _LEVELS).to(torch.uint8).contiguous(),
+            "pixels": levels.round().clamp(0, most).to(torch.uint8).contiguous(),
             "labels": self.labels.to(torch.int16).contiguous(),
         }
         if self.soft_labels is not None:
@@ -262,8 +286,9 @@ class VirtualData:
             len(data) <= bounds.num_bytes,
             f"{len(data)} bytes of virtual data, more than the {bounds.num_bytes} allowed",
         )
-        _check_announced(data, bounds)
-        virtual = cls.from_bytes(data)
+        content = unpacked(data, bounds.unpacked_bytes)
+        _check_announced(content, bounds)
+        virtual = cls.from_safetensors(content)
         virtual.validate(bounds.shape, bounds.num_classes)
         of_a_class = int(virtual.labels.bincount().max())
         require(
@@ -274,7 +299,18 @@ class VirtualData:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "VirtualData":
-        """Read the output of `to_bytes`; all of `data` is checked.
+        """Read the output of `to_bytes`, of at most 1 GB; all of `data` is checked.
+
+        Raises
+        ------
+        VirtualDataError
+            If `data` is truncated or malformed in any way.
+        """
+        return cls.from_safetensors(unpacked(data, _LARGEST))
+
+    @classmethod
+    def from_safetensors(cls, data: bytes) -> "VirtualData":
+        """Read the output of `to_safetensors`; all of `data` is checked.
 
         Raises
         ------

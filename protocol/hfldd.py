@@ -116,6 +116,14 @@ class Distillation(Block):
     formation : int (default: 0)
         Each virtual image holds formation x formation smaller ones, which are enlarged where they
         are trained on and cost no more bytes; 1 is one image, 0 lets the distiller choose.
+    bits : int (default: 4)
+        B_2, bits of a pixel of the virtual images that are sent. The parcel is packed without loss
+        besides.
+    network : str (default: "")
+        Network whose features ``dm`` or ``kip-features`` match in place of random ones',
+        ``module:Class`` of a package that is on every node; called without arguments.
+    network_weights : str (default: "")
+        Safetensors file with its weights, on every node.
     start : str (default: "class-stats")
         What virtual images start from: ``class-stats``, ``pixel-stats``, ``noise`` or ``real``.
     allow_real_start : bool (default: False)
@@ -131,10 +139,18 @@ class Distillation(Block):
     distilled_size: Annotated[int, Field(ge=1)] = 40
     distill_steps: Annotated[int, Field(ge=0)] = 0
     formation: Annotated[int, Field(ge=0, le=4)] = 0
+    bits: Annotated[int, Field(ge=1, le=8)] = 4
+    network: str = ""
+    network_weights: str = ""
     start: Annotated[str, Field(min_length=1)] = "class-stats"
     allow_real_start: Annotated[bool, Field(validate_default=True)] = False
     share_raw_data: bool = False
     dp_epsilon: Annotated[float, Field(ge=0)] = 0.0
+
+    @property
+    def bits_sent(self) -> int:
+        """B_2 of what members send: raw data keep their 8 bits."""
+        return 8 if self.share_raw_data else self.bits
 
     @field_validator("distiller")
     @classmethod
@@ -181,6 +197,10 @@ class Distillation(Block):
             )
         if epsilon and others.get("share_raw_data"):
             raise ValueError("share-raw-data sends the real images (set it to false)")
+        if epsilon and others.get("network"):
+            raise ValueError(
+                f"network = {others.get('network')!r} has no differential privacy (leave it out)"
+            )
         return epsilon
 
 

@@ -186,7 +186,10 @@ class FedLGD(RobustFedAvg):
         picture = BytesIO()
         sheet = contact_sheet(self.global_data.images, labels, names, self.global_data.formation)
         sheet.save(picture, format="png")
-        return {"virtual.safetensors": self._payload, "virtual.png": picture.getvalue()}
+        return {
+            "virtual.safetensors": self.global_data.to_safetensors(),
+            "virtual.png": picture.getvalue(),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, besides the global model."""

@@ -1,7 +1,6 @@
 """Expected traffic of FedAvg, with which other formulas are compared."""
 
 BITS_PER_FLOAT = 32
-BITS_PER_PIXEL = 8
 
 
 def fedavg_bits(num_clients: int, num_weights: int, num_rounds: int) -> int:

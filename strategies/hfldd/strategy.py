@@ -287,6 +287,7 @@ class HFLDD(RobustFedAvg):
             num_auxiliary=self.label_knowledge.auxiliary_size,
             num_classes=self._clusters.label_shape[-1],
             distilled_values=self.distilled_values,
+            bits_per_value=self.distillation.bits_sent,
             models_to_members=self.models_to_members,
             num_heads=len(self._clusters),
             num_weights=num_weights,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from strategies.common.traffic import BITS_PER_FLOAT, BITS_PER_PIXEL, fedavg_bits
+from strategies.common.traffic import BITS_PER_FLOAT, fedavg_bits
 
 
 def formulas(strategy: Any, num_nodes: int, num_weights: int, num_rounds: int) -> dict[str, int]:
@@ -24,6 +24,7 @@ def hfldd_bits(
     num_auxiliary: int,
     num_classes: int,
     distilled_values: int,
+    bits_per_value: int,
     models_to_members: int = 0,
     num_heads: int,
     num_weights: int,
@@ -43,6 +44,8 @@ def hfldd_bits(
         N_c.
     distilled_values : int
         Pixels of all distilled samples sent to heads.
+    bits_per_value : int
+        B_2.
     models_to_members : int (default: 0)
         Models with which members refined their virtual data, ``|w| B_1`` each; not in the paper.
     num_heads : int
@@ -54,7 +57,7 @@ def hfldd_bits(
     """
     return (
         num_clients * num_auxiliary * num_classes * BITS_PER_FLOAT
-        + distilled_values * BITS_PER_PIXEL
+        + distilled_values * bits_per_value
         + models_to_members * num_weights * BITS_PER_FLOAT
         + fedavg_bits(num_heads, num_weights, num_rounds)
     )

@@ -62,7 +62,7 @@ def test_a_folder_becomes_virtual_data_a_picture_and_a_summary(
     asked = ["--method", "kip", "--per-class", "3", "--steps", "5", "--output", str(output)]
     result = invoke(folder, *asked)
     assert result.exit_code == 0, result.output
-    virtual = VirtualData.from_bytes((output / "virtual.safetensors").read_bytes())
+    virtual = VirtualData.from_safetensors((output / "virtual.safetensors").read_bytes())
     assert virtual.images.shape == (6, 1, 8, 8)
     assert virtual.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert virtual.card is not None

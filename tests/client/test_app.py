@@ -118,6 +118,7 @@ def test_a_node_that_lacks_the_package_of_a_run_says_what_to_install(ask):
         ({"dataset": "private"}, {}, "start the node with --data FOLDER"),
         ({"partition.classes": 40}, {}, "partition"),
         ({}, {"distiller": "no_such_distillers:kip"}, "distiller 'no_such_distillers:kip'"),
+        ({}, {"distiller": "dm", "network": "no_such_nets:Net"}, "network 'no_such_nets:Net'"),
         ({}, {"auxiliary": "/no/such/folder"}, "auxiliary='/no/such/folder' is unknown"),
     ],
 )

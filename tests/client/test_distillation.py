@@ -29,7 +29,7 @@ def context_of(tmp_path):
 
 @pytest.mark.parametrize("name", ["kip-negatives", "auto"])
 def test_a_batch_of_virtual_nodes_gets_what_each_would_make_alone(name, context_of, monkeypatch):
-    request = Distillation(distiller=name, distilled_size=4, distill_steps=3)
+    request = Distillation(distiller=name, distilled_size=4, distill_steps=3, bits=8)
     alone = {i: distilled(context_of(i), request) for i in range(3)}
     monkeypatch.setattr(distillation, "in_simulation", lambda context: True)
     for i, expected in alone.items():
@@ -41,6 +41,14 @@ def test_a_batch_of_virtual_nodes_gets_what_each_would_make_alone(name, context_
         scale = float(expected.images.max() - expected.images.min()) / 255
         torch.testing.assert_close(found.images, expected.images, rtol=0, atol=scale)
         assert found.card is not None
+
+
+@pytest.mark.parametrize("simulation", [False, True])
+def test_pixels_have_the_bits_that_were_asked_for(simulation, context_of, monkeypatch):
+    monkeypatch.setattr(distillation, "in_simulation", lambda context: simulation)
+    request = Distillation(distiller="kip", distilled_size=4, distill_steps=1, bits=2)
+    made = VirtualData.from_bytes(distilled(context_of(0), request))
+    assert 2 < len(made.images.unique()) <= 4
 
 
 def test_a_batch_is_distilled_once(context_of, monkeypatch):

@@ -20,8 +20,13 @@ def test_halving_equals_average_pooling_and_its_gradient(size: tuple[int, int]) 
     torch.testing.assert_close(by_ours, by_theirs)
 
 
-@pytest.mark.parametrize(("side", "blocks"), [(4, 1), (8, 2), (15, 2), (16, 3), (28, 3), (64, 3)])
-def test_blocks_leave_at_least_two_pixels_a_side(side: int, blocks: int) -> None:
+@pytest.mark.parametrize(
+    ("side", "blocks"),
+    [(4, 1), (8, 2), (15, 2), (16, 3), (28, 3), (32, 3), (45, 3), (64, 4), (128, 5), (224, 6)],
+)
+def test_there_are_as_many_blocks_as_leave_a_map_of_about_four_pixels_a_side(
+    side: int, blocks: int
+) -> None:
     network = RandomConvNet.draw(3, side, 6, torch.Generator().manual_seed(0))
     assert len(network.filters) == blocks
     features = network(torch.randn(2, 3, side, side))

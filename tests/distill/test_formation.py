@@ -155,15 +155,15 @@ def test_all_that_belongs_to_an_image_is_repeated_for_its_tiles() -> None:
 
 def test_a_formation_costs_no_more_than_its_name_on_the_wire() -> None:
     packed, plain = example(), example(formation=1)
-    assert 0 < len(packed.to_bytes()) - len(plain.to_bytes()) <= 24
+    assert 0 < len(packed.to_safetensors()) - len(plain.to_safetensors()) <= 24
     received = VirtualData.from_bytes(packed.to_bytes())
     assert (received.formation, len(received), len(received.decoded())) == (2, 3, 12)
 
 
 def test_the_bytes_of_one_image_an_image_are_those_of_older_versions() -> None:
-    packed = example(formation=1).to_bytes()
+    packed = example(formation=1).to_safetensors()
     assert b"formation" not in packed
-    assert VirtualData.from_bytes(packed).formation == 1
+    assert VirtualData.from_safetensors(packed).formation == 1
 
 
 @pytest.mark.parametrize("formation", [0, -1, 5, 7])

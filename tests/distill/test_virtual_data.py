@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from distill import VirtualData, VirtualDataError, virtual_data
+from distill.packing import most_packed, packed, unpacked
 from distill.privacy import privacy_card
 from distill.virtual_data import FORMAT, Bounds, _check_announced
 
@@ -37,21 +39,23 @@ def example(n: int = 4, soft: bool = False) -> VirtualData:
     offset=st.floats(-1e3, 1e3),
     seed=st.integers(0, 2**32 - 1),
     soft=st.booleans(),
+    bits=st.integers(1, 8),
 )
 def test_wire_keeps_everything_but_pixels_below_half_a_level(
-    shape: tuple[int, int, int, int], scale: float, offset: float, seed: int, soft: bool
+    shape: tuple[int, int, int, int], scale: float, offset: float, seed: int, soft: bool, bits: int
 ) -> None:
     rng = np.random.default_rng(seed)
     images = torch.from_numpy((scale * rng.standard_normal(shape) + offset).astype(np.float32))
     labels = torch.from_numpy(rng.integers(0, 32768, shape[0]))
     soft_labels = torch.from_numpy(rng.random((shape[0], 3), dtype=np.float32)) if soft else None
     sent = virtual(images, labels, soft_labels)
-    received = VirtualData.from_bytes(sent.to_bytes())
+    received = VirtualData.from_bytes(sent.to_bytes(bits))
 
-    half_level = float(images.max() - images.min()) / 510
+    half_level = float(images.max() - images.min()) / 2 / (2**bits - 1)
     rounding = 1e-6 * float(images.abs().max())
     assert float((received.images - images).abs().max()) <= half_level + rounding
     assert torch.equal(received.labels, labels)
+    assert len(received.images.unique()) <= 2**bits
     assert (received.method, received.steps, received.seed, received.init) == (
         "dm",
         7,
@@ -92,22 +96,36 @@ def test_constant_images_come_back_exactly() -> None:
     assert torch.equal(received.images, images)
 
 
-def test_wire_takes_a_byte_a_pixel() -> None:
-    small, large = example(10), example(1010)
-    per_image = (len(large.to_bytes()) - len(small.to_bytes())) / 1000
-    assert per_image == pytest.approx(3 * 5 * 4 + 2, abs=0.1)
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_noise_takes_no_more_than_its_bits_and_less_where_levels_are_rare(bits: int) -> None:
+    def per_pixel(images: Tensor) -> float:
+        data = virtual(images, torch.arange(400) % 10)
+        return 8 * len(data.to_bytes(bits)) / images.numel()
+
+    generator = torch.Generator().manual_seed(bits)
+    noise = torch.rand(400, 1, 16, 16, generator=generator)
+    assert bits * 0.98 < per_pixel(noise) < bits * 1.15 + 0.05
+    assert per_pixel(noise**8) < 0.8 * bits
+
+
+@pytest.mark.parametrize("bits", [0, 9])
+def test_bits_beyond_a_byte_are_refused(bits: int) -> None:
+    with pytest.raises(VirtualDataError, match=f"bits must be from 1 to 8, got {bits}"):
+        example().to_bytes(bits)
 
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_damaged_bytes_are_refused_or_read_as_valid_data(data: st.DataObject) -> None:
-    original = example(soft=True).to_bytes()
+    wire = data.draw(st.booleans())
+    original = example(soft=True).to_bytes() if wire else example(soft=True).to_safetensors()
     damaged = bytearray(original)
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     damaged = damaged[: data.draw(st.integers(0, len(damaged)))]
     try:
-        received = VirtualData.from_bytes(bytes(damaged))
+        read = VirtualData.from_bytes if wire else VirtualData.from_safetensors
+        received = read(bytes(damaged))
     except VirtualDataError:
         return
     assert received.images.isfinite().all()
@@ -126,7 +144,7 @@ def tampered(
     """Pack a valid example with some tensors or fields replaced."""
     fields = {"scale": 0.1, "offset": 0.0, "method": "dm", "steps": 1, "seed": 0, "init": "noise"}
     return save(
-        load(example().to_bytes()) | (tensors or {}),
+        load(example().to_safetensors()) | (tensors or {}),
         metadata={"about": json.dumps({"format": FORMAT} | fields | (about or {}))},
     )
 
@@ -165,18 +183,20 @@ def test_tampered_content_is_refused_by_name(
     tensors: dict[str, Tensor], about: dict[str, object], complaint: str
 ) -> None:
     with pytest.raises(VirtualDataError, match=complaint):
-        VirtualData.from_bytes(tampered(tensors, about))
+        VirtualData.from_safetensors(tampered(tensors, about))
 
 
 def test_other_safetensors_are_refused() -> None:
     with pytest.raises(VirtualDataError, match="not virtual data"):
-        VirtualData.from_bytes(save({"w": torch.zeros(2)}))
+        VirtualData.from_safetensors(save({"w": torch.zeros(2)}))
     with pytest.raises(VirtualDataError, match="format must be"):
-        VirtualData.from_bytes(
-            save(load(example().to_bytes()), metadata={"about": '{"format": "else"}'})
+        VirtualData.from_safetensors(
+            save(load(example().to_safetensors()), metadata={"about": '{"format": "else"}'})
         )
     with pytest.raises(VirtualDataError, match="must be an object"):
-        VirtualData.from_bytes(save(load(example().to_bytes()), metadata={"about": "[]"}))
+        VirtualData.from_safetensors(
+            save(load(example().to_safetensors()), metadata={"about": "[]"})
+        )
 
 
 @pytest.mark.parametrize(
@@ -224,8 +244,8 @@ def test_what_fits_the_bounds_is_received_as_it_is_read() -> None:
 def test_the_bytes_that_are_allowed_suffice_for_the_largest_honest_data() -> None:
     images = torch.randn(400, *SHAPE)
     data = virtual(images, torch.arange(400) % CLASSES, torch.full((400, CLASSES), 1 / CLASSES))
-    packed = data.with_card(images + 1, images[:5]).to_bytes()
-    assert len(packed) <= Bounds(SHAPE, CLASSES, images=400, of_a_class=400).num_bytes
+    sent = data.with_card(images + 1, images[:5]).to_bytes()
+    assert len(sent) <= Bounds(SHAPE, CLASSES, images=400, of_a_class=400).num_bytes
 
 
 @pytest.mark.parametrize(
@@ -243,22 +263,55 @@ def test_the_bytes_that_are_allowed_suffice_for_the_largest_honest_data() -> Non
 def test_what_exceeds_the_bounds_is_refused_before_any_tensor_is_made(
     data: VirtualData, complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed = data.to_bytes()
+    sent = data.to_bytes()
     if "of one class" not in complaint:  # which only the labels can tell
         monkeypatch.setattr(virtual_data, "load", None)
     with pytest.raises(VirtualDataError, match=complaint):
-        VirtualData.received(packed, BOUNDS)
+        VirtualData.received(sent, BOUNDS)
 
 
-def test_a_million_images_are_refused_where_forty_are_allowed() -> None:
+def test_a_million_images_are_refused_where_forty_are_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     n = 2**20
     pixels = torch.zeros(n, 1, 1, 1, dtype=torch.uint8)
-    packed = tampered({"pixels": pixels, "labels": torch.zeros(n, dtype=torch.int16)})
+    content = tampered({"pixels": pixels, "labels": torch.zeros(n, dtype=torch.int16)})
     bounds = Bounds((1, 1, 1), 10, images=40, of_a_class=40)
-    with pytest.raises(VirtualDataError, match="bytes of virtual data, more than the"):
-        VirtualData.received(packed, bounds)
     with pytest.raises(VirtualDataError, match="1048576 virtual images, more than the 40"):
-        _check_announced(packed, bounds)
+        _check_announced(content, bounds)
+    noise = torch.randint(256, (2**20,), dtype=torch.uint8)
+    monkeypatch.setattr(virtual_data, "unpacked", None)
+    with pytest.raises(VirtualDataError, match="bytes of virtual data, more than the"):
+        VirtualData.received(packed(noise.numpy().tobytes()), bounds)
+
+
+def test_a_bomb_is_not_unpacked_beyond_its_bounds() -> None:
+    bomb = packed(bytes(2**26))
+    assert len(bomb) < BOUNDS.num_bytes
+    tracemalloc.start()
+    with pytest.raises(VirtualDataError, match=r"of more than .* bytes when unpacked"):
+        VirtualData.received(bomb, BOUNDS)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**22
+
+
+@pytest.mark.parametrize("more", [b"\0", bytes(100)])
+def test_bytes_after_the_end_are_refused(more: bytes) -> None:
+    with pytest.raises(VirtualDataError, match="too early or too late"):
+        VirtualData.received(example().to_bytes() + more, BOUNDS)
+
+
+@given(content=st.binary(max_size=300), zeros=st.integers(0, 3000))
+def test_packing_loses_nothing_and_never_costs_more_than_was_told(
+    content: bytes, zeros: int
+) -> None:
+    content += bytes(zeros)
+    assert len(packed(content)) <= most_packed(len(content))
+    assert unpacked(packed(content), len(content)) == content
+    if content:
+        with pytest.raises(VirtualDataError):
+            unpacked(packed(content), len(content) - 1)
 
 
 @pytest.mark.parametrize(
@@ -277,26 +330,26 @@ def test_a_million_images_are_refused_where_forty_are_allowed() -> None:
 def test_a_hostile_formation_is_refused_before_any_tensor_is_made(
     formation: object, complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed = tampered(about={"formation": formation})
+    sent = packed(tampered(about={"formation": formation}))
     bounds = replace(BOUNDS, formation=2)
     monkeypatch.setattr(virtual_data, "load", None)
     with pytest.raises(VirtualDataError, match=complaint) as refusal:
-        VirtualData.received(packed, bounds)
+        VirtualData.received(sent, bounds)
     assert len(str(refusal.value)) < 200
 
 
 def test_a_formation_is_received_where_it_is_allowed() -> None:
-    packed = replace(example(), formation=2).to_bytes()
+    sent = replace(example(), formation=2).to_bytes()
     with pytest.raises(VirtualDataError, match="have the formation 2, not 1 to 1"):
-        VirtualData.received(packed, BOUNDS)
-    assert len(VirtualData.received(packed, replace(BOUNDS, formation=3)).decoded()) == 16
+        VirtualData.received(sent, BOUNDS)
+    assert len(VirtualData.received(sent, replace(BOUNDS, formation=3)).decoded()) == 16
 
 
 @pytest.mark.parametrize("about", ['"formation"', "[]", "2", "null"])
 def test_a_record_of_another_kind_is_refused(about: str) -> None:
-    packed = save(load(example().to_bytes()), metadata={"about": about})
+    content = save(load(example().to_safetensors()), metadata={"about": about})
     with pytest.raises(VirtualDataError, match="must be an object"):
-        VirtualData.received(packed, BOUNDS)
+        VirtualData.received(packed(content), BOUNDS)
 
 
 @pytest.mark.parametrize(
@@ -304,14 +357,14 @@ def test_a_record_of_another_kind_is_refused(about: str) -> None:
 )
 def test_a_header_of_another_kind_is_refused(header: bytes) -> None:
     with pytest.raises(VirtualDataError, match=r"not virtual data|virtual images"):
-        VirtualData.received(len(header).to_bytes(8, "little") + header, BOUNDS)
+        VirtualData.received(packed(len(header).to_bytes(8, "little") + header), BOUNDS)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/clear_refs")
 def test_reading_takes_little_more_memory_than_its_result() -> None:
     n = 2**24
-    packed = virtual(torch.rand(1, 1, 2**12, 2**12), torch.zeros(1).long()).to_bytes()
-    assert n < len(packed) < n + 1000
+    content = virtual(torch.rand(1, 1, 2**12, 2**12), torch.zeros(1).long()).to_safetensors()
+    assert n < len(content) < n + 1000
 
     def memory(what: str) -> int:
         (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if what in x]
@@ -319,7 +372,7 @@ def test_reading_takes_little_more_memory_than_its_result() -> None:
 
     Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is in use
     before = memory("VmRSS")
-    VirtualData.from_bytes(packed)
+    VirtualData.from_safetensors(content)
     # The copy of the pixels, the images in float32, a chunk in float64: 5.5 times the parcel, and
     # what the process has freed before. It is 16 times where all pixels go through float64 at once.
     assert memory("VmHWM") - before < 10 * n

@@ -25,12 +25,13 @@ from typer.testing import CliRunner
 from benchmarks.in_process import run_in_process
 from cli.main import app
 from cli.run import PRESETS
+from distill.own_network import own_network
 from fleet.run_config import read_run_config
 from task.models import create_model
 from task.settings import TaskSettings
 from task.source import data_spec
 
-from .pages import PAGES, ROOT, commands
+from .pages import PAGES, ROOT, commands, files
 from .test_in_order import IN_ORDER
 
 TREE = "docker compose needs an engine: tests/deploy/test_compose.py runs compose.yaml"
@@ -115,8 +116,19 @@ def example(install, on_path):
     install("nothing", "", name="class_anchors", class_anchors="class_anchors.method:METHOD")
 
 
+@pytest.fixture
+def encoder(folder, on_path):
+    """The network of docs/plugins.md, and a file with its weights."""
+    module = folder / "my_pkg" / "nets.py"
+    module.parent.mkdir()
+    module.write_text(files(ROOT / "docs" / "plugins.md")["my_pkg/nets.py"])
+    on_path(folder)
+    weights = own_network("my_pkg.nets:Encoder").module.state_dict()
+    save_file(weights, folder / "encoder.safetensors")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_command_of_a_page_is_run_or_named(page, folder, example):
+def test_every_command_of_a_page_is_run_or_named(page, folder, example, encoder):
     for command in {command.text: command for command in commands(page)}.values():
         if command.text in IN_ORDER.get(command.page, ()):
             continue

@@ -37,7 +37,7 @@ def test_a_run_ends_with_virtual_data_on_server_and_nodes_and_every_nodes_accura
     folder = tmp_path / "runs" / str(outcome.run_id)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert all(0 <= row["node_accuracy"] <= 1 for row in rows[1:])
-    made = VirtualData.from_bytes((folder / "virtual.safetensors").read_bytes())
+    made = VirtualData.from_safetensors((folder / "virtual.safetensors").read_bytes())
     assert made.labels.bincount().tolist() == [10] * 10
     assert made.steps == 2 * 5
     for number in range(2):

@@ -61,11 +61,14 @@ class Recording(HFLDD):
 
 UNSEALED = """
 
+from distill.packing import packed, unpacked
+
+
 def seal(payload, waybill, run_id, key):
-    return payload
+    return unpacked(payload, 2**30)
 
 def unseal(sealed, waybill, run_id, key):
-    return sealed
+    return packed(sealed)
 """
 
 

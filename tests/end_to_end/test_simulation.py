@@ -99,5 +99,5 @@ def test_fedlgd_distils_on_virtual_nodes_and_on_the_server(simulation):
     steps = {f"fedlgd.{name}-steps": 5 for name in ("first", "refine", "global")}
     folder = simulation("fedlgd", **{"partition.scheme": "iid", "fedlgd.every": 1, **steps})
     assert [row["round"] for row in rounds_of(folder)] == [0, 1, 2]
-    made = VirtualData.from_bytes((folder / "virtual.safetensors").read_bytes())
+    made = VirtualData.from_safetensors((folder / "virtual.safetensors").read_bytes())
     assert (made.labels.bincount().tolist(), made.steps) == ([10] * 10, 2 * 5)

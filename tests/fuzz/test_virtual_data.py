@@ -9,8 +9,9 @@ from safetensors.torch import save
 
 from distill import VirtualData, VirtualDataError
 from distill.formation import LARGEST
+from distill.packing import packed
 from distill.privacy import privacy_card
-from distill.virtual_data import FORMAT, LARGEST_VALUE
+from distill.virtual_data import FORMAT, LARGEST_VALUE, Bounds
 
 from .conftest import FUZZ, JSON, damaged
 
@@ -31,11 +32,13 @@ ABOUT |= {"init": "noise", "card": None, "formation": 2}
 TYPES = [torch.uint8, torch.int16, torch.int64, torch.float32, torch.float64, torch.bool]
 
 
+BOUNDS = Bounds(SHAPE, CLASSES, images=5, of_a_class=5, formation=LARGEST)
+
+
 def check(data):
     """Whether these are virtual data that fit."""
     try:
-        virtual = VirtualData.from_bytes(data)
-        virtual.validate(SHAPE, CLASSES)
+        virtual = VirtualData.received(data, BOUNDS)
     except VirtualDataError:
         return False
     assert virtual.images.shape == (len(virtual), *SHAPE)
@@ -51,12 +54,19 @@ def check(data):
 @given(st.binary(max_size=200))
 def test_random_bytes(data):
     assert not check(data)
+    assert not check(packed(data))
 
 
 @FUZZ
-@given(damaged(VALID.to_bytes()))
+@given(damaged(VALID.to_bytes(bits=4)))
 def test_damaged_virtual_data(data):
     check(data)
+
+
+@FUZZ
+@given(damaged(VALID.to_safetensors()))
+def test_virtual_data_damaged_before_they_were_packed(data):
+    check(packed(data))
 
 
 @st.composite
@@ -80,7 +90,7 @@ def test_other_tensors_and_another_account_of_them(others, changed, other_about)
 def with_tensors(about, **others):
     own = {"pixels": torch.zeros(5, *SHAPE, dtype=torch.uint8)}
     own["labels"] = torch.zeros(5, dtype=torch.int16)
-    return save({**own, **others}, metadata={"about": json.dumps(about)})
+    return packed(save({**own, **others}, metadata={"about": json.dumps(about)}))
 
 
 def test_whole_ones_are_taken_and_those_of_too_few_or_other_labels_are_not():

@@ -7,6 +7,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from client.hfldd import pooled_samples
 from client.session import Session
 from distill import VirtualData
+from distill.packing import unpacked
 from distill.virtual_data import Bounds
 from links.mailbox import Mailbox, start_server
 from links.seal import OVERHEAD
@@ -90,8 +91,9 @@ def test_the_server_sees_nothing_of_what_members_send(
     client_grid, initial_arrays, planted, mailbox, tmp_path, links, raw
 ):
     grid = client_grid(6, RUN_CONFIG, node_config={"peer-address": mailbox})
-    strategy, said, ledger = run(grid, initial_arrays, links, share_raw_data=raw)
-    kept = b"".join(p.read_bytes() for p in (tmp_path / "state").glob("runs/*/*/parcel-*"))
+    strategy, said, ledger = run(grid, initial_arrays, links, share_raw_data=raw, bits=8)
+    payloads = [p.read_bytes() for p in (tmp_path / "state").glob("runs/*/*/parcel-*")]
+    kept = b"".join(unpacked(payload, 2**20) for payload in payloads)
     if raw:
         by_class = load_dataset("digits").train.images
         patterns = [bytes(image.tobytes()) for image in by_class if bytes(image.tobytes()) in kept]
@@ -102,6 +104,7 @@ def test_the_server_sees_nothing_of_what_members_send(
     seen = [value for _, content in said for value in config_values(content)]
     texts = b"\n".join(value for value in seen if isinstance(value, bytes))
     assert not any(pattern[:16] in texts for pattern in patterns)
+    assert not any(payload[-64:-48] in texts for payload in payloads)  # as it is packed
     bounds = [c["config"] for t, c in said if t == RECEIVE and "images" in c.get("config", {})]
     routes = [c["route"] for t, c in said if t == DISTILL and "route" in c]
     largest = {route["largest"] - OVERHEAD for route in routes}

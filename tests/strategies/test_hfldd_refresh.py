@@ -110,7 +110,7 @@ def test_members_refine_with_the_rounds_model_and_heads_train_on_what_they_send(
             initial_images=VirtualData.from_bytes(before).images,
         )
         after = VirtualData.from_bytes(federation.held(node))
-        expected = VirtualData.from_bytes(expected.to_bytes())
+        expected = VirtualData.from_bytes(expected.to_bytes(bits=4))
         assert torch.equal(after.images, expected.images)
         assert torch.equal(after.labels, expected.labels)
 
@@ -167,6 +167,7 @@ def test_models_that_members_refine_with_count_in_the_formula(federation):
         num_auxiliary=strategy.label_knowledge.auxiliary_size,
         num_classes=10,
         distilled_values=strategy.distilled_values,
+        bits_per_value=4,
         num_heads=1,
         num_weights=weights,
         num_rounds=3,

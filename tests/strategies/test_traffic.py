@@ -17,12 +17,13 @@ def test_fedavg_formula_counts_every_transfer_but_the_last_rounds_way_down():
 
 def test_hfldd_formula_adds_soft_labels_and_distilled_data_to_the_heads_training():
     soft_labels = sum(1000 * 10 * 32 for _client in range(100))
-    distilled = sum(400 * 28 * 28 * 8 for _member in range(90))
+    distilled = sum(400 * 28 * 28 * 4 for _member in range(90))
     assert hfldd_bits(
         num_clients=100,
         num_auxiliary=1000,
         num_classes=10,
         distilled_values=90 * 400 * 28 * 28,
+        bits_per_value=4,
         num_heads=10,
         num_weights=44_426,
         num_rounds=300,

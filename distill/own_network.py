@@ -1,0 +1,123 @@
+"""A user's own network, the features of which distillers match in place of random networks'."""
+
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from distill.errors import DistillError
+from distill.registry import distiller
+from task.plugin import PluginError, import_object, located
+
+
+@dataclass(frozen=True, eq=False)
+class OwnNetwork:
+    """Features of a module, flattened.
+
+    Parameters
+    ----------
+    name : str
+        As it was asked for, for errors.
+    module : nn.Module
+        Takes normalised images (n, C, H, W) and gives a tensor of n rows.
+    """
+
+    name: str
+    module: nn.Module
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Features (n, features) of images (n, C, H, W), differentiable by them."""
+        try:
+            features: Tensor = self.module(images.float()).to(images.dtype)
+        except Exception as error:  # whatever another package's code does
+            raise DistillError(
+                f"network {self.name!r} fails on images of shape {tuple(images.shape[1:])}: "
+                f"{located(error, self.name)}"
+            ) from error
+        if features.shape[:1] != images.shape[:1]:
+            raise DistillError(
+                f"network {self.name!r} must give a row for each of {len(images)} images, "
+                f"got shape {tuple(features.shape)}"
+            )
+        return features.flatten(1)
+
+
+def own_network(name: str, weights: str = "", device: torch.device | str = "cpu") -> OwnNetwork:
+    """Import a network, make it and load its weights.
+
+    Parameters
+    ----------
+    name : str
+        ``package.module:Encoder``, called without arguments; gives an `nn.Module`.
+    weights : str (default: "")
+        A safetensors file with the module's state; without one, the weights are as the module
+        draws them, with the same seed everywhere.
+    device : torch.device or str (default: "cpu")
+        Where it computes. It stays in evaluation mode and is not trained.
+
+    Raises
+    ------
+    DistillError
+        If it cannot be imported or made, or the weights cannot be read or do not fit.
+    """
+    try:
+        factory = import_object(name)
+    except PluginError as error:
+        raise DistillError(
+            f"network {name!r} cannot be imported ({error}); "
+            "is its package installed on this machine?"
+        ) from error
+    if not callable(factory):
+        raise DistillError(f"network {name!r} must be a class, got {type(factory).__name__}")
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            module = factory()
+    except Exception as error:  # whatever another package's code does
+        raise DistillError(f"network {name!r} cannot be made: {located(error, name)}") from error
+    if not isinstance(module, nn.Module):
+        raise DistillError(f"network {name!r} must give an nn.Module, got {type(module).__name__}")
+    if weights:
+        _load(module, name, Path(weights))
+    return OwnNetwork(name, module.eval().requires_grad_(False).to(device))
+
+
+def network_arguments(
+    method: str, name: str, weights: str = "", device: torch.device | str = "cpu"
+) -> dict[str, Any]:
+    """The arguments with which a distiller takes a user's own network; none if `name` is empty.
+
+    Raises
+    ------
+    DistillError
+        If the network cannot be had (see `own_network`), or the distiller takes none.
+    """
+    if not name:
+        if weights:
+            raise DistillError(f"weights {weights!r}, but no network is named (name one)")
+        return {}
+    if "network" not in signature(distiller(method)).parameters:
+        raise DistillError(
+            f"network {name!r}, but distiller {method!r} takes none (take dm or kip-features)"
+        )
+    return {"network": own_network(name, weights, device)}
+
+
+def _load(module: nn.Module, name: str, weights: Path) -> None:
+    try:
+        module.load_state_dict(load_file(weights))
+    except (OSError, SafetensorError) as error:
+        raise DistillError(
+            f"weights of network {name!r} cannot be read from {weights} ({error}); "
+            "give a safetensors file on this machine"
+        ) from error
+    except RuntimeError as error:
+        raise DistillError(
+            f"weights in {weights} are not those of network {name!r}: "
+            f"{' '.join(str(error).split())}"
+        ) from error

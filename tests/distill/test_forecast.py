@@ -1,0 +1,76 @@
+"""Before a distillation begins, its duration and memory are told from two steps."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from distill import VirtualData, registry
+from distill.forecast import forecast
+
+IMAGES, LABELS = torch.zeros(4, 1, 4, 4), torch.zeros(4).long()
+
+
+class Slow:
+    """A distiller of known duration, on a clock of its own."""
+
+    now, drawn, stepped = 0.0, 0, 0
+
+    def __call__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        steps: int | None = None,
+        bank: int = 40,
+        progress: Any,
+        **rest: Any,
+    ) -> VirtualData:
+        steps = steps or 300
+        self.drawn, self.stepped = min(bank, steps), 0
+        self.now += 5.0 * self.drawn
+        for step in range(steps):
+            self.now += 2.0
+            self.stepped += 1
+            progress(step + 1, steps, 0.0)
+        return VirtualData(images, labels, "slow", steps, 0, "noise")
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
+    method = Slow()
+    monkeypatch.setitem(registry._DISTILLERS, "slow", method)  # type: ignore[arg-type]
+    monkeypatch.setattr(time, "perf_counter", lambda: method.now)
+    return method
+
+
+def told(**arguments: Any) -> Any:
+    return forecast("slow", IMAGES, LABELS, device=torch.device("cpu"), **arguments)
+
+
+def test_two_steps_tell_the_duration_of_all_with_the_networks_that_are_drawn_first(
+    slow: Slow,
+) -> None:
+    assert told().seconds == pytest.approx(40 * 5 + 300 * 2)
+    assert (slow.drawn, slow.stepped) == (2, 2)
+    assert told(steps=10).seconds == pytest.approx(10 * 5 + 10 * 2)
+
+
+def test_a_single_step_is_done_rather_than_told(slow: Slow) -> None:
+    assert told(steps=1).seconds == pytest.approx(5 + 2)
+
+
+def test_preparing_without_a_bank_is_counted_once(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def once(images: Tensor, labels: Tensor, *, progress: Any, **rest: Any) -> VirtualData:
+        return slow(images, labels, bank=2, progress=progress)
+
+    monkeypatch.setitem(registry._DISTILLERS, "slow", once)  # type: ignore[arg-type]
+    assert told().seconds == pytest.approx(2 * 5 + 300 * 2)
+
+
+def test_the_memory_is_that_of_the_process(slow: Slow) -> None:
+    assert told().memory > 10**7

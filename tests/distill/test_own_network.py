@@ -1,0 +1,185 @@
+"""A user's own network gives the features: found by name, its weights loaded, never trained."""
+
+import sys
+import textwrap
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from distill import DistillError, VirtualData, distiller
+from distill.many import distill_many
+from distill.own_network import network_arguments, own_network
+
+NETS = """
+import torch
+from torch import nn
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Dropout(0.5))
+
+    def forward(self, images):
+        return self.layers(images)
+
+class Colour(nn.Conv2d):
+    def __init__(self):
+        super().__init__(3, 4, 3)
+
+class Mean(nn.Module):
+    def forward(self, images):
+        return images.mean(0)
+
+def broken():
+    raise KeyError("no such layer")
+
+def number():
+    return 3
+
+constant = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "nets_of_ours.py").write_text(textwrap.dedent(NETS))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("nets_of_ours", None)
+
+
+def real() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    images, labels = torch.randn(24, 1, 8, 8, generator=generator), torch.arange(24) % 2
+    return images + labels[:, None, None, None] * torch.linspace(-1, 1, 8), labels
+
+
+def distilled(method: str, steps: int = 40, **network: object) -> VirtualData:
+    return distiller(method)(
+        *real(), num_classes=2, per_class=2, steps=steps, formation=1,
+        generator=torch.Generator().manual_seed(0), **network,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_weights_come_from_the_file_and_the_network_stays_as_it_is(tmp_path: Path) -> None:
+    made = own_network("nets_of_ours:Encoder")
+    assert isinstance(made.module, nn.Module)
+    state = {name: torch.ones_like(value) for name, value in made.module.state_dict().items()}
+    save_file(state, tmp_path / "encoder.safetensors")
+    loaded = own_network("nets_of_ours:Encoder", str(tmp_path / "encoder.safetensors"))
+    distilled("dm", steps=3, network=loaded)
+    for name, value in loaded.module.state_dict().items():
+        assert torch.equal(value, torch.ones_like(value)), name
+    assert not loaded.module.training
+    assert all(p.grad is None for p in loaded.module.parameters())
+    images = real()[0]
+    assert loaded(images).shape == (24, 3 * 6 * 6)
+
+
+def test_without_a_file_every_node_has_the_same_network() -> None:
+    torch.manual_seed(7)
+    before = torch.random.get_rng_state()
+    first = own_network("nets_of_ours:Encoder")
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(8)
+    second = own_network("nets_of_ours:Encoder")
+    images = real()[0]
+    assert torch.equal(first(images), second(images))
+
+
+def test_distribution_matching_matches_the_own_network_s_class_means() -> None:
+    (network,) = network_arguments("dm", "nets_of_ours:Encoder").values()
+    images, labels = real()
+
+    def distance(virtual: Tensor) -> float:
+        with torch.no_grad():
+            means = [network(images[labels == c]).mean(0) for c in (0, 1)]
+            made = network(virtual).reshape(2, 2, -1).mean(1)
+        return float(sum((m - own).square().sum() for m, own in zip(made, means, strict=True)))
+
+    made = distilled("dm", steps=200, network=network)
+    assert made.initial_images is not None
+    assert distance(made.images) < 0.5 * distance(made.initial_images)
+
+
+def test_kernel_regression_takes_the_own_network_s_features() -> None:
+    network = network_arguments("kip-features", "nets_of_ours:Encoder")
+    losses: list[float] = []
+    made = distilled(
+        "kip-features", **network, progress=lambda step, steps, loss: losses.append(loss)
+    )
+    assert losses[-1] < 0.7 * losses[0]
+    assert not torch.equal(made.images, distilled("kip-features").images)
+
+
+@pytest.mark.parametrize("method", ["dm", "kip-features"])
+def test_several_nodes_data_are_distilled_as_each_alone(method: str) -> None:
+    network = network_arguments(method, "nets_of_ours:Encoder")
+    together = distill_many(
+        method,
+        [real(), real()],
+        num_classes=2,
+        per_class=2,
+        steps=3,
+        generators=[torch.Generator().manual_seed(0) for _ in range(2)],
+        **network,
+    )
+    for own in together:
+        torch.testing.assert_close(own.images, distilled(method, 3, **network).images)
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("no_such_package.nets:Encoder", "'no_such_package.nets' cannot be imported.*its package"),
+        ("nets_of_ours:Missing", "no attribute 'Missing'"),
+        ("nets_of_ours:constant", "must be a class, got int"),
+        ("nets_of_ours:number", "must give an nn.Module, got int"),
+        ("nets_of_ours:broken", r"cannot be made: KeyError.*nets_of_ours.py, line \d+"),
+    ],
+)
+def test_what_is_no_network_is_refused_by_name(name: str, complaint: str) -> None:
+    with pytest.raises(DistillError, match=complaint) as refusal:
+        own_network(name)
+    assert name in str(refusal.value)
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "encoder.safetensors"
+    load = partial(own_network, "nets_of_ours:Encoder", str(file))
+    with pytest.raises(DistillError, match="cannot be read from"):
+        load()
+    file.write_bytes(b"a pickle, say")
+    with pytest.raises(DistillError, match="cannot be read from"):
+        load()
+    save_file({"other": torch.zeros(2)}, file)
+    with pytest.raises(DistillError, match="not those of network 'nets_of_ours:Encoder'"):
+        load()
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("nets_of_ours:Colour", r"fails on images of shape \(1, 8, 8\): RuntimeError"),
+        ("nets_of_ours:Mean", r"must give a row for each of \d+ images"),
+    ],
+)
+def test_a_network_that_does_not_fit_the_images_is_refused(name: str, complaint: str) -> None:
+    with pytest.raises(DistillError, match=complaint):
+        distilled("dm", network=own_network(name))
+
+
+@pytest.mark.parametrize(("method", "takes"), [("gm", "takes none"), ("auto", "takes none")])
+def test_a_distiller_that_takes_no_network_says_so(method: str, takes: str) -> None:
+    with pytest.raises(DistillError, match=takes):
+        network_arguments(method, "nets_of_ours:Encoder")
+    with pytest.raises(DistillError, match="no network is named"):
+        network_arguments("dm", "", "weights.safetensors")
+    assert network_arguments(method, "") == {}
+    with pytest.raises(DistillError, match="kernel 'ntk' takes no network"):
+        distilled("kip", network=own_network("nets_of_ours:Encoder"))
