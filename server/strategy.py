@@ -38,6 +38,7 @@ def strategy_of_run(
         directory=directory,
         norm_threshold=settings.norm_threshold,
         aggregator=create_aggregator(settings.aggregator, settings.aggregator_args),
+        num_rounds=settings.num_rounds,
     )
     arguments = settings.constructor_arguments(method)
     return create_strategy(strategy, settings.of_method(method), run, arguments)

@@ -4,7 +4,6 @@ import copy
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from io import BytesIO
 from logging import INFO, WARNING
 from typing import Any, Literal
 
@@ -15,7 +14,6 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from torch import nn
 
-from distill.contact_sheet import contact_sheet
 from distill.errors import DistillError
 from distill.gradient_matching import match_gradient
 from distill.virtual_data import VirtualData
@@ -35,6 +33,7 @@ from protocol.replies import usable
 from strategies.agreement import Agreement
 from strategies.common.checked import RobustFedAvg, Update
 from strategies.common.formation import chosen_formation
+from strategies.common.virtual_files import virtual_files
 from task.datasets import DataSpec
 from task.words import counted
 
@@ -179,17 +178,7 @@ class FedLGD(RobustFedAvg):
 
     def artifacts(self) -> dict[str, bytes]:
         """Files of the run's result: the server's virtual data, and a picture of them."""
-        if self.global_data is None:
-            return {}
-        labels = self.global_data.labels
-        names = [str(label) for label in range(int(labels.max()) + 1)]
-        picture = BytesIO()
-        sheet = contact_sheet(self.global_data.images, labels, names, self.global_data.formation)
-        sheet.save(picture, format="png")
-        return {
-            "virtual.safetensors": self.global_data.to_safetensors(),
-            "virtual.png": picture.getvalue(),
-        }
+        return virtual_files(self._payload)
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, besides the global model."""

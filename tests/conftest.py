@@ -64,6 +64,15 @@ def little_distillation():
         "fedlgd.first-steps": 2,
         "fedlgd.refine-steps": 2,
         "fedlgd.global-steps": 2,
+        "dynafed.trajectory": 1,
+        "dynafed.per-class": 1,
+        "dynafed.distill-steps": 2,
+        "dynafed.follow-steps": 2,
+        "fedseq.pretraining-epochs": 1,
+        "fedseq.auxiliary-size": 16,
+        "fedseq.most-nodes": 2,
+        "vhl.per-class": 2,
+        "vhl.virtual-batch": 8,
     }
 
 

@@ -44,6 +44,8 @@ class Run:
         Score above which the norm of an update is absurd; see `protocol.outliers.absurdly_large`.
     aggregator : Strategy, optional (default: None)
         What combines models in place of the weighted mean.
+    num_rounds : int (default: 0)
+        Rounds of the run; 0 if unknown.
     """
 
     seed: int
@@ -59,6 +61,7 @@ class Run:
     directory: Directory
     norm_threshold: float = 5.0
     aggregator: Strategy | None = None
+    num_rounds: int = 0
 
     @property
     def sampling(self) -> dict[str, Any]:

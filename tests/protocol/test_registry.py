@@ -33,6 +33,7 @@ def test_our_methods_have_their_names():
         "dp-adaptive-server",
         "dp-fixed-client",
         "dp-fixed-server",
+        "dynafed",
         "fedadagrad",
         "fedadam",
         "fedavg",
@@ -46,6 +47,7 @@ def test_our_methods_have_their_names():
         "fedmedian",
         "fednova",
         "fedprox",
+        "fedseq",
         "fedtrimmedavg",
         "fedyogi",
         "hfldd",
@@ -54,6 +56,7 @@ def test_our_methods_have_their_names():
         "multikrum",
         "qfedavg",
         "scaffold",
+        "vhl",
     ]
 
 

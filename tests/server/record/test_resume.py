@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from protocol.fedhead import TRAIN_SECTOR
 from protocol.fedlgd import TRAIN_VIRTUAL
+from protocol.fedseq import TRAIN_LAST
 from protocol.hfldd import TRAIN_POOL
 from protocol.registry import built_in_methods
 from server import app as server_app
@@ -40,7 +41,7 @@ QUICK = {
     "fedlgd.every": 2,
 }
 STATEFUL = [name for name in built_in_methods() if hasattr(find_strategy(name)[0], "state_dict")]
-TRAINING = ("train", TRAIN_VIRTUAL, TRAIN_POOL, TRAIN_SECTOR)
+TRAINING = ("train", TRAIN_LAST, TRAIN_VIRTUAL, TRAIN_POOL, TRAIN_SECTOR)
 
 
 class Killed(BaseException):

@@ -1,0 +1,18 @@
+"""Files of a run's result for virtual data that the server made."""
+
+from io import BytesIO
+
+from distill.contact_sheet import contact_sheet
+from distill.virtual_data import VirtualData
+
+
+def virtual_files(payload: bytes) -> dict[str, bytes]:
+    """Encoded virtual data and a picture of them, by file name; none if there are no data."""
+    if not payload:
+        return {}
+    virtual = VirtualData.from_bytes(payload)
+    names = [str(label) for label in range(int(virtual.labels.max()) + 1)]
+    picture = BytesIO()
+    sheet = contact_sheet(virtual.images, virtual.labels, names, virtual.formation)
+    sheet.save(picture, format="png")
+    return {"virtual.safetensors": virtual.to_safetensors(), "virtual.png": picture.getvalue()}

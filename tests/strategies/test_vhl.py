@@ -1,0 +1,145 @@
+"""VHL with our real ClientApp, against the paper's loss by hand."""
+
+import copy
+from itertools import chain, repeat
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from torch.nn import functional
+
+from client.session import Session
+from client.training import epoch_batches
+from client.vhl import VirtualTask, virtual_images
+from protocol.vhl import VIRTUAL_TASK, VirtualTaskRequest
+from strategies.vhl import VHL
+from task.datasets import DataSpec, Samples, load_dataset
+from task.models import create_model
+from task.settings import SettingsError
+
+NODES = 2
+LR = 0.02
+RUN_CONFIG = {"partition.classes": 5, "train.batch-size": 64}  # each node lacks half of the classes
+SPEC = load_dataset("digits").spec
+MODEL = create_model("auto", SPEC, seed=0)
+LITTLE = {"per_class": 4, "virtual_batch": 16, "weight": 0.7, "alignment": 0.5, "contrast": 0.2}
+
+
+def contrastive(features, labels, counts_as_constant=0):
+    """Khosla et al. 2020, anchor by anchor; the last features are constants."""
+    if counts_as_constant:
+        kept = features[:-counts_as_constant]
+        features = torch.cat([kept, features[-counts_as_constant:].detach()])
+    unit = features / features.norm(dim=1, keepdim=True)
+    losses = []
+    for j in range(len(labels)):
+        others = [a for a in range(len(labels)) if a != j]
+        positives = [p for p in others if labels[p] == labels[j]]
+        if not positives:
+            continue
+        total = torch.stack([unit[j] @ unit[a] / 0.07 for a in others]).logsumexp(0)
+        found = [unit[j] @ unit[p] / 0.07 - total for p in positives]
+        losses.append(-torch.stack(found).mean())
+    return torch.stack(losses).mean() if losses else torch.zeros(())
+
+
+def trained_by_hand(session, server_round):
+    """A node's round: plain SGD on both minibatches of each step."""
+    virtual, samples = virtual_images(SPEC, 4, seed=3), session.data.train
+    draws = session.generator("virtual-task", server_round)
+    endless = chain.from_iterable(epoch_batches(virtual.labels, 16, draws) for _ in repeat(None))
+    own = epoch_batches(samples.labels, 64, session.generator("train", server_round))
+    model = copy.deepcopy(MODEL).train()
+    for batch, rows in zip(own, endless, strict=False):
+        natural, images = model[:-1](samples.inputs[batch]), model[:-1](virtual.inputs[rows])
+        labels, classes = samples.labels[batch], virtual.labels[rows]
+        loss = functional.cross_entropy(model[-1](natural), labels)
+        loss = loss + 0.7 * functional.cross_entropy(model[-1](images), classes)
+        both, of_both = torch.cat([natural, images]), torch.cat([labels, classes])
+        loss = loss + 0.5 * contrastive(both, of_both, counts_as_constant=len(classes))
+        loss = loss + 0.2 * contrastive(images, classes)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter -= LR * gradient
+    return model.state_dict(), len(samples)
+
+
+def test_a_round_is_the_mean_of_nodes_that_learn_both_tasks(client_grid, tmp_path):
+    grid = client_grid(NODES, RUN_CONFIG)
+    strategy = VHL(**LITTLE, seed=3, fraction_evaluate=0.0)
+    config = ConfigRecord({"lr": LR, "local-epochs": 1})
+    messages = strategy.configure_train(1, ArrayRecord(MODEL.state_dict()), config, grid)
+    found, _ = strategy.aggregate_train(1, grid.send_and_receive(messages))
+    expected = []
+    for node in range(NODES):
+        config = {"partition-id": node, "num-partitions": NODES, "state-dir": str(tmp_path / "own")}
+        session = Session.of(Context(9, node, config, RecordDict(), RUN_CONFIG))
+        expected.append(trained_by_hand(session, 1))
+    total = sum(size for _, size in expected)
+    for name, array in found.items():
+        mean = sum(size / total * state[name] for state, size in expected)
+        torch.testing.assert_close(torch.tensor(array.numpy()), mean, atol=1e-5, rtol=0)
+
+
+def test_all_nodes_draw_the_same_images_which_show_their_class():
+    one, other = (virtual_images(SPEC, 20, seed=3) for _ in range(2))
+    assert torch.equal(one.inputs, other.inputs)
+    assert not torch.equal(one.inputs, virtual_images(SPEC, 20, seed=4).inputs)
+    assert one.labels.bincount().tolist() == [20] * SPEC.num_classes
+    assert one.inputs.shape[1:] == SPEC.shape
+    flat = one.inputs.flatten(1)
+    means = torch.stack([flat[one.labels == c].mean(0) for c in range(SPEC.num_classes)])
+    nearest = torch.cdist(flat, means).argmin(1)
+    assert (nearest == one.labels).float().mean() > 0.95
+
+
+def test_what_a_node_lacks_of_classes_it_learns_of_virtual_images():
+    virtual = virtual_images(SPEC, 4, seed=3)
+    only_ones = Samples(torch.randn(8, *SPEC.shape), torch.ones(8, dtype=torch.int64))
+    model = copy.deepcopy(MODEL)
+    request = VirtualTaskRequest(per_class=4, virtual_batch=40, seed=3)
+    term = VirtualTask(model, virtual, request, torch.Generator().manual_seed(0))
+    term(only_ones.inputs, only_ones.labels, model(only_ones.inputs)).backward()
+    assert (model[-1].weight.grad.abs().sum(1) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"virtual_batch": 1}, "vhl: virtual-batch = 1"),
+        ({"per_class": 0}, "vhl: per-class = 0"),
+        ({"alignment": -1.0}, "vhl: alignment = -1.0"),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(settings, said):
+    with pytest.raises(SettingsError, match=said):
+        VHL(**settings)
+
+
+def test_texts_are_refused_before_any_node_is_asked(a_run):
+    from protocol.vhl import VHLSettings
+
+    spec = DataSpec("letters", (1, 1, 12), 4, (0.5,), (0.5,), kind="text", vocabulary=50)
+    with pytest.raises(SettingsError, match="strategy = 'vhl': 'letters' holds texts"):
+        VHL.from_run(VHLSettings(), a_run(spec=spec))
+    assert VHL.from_run(VHLSettings(), a_run()).request.seed == 7
+
+
+def ask(grid, **changed):
+    request = {**VirtualTaskRequest(seed=1, per_class=2).model_dump(by_alias=True), **changed}
+    strategy = VHL(fraction_evaluate=0.0)
+    strategy.records = lambda: {VIRTUAL_TASK: ConfigRecord(request)}
+    arrays = ArrayRecord(MODEL.state_dict())
+    messages = strategy.configure_train(1, arrays, ConfigRecord({"local-epochs": 1}), grid)
+    return grid.send_and_receive(messages)
+
+
+def test_a_node_refuses_a_malformed_request(client_grid):
+    for reply in ask(client_grid(2, RUN_CONFIG), seed=-1):
+        assert "seed = -1" in reply.error.reason
+
+
+def test_a_node_that_trains_privately_refuses_the_virtual_task(client_grid):
+    for reply in ask(client_grid(2, {**RUN_CONFIG, "train.dp-noise": 1.0})):
+        assert "has no differential privacy" in reply.error.reason
