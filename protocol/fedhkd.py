@@ -69,7 +69,8 @@ def hyper_knowledge(
     """
     arrays = class_means(record, {FEATURES: width, PREDICTIONS: num_classes}, num_classes)
     predictions = arrays[PREDICTIONS]
-    if (predictions < 0).any() or not np.allclose(predictions.sum(axis=1), 1.0, atol=1e-3):
+    totals = predictions.sum(axis=1, dtype=np.float64)
+    if (predictions < 0).any() or not np.allclose(totals, 1.0, atol=1e-3):
         raise ValueError(f"its {PREDICTIONS} are not distributions over classes")
     return arrays
 

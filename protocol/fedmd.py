@@ -1,10 +1,9 @@
 """FedMD: messages between server and nodes, settings and declaration."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from flwr.app import ArrayRecord
-from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
 from protocol.arrays import Arrays, finite_arrays
@@ -58,8 +57,8 @@ class FedMDSettings(Block):
     private_epochs: Annotated[int, Field(ge=1)] = 4
 
 
-def logits_of(record: ArrayRecord, shape: tuple[int, int] | None = None) -> NDArray[Any]:
-    """Read the logits of a record, float32 (public samples, classes).
+def logits_of(record: ArrayRecord, shape: tuple[int, int] | None = None) -> Arrays:
+    """Read a node's record of logits, float32 (public samples, classes), checked.
 
     Parameters
     ----------
@@ -75,11 +74,12 @@ def logits_of(record: ArrayRecord, shape: tuple[int, int] | None = None) -> NDAr
     """
     if list(record) != [LOGITS]:
         raise ValueError(f"its arrays are not {LOGITS}")
-    logits: NDArray[Any] = finite_arrays(record)[LOGITS]
+    arrays = finite_arrays(record)
+    logits = arrays[LOGITS]
     if logits.dtype != np.float32 or logits.ndim != 2 or shape not in (None, logits.shape):
         wanted = shape or "(public samples, classes)"
         raise ValueError(f"its {LOGITS} are {logits.dtype} {logits.shape}, need float32 {wanted}")
-    return logits
+    return arrays
 
 
 def _check_logits(record: ArrayRecord, model: Arrays) -> None:

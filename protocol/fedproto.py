@@ -14,7 +14,7 @@ from task.settings import Block, TrainSettings
 TRAIN_PROTOTYPES = "train.prototypes"
 """Have a node train its own model, and send its prototypes."""
 
-EVALUATE_PROTOTYPES = "evaluate.prototypes"
+EVALUATE_PROTOTYPES = "evaluate.nearest_prototype"
 """Have a node evaluate its own model by the nearest global prototype."""
 
 PROTOTYPES = "prototypes"

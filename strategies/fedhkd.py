@@ -50,8 +50,9 @@ class FedHKD(CheckedFedAvg):
     Notes
     -----
     Defaults are those of the published code. There the server takes the means of whichever node
-    came last; the mean over nodes is the paper's. A class that no node of a round holds keeps its
-    means.
+    came last; the mean over nodes is the paper's. That code also divides the divergence by the
+    number of classes, and clips gradients to a norm of 1.1; ours does neither. A class that no
+    node of a round holds keeps its means.
     """
 
     run_arguments = ("model",)

@@ -97,7 +97,7 @@ class FedMD(OwnModels):
 
     def sent(self, reply: Message) -> Arrays:
         """Logits of a node."""
-        return {LOGITS: logits_of(sent_arrays(reply, LOGITS), self._shape)}
+        return logits_of(sent_arrays(reply, LOGITS), self._shape)
 
     def combine(self, updates: list[Update]) -> Arrays:
         """Take the mean of the logits, all alike; the arrays of Flower's loop stay."""
