@@ -13,7 +13,7 @@ from flwr.common import log
 from client.clipping import clipped
 from client.lacks import lacking
 from client.local_round import LocalRound, build_model, received_arrays
-from client.session import Session
+from client.session import Session, held_out
 from client.together import trained_together, trains_together
 from links import introduce
 from protocol.meeting import Continuation, Requirement
@@ -160,12 +160,7 @@ def train(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the received model on the node's holdout (Flower's plain contract)."""
     session = Session.of(context)
-    holdout = session.data.holdout
-    if not len(holdout):
-        raise SettingsError(
-            f"train.holdout = {session.task.train.holdout} leaves this node no sample to evaluate "
-            "on (set it to 0.1, or fraction-evaluate to 0)"
-        )
+    holdout = held_out(session)
     model = build_model(session, received_arrays(message.content))
     accuracy, loss = evaluate_model(model, holdout, session.device)
     metrics = MetricRecord(

@@ -107,6 +107,23 @@ class Session:
         return _generator(self.task.seed, self.identity, purpose, server_round)
 
 
+def held_out(session: Session) -> Samples:
+    """The node's held-out samples.
+
+    Raises
+    ------
+    SettingsError
+        If there are none.
+    """
+    holdout = session.data.holdout
+    if not len(holdout):
+        raise SettingsError(
+            f"train.holdout = {session.task.train.holdout} leaves this node no sample to evaluate "
+            "on (set it to 0.1, or fraction-evaluate to 0)"
+        )
+    return holdout
+
+
 def deadline_of(message: Message) -> float:
     """When the reply is due, by `time.monotonic`; call it when a handler begins.
 

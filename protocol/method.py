@@ -81,6 +81,9 @@ class Method:
         Given the method's settings and those of training, returns what differential privacy would
         not cover, with the remedy; an empty text if it covers all. None means all is covered if
         the method has no phases or terms of its own, else that it is unknown.
+    personal : bool (default: False)
+        Whether nodes keep models of their own, so that there is no global one to evaluate, save
+        and export. The run's accuracy is then that of nodes on their held-out samples.
     formulas : str (default: "")
         ``module:function`` that gives the expected traffic of a run in bits, by formula:
         ``(strategy, num_nodes, num_weights, num_rounds) -> dict``.
@@ -108,6 +111,7 @@ class Method:
     terms: Mapping[str, str] = field(default_factory=dict)
     needs: str = ""
     unprotected: Callable[[Any, TrainSettings], str] | None = None
+    personal: bool = False
     formulas: str = ""
     panels: tuple[str, ...] = ()
     disclosed: Callable[[Any], str] | None = None

@@ -68,6 +68,7 @@ class Rounds:
         self._model = self.task.start
         self._failures: list[str] = []  # of the last rounds, in a row
         self._broken: list[str] = []  # what is not finite after the round
+        self._personal = self.method is not None and self.method.personal
 
     def run(self, checkpoint: Checkpoint | None = None) -> None:
         """Run the remaining rounds and write the results.
@@ -88,7 +89,7 @@ class Rounds:
             arrays = self._learn(strategy, self.settings.num_rounds - done, evaluate)
         except Exception as error:
             learnt = self._model if self._model is not self.task.start else None
-            self.recorder.break_off(error, learnt)
+            self.recorder.break_off(error, None if self._personal else learnt)
             raise
         self._write_results(arrays)
 
@@ -148,7 +149,7 @@ class Rounds:
         NothingLearntError
             If it is one failed round too many.
         """
-        evaluate = self.task.evaluate
+        evaluate = None if self._personal else self.task.evaluate
         metrics = evaluate(server_round, arrays) if evaluate else None
         self.recorder.record_round(server_round, metrics, self._topology())
         if failure := self._failure(arrays) if server_round else "":
@@ -216,7 +217,8 @@ class Rounds:
         counts = class_counts(self.settings, self.task.spec, self.roster)
         self.recorder.write_json("partition.json", counts)
         artifacts: dict[str, bytes] = getattr(self.strategy, "artifacts", dict)()
-        self.recorder.finish(arrays, self._formula_bytes(arrays), artifacts, self.roster.warnings)
+        model = None if self._personal else arrays
+        self.recorder.finish(model, self._formula_bytes(arrays), artifacts, self.roster.warnings)
 
     def _formula_bytes(self, arrays: ArrayRecord) -> dict[str, float]:
         """Cost of the run by the formulas of FedAvg and of the method, in bytes."""

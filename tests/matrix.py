@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-OURS = {"cadis", "fedavg", "fedhead-plus", "fedlgd", "hfldd", "scaffold"}
+OURS = {"cadis", "fedavg", "fedhead-plus", "fedlgd", "fedproto", "hfldd", "scaffold"}
 """One of each way to keep a state, and to use phases and arrays of their own."""
 
 

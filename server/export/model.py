@@ -16,6 +16,7 @@ from protocol.arrays import as_arrays, as_tensors
 from server.export.description import KEY, Description
 from server.page import RunFiles
 from server.page.comparison import best
+from server.page.method import method_of_run
 from server.record.checkpoint import checkpoints, load_checkpoint
 from task.models import create_model
 
@@ -39,8 +40,13 @@ def run_to_export(run: RunFiles, best_round: bool = False) -> RunFiles:
     Raises
     ------
     ExportError
-        If there is no checkpoint of that round.
+        If there is no checkpoint of that round, or no global model at all.
     """
+    if (method := method_of_run(run)) and method.personal:
+        raise ExportError(
+            f"{run.folder}: nodes keep models of their own under strategy = {method.name!r}, and "
+            "there is no global one to export"
+        )
     rounds = set(checkpoints(run.folder))
     if (run.folder / MODEL).exists() and run.rows:
         rounds.add(run.rows[-1]["round"])

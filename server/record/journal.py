@@ -75,11 +75,19 @@ class Journal(logging.Handler):
         """Replies set aside this round, plus parcels and models that heads and leaders rejected."""
         return self._set_aside[self.round]
 
-    def mean(self, phase: str, key: str) -> float | None:
-        """Unweighted mean over nodes of a metric of this round; None if no node reported it."""
-        last_round, nodes = self._latest.get(phase, (self.round, {}))
-        values = [numbers[key] for numbers in nodes.values() if key in numbers]
-        return fmean(values) if values and last_round == self.round else None
+    def mean(self, category: str, key: str) -> float | None:
+        """Unweighted mean over nodes of a metric of this round; None if no node reported it.
+
+        It is taken over all message types of a category: ``evaluate``, ``evaluate.mine``.
+        """
+        values = [
+            numbers[key]
+            for phase, (last_round, nodes) in self._latest.items()
+            if phase.partition(".")[0] == category and last_round == self.round
+            for numbers in nodes.values()
+            if key in numbers
+        ]
+        return fmean(values) if values else None
 
     def _write(self, **entry: Any) -> None:
         with self._file.open("a") as file:

@@ -34,7 +34,7 @@ class RoundRow:
     """
 
     round: int
-    accuracy: float | None  # None if the server has no test samples
+    accuracy: float | None  # None if the server has no test samples, or no global model
     loss: float | None  # mean cross-entropy in nats; None likewise
     server_bytes: int  # both ways
     link_bytes: int  # between nodes
@@ -88,7 +88,7 @@ class RunRecorder:
 
     @property
     def best_round(self) -> int | None:
-        """Round with the highest accuracy; None if the server has no test samples."""
+        """Round with the highest accuracy on the server's test samples; None without any."""
         row = best(self._dicts())
         return row["round"] if row else None
 
@@ -176,7 +176,7 @@ class RunRecorder:
 
     def finish(
         self,
-        arrays: ArrayRecord,
+        arrays: ArrayRecord | None,
         formula_bytes: Mapping[str, float],
         artifacts: Mapping[str, bytes] | None = None,
         warnings: Sequence[str] = (),
@@ -185,8 +185,8 @@ class RunRecorder:
 
         Parameters
         ----------
-        arrays : ArrayRecord
-            The final model.
+        arrays : ArrayRecord or None
+            The final model; None if nodes keep models of their own.
         formula_bytes : Mapping[str, float]
             Cost of the run by the papers' formulas.
         artifacts : Mapping[str, bytes], optional (default: None)
@@ -194,7 +194,8 @@ class RunRecorder:
         warnings : Sequence[str] (default: ())
             What may be wrong with the federation.
         """
-        self._save_model(arrays)
+        if arrays is not None:
+            self._save_model(arrays)
         if any(self._heads.values()):
             topology = {**self._topology, "heads": self._heads}
             topology_picture(topology).savefig(self.folder / "topology.png", dpi=120)

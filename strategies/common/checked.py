@@ -32,7 +32,8 @@ class Update:
     loss : float or None
         Mean training loss; None with differential privacy.
     arrays : Mapping[str, ndarray]
-        Its model, with the global model's names, shapes and types, all finite.
+        Its model, with the global model's names, shapes and types, all finite; or what else
+        `CheckedFedAvg.sent` reads.
     reply : Message
         The whole reply.
     """
@@ -138,9 +139,19 @@ class CheckedFedAvg(FedAvg):
             node=reply.metadata.src_node_id,
             num_examples=num_examples,
             loss=number(reply, TRAIN_LOSS) if TRAIN_LOSS in metrics else None,
-            arrays=model_arrays(sent_arrays(reply), self.start_of_round),
+            arrays=self.sent(reply),
             reply=reply,
         )
+
+    def sent(self, reply: Message) -> Arrays:
+        """Arrays of a reply that are combined, checked: the node's model.
+
+        Raises
+        ------
+        ValueError
+            If they are not usable.
+        """
+        return model_arrays(sent_arrays(reply), self.start_of_round)
 
     def combine(self, updates: list[Update]) -> Arrays:
         """Make the next global model from at least one update."""

@@ -1,4 +1,4 @@
-"""A panel of the report on virtual data: the server's as a picture, the nodes' by privacy cards."""
+"""Panels of the report: virtual data, as a picture and by privacy cards; nodes' own models."""
 
 import base64
 
@@ -23,6 +23,12 @@ EXPLAINED = (
     "to an image they were made from than to any held back; by chance is that share if they showed "
     "nothing of single images. Cards measure likeness and prove nothing. What nodes send each "
     "other is sealed for the receiver; the server has none of it."
+)
+OWN_MODELS = (
+    "Nodes keep models of their own: there is no global model, and none was saved. Accuracy is "
+    "that of each node's model on its own held-out samples. Where nodes hold few classes, that is "
+    "an easier test than one on all classes: compare it with the accuracy on nodes of other runs, "
+    "not with their accuracy on the server's test samples."
 )
 
 
@@ -51,6 +57,11 @@ def virtual_data(run: RunFiles) -> Section | None:
         [_table(cards)] if cards else [],
         [_sheet(run.picture)] if run.picture else [],
     )
+
+
+def own_models(run: RunFiles) -> Section:
+    """Return what the accuracy of a run means whose nodes keep models of their own."""
+    return Section("Models", [OWN_MODELS])
 
 
 def _nearest(cards: dict[str, dict[str, float]]) -> str:

@@ -7,7 +7,7 @@ from distill.virtual_data import VirtualData
 
 
 def virtual_files(payload: bytes) -> dict[str, bytes]:
-    """Encoded virtual data and a picture of them, by file name; none if there are no data."""
+    """Virtual data and a picture of them, by file name; none if there are no data."""
     if not payload:
         return {}
     virtual = VirtualData.from_bytes(payload)

@@ -1,5 +1,7 @@
 """The last dense layer of a model: strategies compare it, and its input is the features."""
 
+from typing import cast
+
 from torch import nn
 
 from task.models.registry import ModelError
@@ -19,3 +21,8 @@ def last_dense(model: nn.Module, name: str = "") -> str:
             f"{name!r} is not a dense layer of {type(model).__name__}; it has {', '.join(dense)}"
         )
     return name or dense[-1]
+
+
+def last_dense_layer(model: nn.Module, name: str = "") -> nn.Linear:
+    """A model's last dense layer itself; see `last_dense`."""
+    return cast(nn.Linear, model.get_submodule(last_dense(model, name)))

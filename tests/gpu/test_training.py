@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
@@ -11,6 +12,8 @@ from client.session import Session
 from client.terms import loss_terms
 from client.training import soft_labels, train_round
 from links.store import NodeStore
+from protocol.class_means import record_of_means
+from protocol.fedhkd import FedHKDSettings
 from protocol.registry import all_methods
 from task.datasets import Samples
 from task.evaluation import evaluate_model
@@ -18,6 +21,8 @@ from task.models import create_model
 from task.settings import CHANGES
 from tests.gpu.work import GPU, SPEC, generator
 
+MEANS = {c: np.full(64, 0.1 * c, np.float32) for c in (1, 2)}
+CHANCES = {c: np.full(10, 0.1, np.float32) for c in (1, 2)}
 ASKED = {
     "kd-lambda": ("train.kd-lambda", 0.5),
     "proximal-mu": ("train.proximal-mu", 0.1),
@@ -25,8 +30,16 @@ ASKED = {
     "model-contrast": ConfigRecord({"mu": 1.0, "temperature": 0.5}),
     "control-variate": ArrayRecord({}),
     "virtual": ConfigRecord({"per-class": 1, "first-steps": 1, "contrast": 1.0}),
+    "prototype-distance": {
+        "prototype-distance": ConfigRecord({"weight": 1.0}),
+        "prototypes": record_of_means(prototypes=MEANS),
+    },
+    "knowledge-loss": {
+        "knowledge-loss": ConfigRecord(FedHKDSettings().model_dump(by_alias=True)),
+        "hyper-knowledge": record_of_means(features=MEANS, predictions=CHANCES),
+    },
 }
-"""How a message asks for each loss term: by a setting or a record."""
+"""How a message asks for each loss term: by a setting, a record, or records."""
 
 
 @pytest.fixture
@@ -58,6 +71,8 @@ def assert_equal(one, other):
 def test_every_loss_term_trains_as_on_the_cpu_and_again_with_what_it_kept(node, key):
     asked = ASKED[key]
     settings, records = (dict([asked]), {}) if isinstance(asked, tuple) else ({}, {key: asked})
+    if isinstance(asked, dict) and not isinstance(asked, ConfigRecord | ArrayRecord):
+        records = asked
 
     def two_rounds(device):
         session, model = node(device, **settings)

@@ -43,9 +43,12 @@ def test_our_methods_have_their_names():
         "fedfa",
         "fedhead",
         "fedhead-plus",
+        "fedhkd",
         "fedlgd",
+        "fedmd",
         "fedmedian",
         "fednova",
+        "fedproto",
         "fedprox",
         "fedseq",
         "fedtrimmedavg",
@@ -135,13 +138,17 @@ def test_phases_of_a_run_are_those_of_all_and_the_methods_own():
     assert hfldd[TRAIN_POOL].quorum
 
 
-def test_of_ours_nodes_need_the_code_alone_but_for_distillers_and_files():
+def test_of_ours_nodes_need_the_code_alone_but_for_distillers_files_and_models_of_their_own():
     assert requirement_of(None) is None
     needed = {
         name: requirement_of(method, method.settings and method.settings())
         for name, method in built_in_methods().items()
     }
-    assert [name for name, requirement in needed.items() if requirement] == ["hfldd"]
+    assert [name for name, requirement in needed.items() if requirement] == [
+        "fedmd",
+        "fedproto",
+        "hfldd",
+    ]
     assert json.loads(needed["hfldd"].settings)["distiller"] == "auto"
     assert needed["hfldd"].package == ""
 

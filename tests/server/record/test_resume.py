@@ -12,7 +12,10 @@ from flwr.serverapp.strategy import FedAvg
 from safetensors.numpy import load_file
 
 from protocol.fedhead import TRAIN_SECTOR
+from protocol.fedhkd import TRAIN_KNOWLEDGE
 from protocol.fedlgd import TRAIN_VIRTUAL
+from protocol.fedmd import TRAIN_CONSENSUS
+from protocol.fedproto import TRAIN_PROTOTYPES
 from protocol.fedseq import TRAIN_LAST
 from protocol.hfldd import TRAIN_POOL
 from protocol.registry import built_in_methods
@@ -41,7 +44,10 @@ QUICK = {
     "fedlgd.every": 2,
 }
 STATEFUL = [name for name in built_in_methods() if hasattr(find_strategy(name)[0], "state_dict")]
-TRAINING = ("train", TRAIN_LAST, TRAIN_VIRTUAL, TRAIN_POOL, TRAIN_SECTOR)
+TRAINING = {
+    *("train", TRAIN_VIRTUAL, TRAIN_POOL, TRAIN_SECTOR),
+    *(TRAIN_LAST, TRAIN_CONSENSUS, TRAIN_KNOWLEDGE, TRAIN_PROTOTYPES),
+}
 
 
 class Killed(BaseException):
@@ -93,10 +99,22 @@ def killed(run, tmp_path):
 
 
 def assert_same(resumed, whole):
-    models = [load_file(folder / "model.safetensors") for folder in (resumed, whole)]
+    *_, last = sorted(int(run.name) for run in (whole.parents[1] / "state" / "runs").iterdir())
+    models = [models_of(resumed, last), models_of(whole, int(whole.name))]
+    assert models[0].keys() == models[1].keys() != set()
     for name, array in models[1].items():
         np.testing.assert_array_equal(models[0][name], array, err_msg=name)
     assert scores(resumed) == scores(whole)
+
+
+def models_of(folder, run_id):
+    """The global model; where there is none, those that nodes kept as their own in a run."""
+    if (folder / "model.safetensors").exists():
+        return load_file(folder / "model.safetensors")
+    files = (folder.parents[1] / "state" / "runs" / str(run_id)).glob(f"*/own-model@{ROUNDS:06d}")
+    kept = {file.parent.name: load_file(file) for file in files}
+    assert len(kept) == NODES
+    return {f"{node} {name}": array for node, of in kept.items() for name, array in of.items()}
 
 
 def scores(folder):

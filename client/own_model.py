@@ -1,0 +1,38 @@
+"""Models that nodes keep as their own, from round to round."""
+
+from dataclasses import replace
+
+from torch import nn
+
+from client.session import Session
+from client.terms.kept import keep, kept
+from task.models import create_model
+
+KEPT = "own-model"
+MODEL = "model"
+"""Key of the node config: the node's own architecture, in place of the run's."""
+
+
+def with_own_model(session: Session) -> Session:
+    """The session with the architecture of the node config, if that names one."""
+    name = str(session.node_config.get(MODEL, session.task.model))
+    return replace(session, task=session.task.model_copy(update={"model": name}))
+
+
+def own_model(session: Session) -> tuple[nn.Module, bool]:
+    """The node's own model on its device, and whether it was kept before.
+
+    A node's first model has the initial weights of the run's seed, as the server's has in methods
+    with a global model, so that nodes of one architecture begin alike.
+    """
+    model = create_model(session.task.model, session.data.spec, seed=session.task.seed)
+    model.to(session.device)
+    state = kept(session, KEPT, model.state_dict())
+    if state is not None:
+        model.load_state_dict(state)
+    return model, state is not None
+
+
+def keep_own_model(session: Session, model: nn.Module) -> None:
+    """Keep the node's own model; `session` is that of the round."""
+    keep(session, KEPT, model.state_dict())

@@ -1,0 +1,117 @@
+"""FedHKD: messages between server and nodes, settings and declaration."""
+
+from typing import Annotated
+
+import numpy as np
+from flwr.app import ArrayRecord
+from pydantic import Field
+
+from protocol.arrays import Arrays
+from protocol.class_means import class_means
+from protocol.method import Method, Phase
+from protocol.schema import TRAIN
+from task.settings import Block, TrainSettings
+
+TRAIN_KNOWLEDGE = "train.knowledge"
+"""Have a node train with the global hyper-knowledge, and send its own with its model."""
+
+HYPER_KNOWLEDGE = "hyper-knowledge"
+"""Name of the array record of mean features and soft predictions, the nodes' or the server's."""
+
+KNOWLEDGE_LOSS = "knowledge-loss"
+"""Name of the record that asks for FedHKD's loss terms, see `FedHKDSettings`."""
+
+FEATURES = "features"
+"""Array of hyper-knowledge: mean features of each class, (k, d)."""
+
+PREDICTIONS = "predictions"
+"""Array of hyper-knowledge: mean soft predictions of each class, (k, classes)."""
+
+
+class FedHKDSettings(Block):
+    """Settings of FedHKD (``fedhkd.*``), also its request to nodes.
+
+    Parameters
+    ----------
+    prediction_weight : float (default: 0.05)
+        lambda, weight of the divergence of predictions on the global mean features.
+    feature_weight : float (default: 0.05)
+        gamma, weight of the distance to the global mean features.
+    temperature : float (default: 0.5)
+        T of soft predictions.
+    noise : float (default: 2.0)
+        Standard deviation of the Gaussian noise on the mean features that a node sends. It is not
+        calibrated: it guarantees no differential privacy.
+    """
+
+    prediction_weight: Annotated[float, Field(ge=0)] = 0.05
+    feature_weight: Annotated[float, Field(ge=0)] = 0.05
+    temperature: Annotated[float, Field(gt=0)] = 0.5
+    noise: Annotated[float, Field(ge=0)] = 2.0
+
+
+def hyper_knowledge(
+    record: ArrayRecord, width: int | None = None, num_classes: int | None = None
+) -> Arrays:
+    """Read a node's hyper-knowledge, checked.
+
+    Parameters
+    ----------
+    width : int, optional (default: None)
+        Number of features; None takes any.
+    num_classes : int, optional (default: None)
+        Of the run; None takes any.
+
+    Raises
+    ------
+    ValueError
+        If the record holds anything else, or predictions are not distributions.
+    """
+    arrays = class_means(record, {FEATURES: width, PREDICTIONS: num_classes}, num_classes)
+    predictions = arrays[PREDICTIONS]
+    totals = predictions.sum(axis=1, dtype=np.float64)
+    if (predictions < 0).any() or not np.allclose(totals, 1.0, atol=1e-3):
+        raise ValueError(f"its {PREDICTIONS} are not distributions over classes")
+    return arrays
+
+
+def _check(record: ArrayRecord, model: Arrays) -> None:
+    hyper_knowledge(record)
+
+
+def _unprotected(settings: FedHKDSettings, train: TrainSettings) -> str:
+    return (
+        "nodes send mean features and predictions of their samples, whose noise is not calibrated "
+        "to differential privacy (take another strategy)"
+    )
+
+
+def _disclosed(settings: FedHKDSettings) -> str:
+    return (
+        "Nodes sent the mean features and soft predictions of each of their classes, and how many "
+        "samples they hold of each. The features had Gaussian noise of standard deviation "
+        f"{settings.noise:g}, which guarantees no differential privacy."
+    )
+
+
+METHODS = (
+    Method(
+        name="fedhkd",
+        strategy="strategies.fedhkd:FedHKD",
+        summary="Class means of features and soft predictions travel with the models.",
+        settings=FedHKDSettings,
+        phases=(
+            Phase(
+                TRAIN_KNOWLEDGE,
+                "nodes train with hyper-knowledge",
+                (TRAIN.plus(arrays={HYPER_KNOWLEDGE: _check}),),
+                "client.fedhkd:train_knowledge",
+                quorum=True,
+                compared=True,
+            ),
+        ),
+        terms={KNOWLEDGE_LOSS: "client.fedhkd:Knowledge"},
+        unprotected=_unprotected,
+        disclosed=_disclosed,
+    ),
+)

@@ -1,0 +1,97 @@
+"""FedProto: messages between server and nodes, settings and declaration."""
+
+from typing import Annotated
+
+from flwr.app import ArrayRecord
+from pydantic import Field
+
+from protocol.arrays import Arrays
+from protocol.class_means import class_means
+from protocol.method import Method, Phase
+from protocol.schema import EvaluateMetrics, Reply, Share, TrainMetrics
+from task.settings import Block, TrainSettings
+
+TRAIN_PROTOTYPES = "train.prototypes"
+"""Have a node train its own model, and send its prototypes."""
+
+EVALUATE_PROTOTYPES = "evaluate.nearest_prototype"
+"""Have a node evaluate its own model by the nearest global prototype."""
+
+PROTOTYPES = "prototypes"
+"""Name of the record of prototypes, the nodes' or the server's, and of its array of them."""
+
+PROTOTYPE_DISTANCE = "prototype-distance"
+"""Name of the record that asks for FedProto's loss term."""
+
+
+class FedProtoSettings(Block):
+    """Settings of FedProto (``fedproto.*``), also its request to nodes.
+
+    Parameters
+    ----------
+    weight : float (default: 1.0)
+        lambda, weight of the distance to the global prototypes (the paper: 1 on MNIST and FEMNIST,
+        0.1 on CIFAR-10).
+    """
+
+    weight: Annotated[float, Field(ge=0)] = 1.0
+
+
+class PrototypeEvaluation(EvaluateMetrics):
+    """Metrics of a node's own model: accuracy by the nearest global prototype and by its classifier.
+
+    The loss is the classifier's.
+    """
+
+    classifier_accuracy: Share
+
+
+def _check_prototypes(record: ArrayRecord, model: Arrays) -> None:
+    class_means(record, {PROTOTYPES: None})
+
+
+def _unprotected(settings: FedProtoSettings, train: TrainSettings) -> str:
+    return (
+        "nodes send mean features of their samples, without differential privacy (take another "
+        "strategy)"
+    )
+
+
+def _disclosed(settings: FedProtoSettings) -> str:
+    return (
+        "Nodes sent the mean features of each of their classes, and how many samples they hold of "
+        "each. The mean of a single sample is that sample's features. Their models stayed with them."
+    )
+
+
+METHODS = (
+    Method(
+        name="fedproto",
+        strategy="strategies.fedproto:FedProto",
+        summary="Nodes keep their models, and share class prototypes alone.",
+        settings=FedProtoSettings,
+        phases=(
+            Phase(
+                TRAIN_PROTOTYPES,
+                "nodes train their own models",
+                (Reply(metrics=TrainMetrics, arrays={PROTOTYPES: _check_prototypes}),),
+                "client.fedproto:train_prototypes",
+                quorum=True,
+                compared=True,
+            ),
+            Phase(
+                EVALUATE_PROTOTYPES,
+                "nodes evaluate their own models",
+                (Reply(metrics=PrototypeEvaluation),),
+                "client.fedproto:evaluate_prototypes",
+                compared=True,
+            ),
+        ),
+        terms={PROTOTYPE_DISTANCE: "client.fedproto:PrototypeDistance"},
+        needs="client.fedproto:needs",
+        unprotected=_unprotected,
+        personal=True,
+        panels=("strategies.common.panels:own_models",),
+        disclosed=_disclosed,
+    ),
+)

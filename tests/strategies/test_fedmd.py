@@ -1,0 +1,204 @@
+"""FedMD with our real ClientApp, against naive loops; only the wire is a grid in memory."""
+
+import copy
+import logging
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+from safetensors.torch import load
+
+from links.store import NodeStore
+from protocol.arrays import as_record
+from protocol.fedmd import EVALUATE_OWN, LOGITS
+from server.app import main
+from strategies.fedmd import FedMD
+from task.datasets import auxiliary_images, load_dataset
+from task.models import create_model
+from task.settings import SettingsError
+
+from .naive import FIRST, LR, play, sessions, spoil, start, trained
+
+NODES, PUBLIC = 2, 40
+RUN_CONFIG = {"partition.classes": 4, "train.batch-size": 64}
+SPEC = load_dataset("digits").spec
+MODEL = create_model("auto", SPEC, seed=0)
+EPOCHS = {"pretrain_epochs": 2, "private_epochs": 3}
+
+
+def strategy_of(**settings):
+    own = {"auxiliary_size": PUBLIC, "digest_batch_size": 16, "digest_epochs": 2, **EPOCHS}
+    return FedMD(num_classes=10, **{**own, **settings})
+
+
+def digested(model, session, public, consensus, server_round):
+    """A copy of the model after Adam's steps on the mean absolute error, element by element."""
+    model = copy.deepcopy(model).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    draws = session.generator("digest", server_round)
+    for _ in range(2):
+        for batch in torch.randperm(PUBLIC, generator=draws).split(16):
+            optimizer.zero_grad()
+            difference = model(public[batch]) - consensus[batch]
+            (difference.abs().sum() / difference.numel()).backward()
+            optimizer.step()
+    return model
+
+
+def kept(tmp_path, place):
+    """Weights that the node of the last run keeps."""
+    folders = sorted(tmp_path.glob(f"state/runs/*/{FIRST + place}"))
+    return load(NodeStore(folders[-1]).read("own-model"))
+
+
+def test_rounds_equal_the_papers_steps_as_plain_loops(client_grid, tmp_path):
+    """The first round pre-trains; later ones digest and revisit."""
+    grid, strategy, arrays = client_grid(NODES, RUN_CONFIG), strategy_of(), start(MODEL)
+    nodes = sessions(RUN_CONFIG, tmp_path, NODES)
+    public = auxiliary_images("noise", SPEC, PUBLIC, seed=0)
+    models, consensus = [MODEL] * NODES, None
+    for server_round in (1, 2, 3):
+        arrays = play(strategy, grid, server_round, arrays)
+        for i, session in enumerate(nodes):
+            if consensus is not None:
+                models[i] = digested(models[i], session, public, consensus, server_round)
+            epochs = EPOCHS["pretrain_epochs" if consensus is None else "private_epochs"]
+            models[i] = trained(session, models[i], server_round, epochs=epochs)
+        consensus = sum(model(public).detach().double() for model in models).float() / NODES
+        found = torch.from_numpy(strategy.consensus[LOGITS])
+        torch.testing.assert_close(found, consensus, atol=1e-4, rtol=0)
+    for place, model in enumerate(models):
+        for name, value in kept(tmp_path, place).items():
+            torch.testing.assert_close(value, model.state_dict()[name], atol=1e-4, rtol=0)
+    assert arrays.keys() == MODEL.state_dict().keys()
+
+
+def test_nothing_but_logits_travels(client_grid):
+    grid, strategy = client_grid(NODES, RUN_CONFIG), strategy_of()
+    replies = []
+    for node in list(grid.nodes):
+        spoil(grid, node, replies.append)
+    play(strategy, grid, 2, play(strategy, grid, 1, start(MODEL)))
+    assert all(reply.keys() == {"metrics", LOGITS} for reply in replies)
+    assert [LOGITS in m.content for m in grid.pushed] == [False] * NODES + [True] * NODES
+    assert not any("arrays" in m.content for m in grid.pushed)
+
+
+def test_nodes_of_other_architectures_learn_with_each_other(client_grid, tmp_path):
+    grid, other = (client_grid(2, RUN_CONFIG, node_config={"model": m}) for m in ("auto", "mlp"))
+    grid.nodes[FIRST + 1] = other.nodes[FIRST + 1]
+    strategy = strategy_of(fraction_evaluate=1.0)
+    arrays = play(strategy, grid, 2, play(strategy, grid, 1, start(MODEL)))
+    assert kept(tmp_path, 0).keys() == MODEL.state_dict().keys()
+    assert kept(tmp_path, 1).keys() == create_model("mlp", SPEC, seed=0).state_dict().keys()
+    messages = list(strategy.configure_evaluate(2, arrays, ConfigRecord(), grid))
+    assert {m.metadata.message_type for m in messages} == {EVALUATE_OWN}
+    by_node = {
+        r.metadata.src_node_id: r.content["metrics"] for r in grid.send_and_receive(messages)
+    }
+    assert all(metrics["eval-loss"] < np.log(10) for metrics in by_node.values())
+
+
+def test_a_node_that_joins_late_pre_trains_before_it_digests(client_grid, tmp_path):
+    grid = client_grid(3, RUN_CONFIG)
+    late = grid.nodes.pop(FIRST + 2)
+    strategy = strategy_of()
+    arrays = play(strategy, grid, 1, start(MODEL))
+    consensus = torch.from_numpy(strategy.consensus[LOGITS].copy())
+    grid.nodes[FIRST + 2] = late
+    play(strategy, grid, 2, arrays)
+    session = sessions(RUN_CONFIG, tmp_path, 3)[2]
+    public = auxiliary_images("noise", SPEC, PUBLIC, seed=0)
+    model = trained(session, MODEL, 2, epochs=EPOCHS["pretrain_epochs"])
+    model = digested(model, session, public, consensus, 2)
+    model = trained(session, model, 2, epochs=EPOCHS["private_epochs"])
+    for name, value in kept(tmp_path, 2).items():
+        torch.testing.assert_close(value, model.state_dict()[name], atol=1e-4, rtol=0)
+
+
+BAD = {
+    "nan": {LOGITS: np.full((PUBLIC, 10), np.nan, np.float32)},
+    "fewer samples": {LOGITS: np.ones((PUBLIC - 1, 10), np.float32)},
+    "other classes": {LOGITS: np.ones((PUBLIC, 9), np.float32)},
+    "other type": {LOGITS: np.ones((PUBLIC, 10))},
+    "flat": {LOGITS: np.ones(PUBLIC * 10, np.float32)},
+    "odd": {"odd": np.ones((PUBLIC, 10), np.float32)},
+}
+
+
+@pytest.mark.parametrize("how", [*BAD, "nothing"])
+def test_a_malformed_reply_is_set_aside_and_the_round_goes_on(
+    memory_grid, how, caplog, monkeypatch
+):
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    honest = np.random.default_rng(0).normal(size=(PUBLIC, 10)).astype(np.float32)
+
+    def answer(message):
+        metrics = MetricRecord({"num-examples": 10, "train-loss": 1.0})
+        return RecordDict({LOGITS: as_record({LOGITS: honest}), "metrics": metrics})
+
+    def change(content):
+        if how == "nothing":
+            del content[LOGITS]
+        else:
+            content[LOGITS] = as_record(BAD[how])
+
+    grid = memory_grid({FIRST: answer, FIRST + 1: answer})
+    spoil(grid, FIRST, change)
+    strategy, arrays = strategy_of(), start(MODEL)
+    with caplog.at_level(logging.WARNING):
+        after = play(strategy, grid, 1, arrays)
+    assert f"of node {FIRST} set aside" in caplog.text
+    assert isinstance(after, ArrayRecord)
+    assert after is not arrays
+    np.testing.assert_array_equal(strategy.consensus[LOGITS], honest)
+
+
+def test_what_the_server_sends_after_a_restart_is_what_it_would_have_sent(client_grid):
+    first, again = strategy_of(), strategy_of()
+    play(first, client_grid(NODES, RUN_CONFIG), 1, start(MODEL))
+    again.load_state_dict(first.state_dict())
+    assert first.records() == again.records()
+    assert LOGITS in again.records()
+
+
+@pytest.fixture
+def run(client_grid, tmp_path, without_pictures):
+    """Run our ServerApp on nodes in this process."""
+
+    def start_run(node_config=None, **settings):
+        config = {key.replace("__", ".").replace("_", "-"): v for key, v in settings.items()}
+        little = {"fedmd.auxiliary-size": PUBLIC, "fedmd.pretrain-epochs": 1}
+        config = {"strategy": "fedmd", "num-rounds": 1, "min-nodes": NODES, **little, **config}
+        config = {**RUN_CONFIG, **config, "phase-timeout": 5.0, "runs-dir": str(tmp_path)}
+        grid = client_grid(NODES, config, node_config=node_config)
+        main(grid, Context(7, 1, {}, RecordDict(), config))
+
+    return start_run
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"node_config": {"model": "resnet9"}}, "model='resnet9' is unknown here"),
+        ({"fedmd__auxiliary": "/nowhere.npz"}, "auxiliary='/nowhere.npz' is unknown"),
+    ],
+)
+def test_nodes_without_the_model_or_public_samples_say_so_before_anyone_trains(run, settings, said):
+    with pytest.raises(Exception, match=said):
+        run(**settings)
+
+
+def test_differential_privacy_is_refused_by_server_and_node(run, client_grid):
+    with pytest.raises(SettingsError, match="strategy = 'fedmd': nodes keep models"):
+        run(train__dp_noise=1.0)
+    grid = client_grid(NODES, {**RUN_CONFIG, "train.dp-noise": 1.0})
+    messages = strategy_of().configure_train(1, start(MODEL), ConfigRecord({"lr": LR}), grid)
+    for reply in grid.send_and_receive(messages):
+        assert "what FedMD sends of models has no differential privacy" in reply.error.reason
+
+
+def test_settings_out_of_range_are_refused_by_name():
+    with pytest.raises(SettingsError, match="fedmd: private-epochs = 0"):
+        strategy_of(private_epochs=0)
