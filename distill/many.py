@@ -30,7 +30,7 @@ def distill_many(
     KIP processes sets of one size together (`distill.kip.distill_kip_many`), many times faster for
     small sets; other distillers process one set after another. See there for the arguments.
     """
-    names = [_method(name, labels, num_classes) for _, labels in sets]
+    names = [_method(name, images, labels, num_classes) for images, labels in sets]
     results: dict[int, VirtualData] = {}
     for method in dict.fromkeys(names):
         places = [place for place, own in enumerate(names) if own == method]
@@ -59,5 +59,7 @@ def distill_many(
     return [results[place] for place in range(len(sets))]
 
 
-def _method(name: str, labels: Tensor, num_classes: int) -> str:
-    return choose(len(torch.unique(labels)), num_classes)[0] if name == "auto" else name
+def _method(name: str, images: Tensor, labels: Tensor, num_classes: int) -> str:
+    if name != "auto":
+        return name
+    return choose(len(torch.unique(labels)), num_classes, images.shape)[0]
