@@ -67,7 +67,9 @@ def condense(options: Options, console: Console) -> None:
         options.source, data_root=options.data_root, shape=options.shape, seed=options.seed
     )
     options.output.mkdir(parents=True, exist_ok=True)
-    method = resolved(options.method, source.train.labels, source.spec.num_classes)
+    method = resolved(
+        options.method, source.train.inputs, source.train.labels, source.spec.num_classes
+    )
     arguments = {
         "num_classes": source.spec.num_classes,
         "per_class": options.per_class,

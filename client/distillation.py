@@ -126,7 +126,7 @@ def _distil(sessions: list[Session], request: Distillation) -> list[VirtualData]
 
 def _log_choice(session: Session) -> None:
     held = len(torch.unique(session.data.train.labels))
-    method, reason = choose(held, session.data.spec.num_classes)
+    method, reason = choose(held, session.data.spec.num_classes, session.data.spec.shape)
     log(INFO, "Distiller auto takes %s: %s", method, reason)
 
 

@@ -1,19 +1,28 @@
-"""The default distiller: chooses the method by the number of classes that a node has."""
+"""The default distiller: chooses the method by a node's images and the classes that it has."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from distill.formation import best_formation
 from distill.registry import distiller, register
 from distill.virtual_data import VirtualData
 
 logger = logging.getLogger("distill")
 
 
-def choose(present: int, num_classes: int) -> tuple[str, str]:
-    """Choose a method by the number of classes with images; see docs/benchmarks.md for why.
+def choose(present: int, num_classes: int, shape: Sequence[int]) -> tuple[str, str]:
+    """Choose a method; see docs/benchmarks.md for why.
+
+    Parameters
+    ----------
+    present, num_classes : int
+        Classes with images, and of the task.
+    shape : Sequence[int]
+        Of the images, (..., H, W).
 
     Returns
     -------
@@ -21,6 +30,8 @@ def choose(present: int, num_classes: int) -> tuple[str, str]:
         Method ("kip", "kip-negatives" or "dm") and the reason, for the log.
     """
     share = f"the node has {present} of {num_classes} classes"
+    if best_formation(shape) > 1:
+        return "dm", f"{share}, and a virtual image has room for several"
     if 2 * present > num_classes and present > 1:
         return "kip", f"{share}, enough for kernel regression to tell them apart"
     if present == 1:
@@ -28,9 +39,10 @@ def choose(present: int, num_classes: int) -> tuple[str, str]:
     return "dm", f"{share}, and kernel regression would only learn to tell those apart"
 
 
-def resolved(name: str, labels: Tensor, num_classes: int) -> str:
+def resolved(name: str, images: Tensor, labels: Tensor, num_classes: int) -> str:
     """Name of the method that distils a node's data: that of `choose` in place of "auto"."""
-    return choose(len(torch.unique(labels)), num_classes)[0] if name == "auto" else name
+    present = len(torch.unique(labels))
+    return choose(present, num_classes, images.shape)[0] if name == "auto" else name
 
 
 @register("auto")
@@ -41,7 +53,7 @@ def distill_auto(
 
     Logs the choice and its reason. The result's `method` is the chosen one.
     """
-    method, reason = choose(int(torch.unique(labels).numel()), num_classes)
+    method, reason = choose(int(torch.unique(labels).numel()), num_classes, images.shape)
     logger.info("distiller auto takes %s: %s", method, reason)
     return distiller(method)(
         images, labels, num_classes=num_classes, formation=formation, **options

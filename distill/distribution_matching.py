@@ -5,6 +5,7 @@ class through them. Here a **bank** of such pairs is drawn once, with the real c
 steps cycle through the bank and only process virtual images.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,12 +24,16 @@ from distill.starts import start
 from distill.virtual_data import VirtualData
 from task.compute.cuda_graph import graphed
 
-STEPS = 400
-LEARNING_RATE = 0.05
-WIDTH = 64
-BANK = 40
+STEPS = 600
+LEARNING_RATE = 0.3
+WIDTH = 32
+BANK = 20
+REFINE_LEARNING_RATE = 0.05
+"""Of refinements, which begin near their end and so keep it."""
 REFINE_BANK = 5
 """Augmentations that a refinement takes in turn; each costs a pass of a class's real images."""
+SMALLEST_SIDE = 8
+"""Of small images that are matched in their own size; smaller ones are enlarged."""
 COARSE = 8
 REAL_PER_CLASS = 256
 FEWEST_IN_A_GROUP = 50
@@ -129,7 +134,6 @@ def distill_dm(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
     formation: int = 1,
-    learning_rate: float = LEARNING_RATE,
     width: int = WIDTH,
     bank: int = BANK,
     network: Network | None = None,
@@ -143,18 +147,22 @@ def distill_dm(
     smallest class allows. Means use at most 256 images per class, or 64 per group if those are
     more, redrawn for each network of the bank.
 
+    Virtual images stay within the real ones' pixel values. Where they hold smaller ones of at least
+    8 pixels a side, real images are shrunk to these, instead of enlarging what is learned: a step
+    costs a quarter with a formation of 2, and more steps are worth more than more pixels. A given
+    `network` sees them enlarged.
+
     Parameters
     ----------
     images, labels, num_classes, per_class, init, generator, device, progress, formation
         See `distill.registry.Distiller`, also for the result and errors. Images must be at least 4
         pixels a side.
     steps : int, optional (default: None)
-        None means 400.
-    learning_rate : float (default: 0.05)
-        For Adam, in units of normalised pixels.
-    width : int (default: 64)
+        Steps of Adam; None means 600. The learning rate, in units of normalised pixels, falls from
+        0.3 to 0 as a cosine does. With a `network` it stays at 0.05.
+    width : int (default: 32)
         Filters per block of the random ConvNets.
-    bank : int (default: 40)
+    bank : int (default: 20)
         Pairs of network and augmentation, used in turn; at most `steps` are drawn.
     network : Network, optional (default: None)
         Network on the same device to use instead of random ones; FedLGD's iterative distillation
@@ -178,9 +186,13 @@ def distill_dm(
     classes = [(labels == c).nonzero()[:, 0].to(images.device) for c in torch.unique(labels)]
     each = _groups(min(map(len, classes)), per_class)
     groups = [own[group] for own in classes for group in alike(images[own], each)]
+    tiles = Formation.of(formation, images.shape, device)
+    real = images
+    if network is None and formation > 1 and min(images.shape[-2:]) // formation >= SMALLEST_SIDE:
+        real, tiles = tiles.shrunk(images), tiles.in_small()
     probes = [
         _draw_probe(
-            images,
+            real,
             groups,
             max(REAL_PER_CLASS // each, REAL_PER_GROUP),
             width,
@@ -192,8 +204,8 @@ def distill_dm(
     ]
     virtual = initial_images.reshape(len(groups), per_class // each, *images.shape[1:])
     virtual = virtual.to(device, copy=True)
-    tiles = Formation.of(formation, images.shape, device)
-    match_means(virtual, probes, steps, learning_rate, tiles, progress)
+    rates = falling(LEARNING_RATE, steps) if network is None else [REFINE_LEARNING_RATE] * steps
+    match_means(virtual, probes, rates, tiles, progress, within=images.aminmax())
     return VirtualData(
         images=virtual.flatten(0, 1).cpu(),
         labels=virtual_labels,
@@ -206,28 +218,39 @@ def distill_dm(
     )
 
 
+def falling(learning_rate: float, steps: int) -> list[float]:
+    """The rate of each step: falls to 0 as half a cosine."""
+    return [learning_rate * (1 + math.cos(math.pi * i / steps)) / 2 for i in range(steps)]
+
+
 def match_means(
     virtual: Tensor,
     probes: Sequence[Probe],
-    steps: int,
-    learning_rate: float,
+    learning_rates: Sequence[float],
     formation: Formation,
     progress: Progress | None = None,
+    *,
+    within: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Optimise virtual images in place so that their group means match those of the probes.
 
     `virtual` has the shape (groups, per_group, C, H, W), where a group may be a class; it is
-    decoded by `formation`. Each step uses the next probe. On a GPU, only `progress` waits for it.
+    decoded by `formation`. Each learning rate is a step with the next probe, after which pixels are
+    brought `within` the least and the largest value. On a GPU, only `progress` waits for it.
     """
-    optimizer = torch.optim.Adam([virtual], lr=learning_rate)
+    optimizer = torch.optim.Adam([virtual])
     loss_and_gradient = graphed(Probe.loss_and_gradient, virtual.device)
-    for step in range(steps):
+    bounds = None if within is None else [x.to(virtual.device, non_blocking=True) for x in within]
+    for step, rate in enumerate(learning_rates):
         probe = probes[step % len(probes)]
         loss, gradient = loss_and_gradient(probe, formation.decode(virtual))
         virtual.grad = formation.pullback(gradient)
+        optimizer.param_groups[0]["lr"] = rate
         optimizer.step()
+        if bounds is not None:
+            virtual.clamp_(*bounds)
         if progress is not None:
-            progress(step + 1, steps, float(loss))
+            progress(step + 1, len(learning_rates), float(loss))
 
 
 def alike(images: Tensor, groups: int) -> list[Tensor]:

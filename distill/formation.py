@@ -1,7 +1,7 @@
 """Multi-formation (Kim et al. 2022): an image holds several smaller ones, enlarged where used."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -93,6 +93,23 @@ class Formation:
             return images
         return _mapped(images, *(self._everywhere(shrink) for shrink in self.shrink))
 
+    def in_small(self) -> "Formation":
+        """A formation that decodes to tiles of 1 / `factor` of the size, averaged from large ones.
+
+        Only `decode` and `pullback` are of use: to see the tiles as `shrunk` images are seen.
+        """
+        if self.factor == 1:
+            return self
+        rows, columns = (
+            _block_diagonal([_averages(len(e) // self.factor, self.factor).to(e)] * self.factor) @ e
+            for e in self.enlarge
+        )
+        return replace(self, enlarge=(rows, columns))
+
+    def shrunk(self, images: Tensor) -> Tensor:
+        """Images (n, C, H, W) averaged to (n, C, H // factor, W // factor)."""
+        return functional.adaptive_avg_pool2d(images, [s // self.factor for s in images.shape[-2:]])
+
     def coarse(self, images: Tensor) -> Tensor:
         """Images (n, C, H, W) as they come back from a tile, the first: shrunk and enlarged."""
         if self.factor == 1:
@@ -122,6 +139,11 @@ class Formation:
 
 def _mapped(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return rows @ images @ columns.mT
+
+
+def _averages(size: int, factor: int) -> Tensor:
+    """(size // factor, size): from a side of an image to one of its tiles' size."""
+    return functional.adaptive_avg_pool1d(torch.eye(size), size // factor).T
 
 
 def _resizing(size: int, factor: int) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,7 @@ def distill_many(
     small sets; other distillers process one set after another. See there for the arguments;
     `network` is for distillers that take one (`distill.own_network`).
     """
-    names = [resolved(name, labels, num_classes) for _, labels in sets]
+    names = [resolved(name, images, labels, num_classes) for images, labels in sets]
     results: dict[int, VirtualData] = {}
     for method in dict.fromkeys(names):
         places = [place for place, own in enumerate(names) if own == method]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from distill.augmentation import Augmentation, draw_augmentation
-from distill.distribution_matching import LEARNING_RATE, Network, Probe, match_means, real_means
+from distill.distribution_matching import Network, Probe, match_means, real_means
 from distill.errors import DistillError
 from distill.features import RandomConvNet
 from distill.formation import Formation, best_formation
@@ -23,6 +23,7 @@ from distill.starts import start
 from distill.virtual_data import VirtualData
 
 STEPS = 400
+LEARNING_RATE = 0.05
 WIDTH = 64
 BANK = 20
 """Networks; the class means of each are one release."""
@@ -146,7 +147,7 @@ def distill_dm_privately(
     initial_images, virtual_labels = start("noise", images, labels, per_class, generator, formation)
     virtual = initial_images.reshape(len(counts), per_class, *images.shape[1:]).to(device)
     tiles = Formation.of(formation, images.shape, device)
-    match_means(virtual, probes, steps, LEARNING_RATE, tiles, progress)
+    match_means(virtual, probes, [LEARNING_RATE] * steps, tiles, progress)
     return VirtualData(
         images=virtual.flatten(0, 1).cpu(),
         labels=virtual_labels,

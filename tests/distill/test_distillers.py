@@ -117,20 +117,22 @@ def test_unusable_input_is_refused_with_the_remedy(
 
 
 @pytest.mark.parametrize(
-    ("held", "num_classes", "expected"),
+    ("held", "num_classes", "side", "expected"),
     [
-        (1, 10, "kip-negatives"),
-        (2, 10, "dm"),
-        (5, 10, "dm"),
-        (6, 10, "kip"),
-        (10, 10, "kip"),
-        (1, 1, "kip-negatives"),
+        (1, 10, 8, "kip-negatives"),
+        (2, 10, 8, "dm"),
+        (5, 10, 8, "dm"),
+        (6, 10, 15, "kip"),
+        (10, 10, 8, "kip"),
+        (1, 1, 8, "kip-negatives"),
+        (1, 10, 16, "dm"),
+        (10, 10, 28, "dm"),
     ],
 )
-def test_auto_takes_what_suits_the_number_of_classes_held(
-    held: int, num_classes: int, expected: str
+def test_auto_takes_what_suits_the_images_and_the_number_of_classes_held(
+    held: int, num_classes: int, side: int, expected: str
 ) -> None:
-    assert choose(held, num_classes)[0] == expected
+    assert choose(held, num_classes, (1, side, side))[0] == expected
 
 
 @pytest.mark.parametrize(("classes", "expected"), [(2, "dm"), (3, "kip")])

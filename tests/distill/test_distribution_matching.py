@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from distill import DistillError, distill_dm
 from distill import distribution_matching as dm
 from distill.augmentation import draw_augmentation
-from distill.distribution_matching import Probe, _groups, alike, real_means
+from distill.distribution_matching import Probe, _groups, alike, falling, real_means
 from distill.features import RandomConvNet
 
 
@@ -197,3 +197,73 @@ def test_each_virtual_image_of_a_large_class_comes_nearest_to_its_own_group() ->
     shown = (upper_half * made.images).mean((1, 2, 3))
     assert float(shown[0] * shown[1]) < 0
     assert float((shown[0] - shown[1]).abs()) > 0.5
+
+
+def test_steps_grow_smaller_until_they_are_next_to_nothing() -> None:
+    rates = falling(0.3, 100)
+    assert len(rates) == 100
+    assert rates[0] == 0.3
+    assert rates == sorted(rates, reverse=True)
+    assert 0 < rates[-1] < 1e-4
+    assert sum(rates) == pytest.approx(15, rel=0.02)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_virtual_pixels_stay_within_the_real_ones(given: bool) -> None:
+    images, labels = stripes(60, torch.Generator().manual_seed(0))
+    images = images.clamp(-0.5, 1.25)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 4)) if given else None
+    made = distill_dm(
+        images,
+        labels,
+        num_classes=2,
+        per_class=2,
+        steps=8,
+        width=4,
+        bank=2,
+        network=network,
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert made.initial_images is not None
+    assert float(made.initial_images.max()) > 1.25
+    assert -0.5 <= float(made.images.min()) < float(made.images.max()) <= 1.25
+
+
+@pytest.mark.parametrize(
+    ("shape", "formation", "seen"),
+    [
+        ((1, 28, 28), 2, (14, 14)),
+        ((3, 17, 16), 2, (8, 8)),
+        ((1, 28, 28), 3, (9, 9)),
+        ((1, 12, 16), 2, (12, 16)),  # 6 x 8 would be too small
+        ((1, 16, 16), 1, (16, 16)),
+    ],
+)
+def test_random_networks_see_real_and_virtual_images_in_the_size_of_the_small_ones(
+    shape: tuple[int, int, int],
+    formation: int,
+    seen: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes: list[torch.Size] = []
+    whole = RandomConvNet.__call__
+
+    def noted(self: RandomConvNet, images: Tensor) -> Tensor:
+        sizes.append(images.shape[1:])
+        return whole(self, images)
+
+    monkeypatch.setattr(RandomConvNet, "__call__", noted)
+    generator = torch.Generator().manual_seed(0)
+    made = distill_dm(
+        torch.randn(6, *shape, generator=generator),
+        torch.arange(6) % 2,
+        num_classes=2,
+        per_class=1,
+        steps=2,
+        width=4,
+        generator=generator,
+        formation=formation,
+    )
+    assert len(sizes) >= 4
+    assert set(sizes) == {torch.Size((shape[0], *seen))}
+    assert made.images.shape == (2, *shape)

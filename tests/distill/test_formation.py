@@ -93,9 +93,24 @@ def test_gradients_pass_back_by_the_adjoint(height: int, width: int, factor: int
     torch.testing.assert_close(formation.pullback(upstream), expected)
 
 
+@settings(deadline=None, max_examples=30)
+@given(height=SIDES, width=SIDES, factor=FACTORS)
+def test_small_ones_are_the_enlarged_ones_shrunk(height: int, width: int, factor: int) -> None:
+    images = torch.randn(2, 3, height, width, generator=generator(1), requires_grad=True)
+    formation = Formation.of(factor, images.shape)
+    small = formation.in_small()
+    expected = formation.shrunk(formation.decode(images))
+    assert expected.shape == (2 * factor**2, 3, height // factor, width // factor)
+    torch.testing.assert_close(small.decode(images), expected)
+    upstream = torch.randn(expected.shape, generator=generator(2))
+    (gradient,) = torch.autograd.grad(expected, images, upstream)
+    torch.testing.assert_close(small.pullback(upstream), gradient)
+
+
 def test_one_image_an_image_is_left_untouched() -> None:
     images = torch.randn(2, 1, 5, 4)
     formation = Formation.of(1, images.shape)
+    assert formation.in_small() is formation
     for unchanged in ("decode", "pullback", "pack", "tiled", "coarse"):
         assert getattr(formation, unchanged)(images) is images
 
