@@ -47,7 +47,7 @@ from protocol.messages import (
     SERVER_ROUND,
 )
 from protocol.outliers import absurdly_large, update_norm
-from protocol.robust import Rule, robust_mean, trimmed
+from protocol.robust import FEWEST, Rule, robust_mean, trimmed
 from task.models import create_model
 from task.words import counted
 
@@ -243,7 +243,8 @@ def distil_sector(
         raise ValueError(f"this node has no sector's models of round {server_round}")
     inputs = session.data.train.inputs
     models = _models(session, members["weights"])
-    cut = trimmed(len(members["weights"])) if members[RULE] == "trimmed-mean" else 0
+    is_trimmed = members[RULE] == "trimmed-mean" and len(members["weights"]) >= FEWEST
+    cut = trimmed(len(members["weights"])) if is_trimmed else 0
     teacher = teacher_probabilities(models, inputs, average=request.average, cut=cut)
     distilled = distil_ensemble(
         student,

@@ -6,7 +6,7 @@ METHODS = (
     Method(
         name="agreement",
         strategy="strategies.agreement:Agreement",
-        summary="FedAvg without models that point away from most, none longer than the median.",
+        summary="FedAvg without models that are out of line, none longer than the median.",
         unprotected=all_protected,
         defence={"strategy": "agreement"},
     ),

@@ -23,7 +23,7 @@ class CADISSettings(Block):
         its cluster among ten has a quarter at most. With 1, clusters of equal nodes weigh by size.
     rule : str (default: "mean")
         How models of a cluster of five or more are averaged: ``mean``, ``agreement`` (without
-        those that point away from most, none longer than the median), ``multi-krum`` or
+        those that are out of line, none longer than the median), ``multi-krum`` or
         ``trimmed-mean``. With any but the mean, all updates are moved back to the median length,
         and those set aside that are far longer than most, or point against both the last global
         step and most others.

@@ -6,6 +6,7 @@ from logging import WARNING
 
 from flwr.app import Message, MetricRecord
 from flwr.common import log
+from flwr.serverapp import Grid
 
 from protocol.messages import METRICS
 
@@ -29,6 +30,24 @@ def usable(replies: Iterable[Message]) -> list[Message]:
         else:
             with_content.append(reply)
     return with_content
+
+
+def set_aside(grid: Grid, node: int, phase: str, reason: str) -> None:
+    """Log that a node's reply is not used, and why; a run's own grid books it in the journal too.
+
+    Parameters
+    ----------
+    grid : Grid
+        Where the reply came from. It books the reply if it has a ``book_set_aside``.
+    node : int
+        Flower's id of the node.
+    phase : str
+        Message type that was replied to.
+    reason : str
+        One line.
+    """
+    log(WARNING, "Reply of node %d to %s set aside: %s", node, phase, reason)
+    getattr(grid, "book_set_aside", lambda *reply: None)(node, phase, reason)
 
 
 def number(reply: Message, key: str) -> float:

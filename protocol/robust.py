@@ -18,10 +18,11 @@ HOSTILE = 0.3
 """Share of hostile nodes that Multi-Krum and the trimmed mean allow for."""
 OUTLIER = 3.5
 """Modified z-score above which a value is an outlier (Iglewicz and Hoaglin 1993)."""
-LEAST_SPREAD_OF_LENGTHS = 0.25
-"""Of logarithms: models whose lengths differ by less than 2.4 times are alike."""
-LEAST_SPREAD_OF_COSINES = 0.05
-"""Models whose usual cosines with the others differ by less than 0.175 are alike."""
+LEAST_SPREAD_OF_LENGTHS = 0.4
+"""Of logarithms: models whose lengths differ by less than 4.1 times are alike. Where two nodes of
+ten replace the model, they send five times their length."""
+LEAST_SPREAD_OF_COSINES = 0.1
+"""Models whose usual cosines with the others differ by less than 0.35 are alike."""
 
 
 def robust_mean(
@@ -30,9 +31,7 @@ def robust_mean(
     """Mean of models by a rule; fewer than 5 models are averaged by weight.
 
     - ``mean``: by weight.
-    - ``agreement``: by weight, at most the median's, without models that `agreement` rejects and
-      those that are `too_long` or `apart`; those further from the start than the median are moved
-      back to its distance.
+    - ``agreement``: see `agreeing_mean`.
     - ``multi-krum``: by weight, at most the median's, of those that `multi_krum` selects.
     - ``trimmed-mean``: of each number, without the 30 % (rounded up) at either end; not weighted.
 
@@ -58,16 +57,43 @@ def robust_mean(
         return _weighted(given, models), given
     if rule == "trimmed-mean":
         return trimmed_mean(models), np.ones(len(models))
-    products = inner_products(models, start)
-    capped = np.minimum(given, np.median(given))
     if rule == "multi-krum":
-        chosen = capped * multi_krum(products)
+        products = inner_products(models, start)
+        chosen = np.minimum(given, np.median(given)) * multi_krum(products)
         return _weighted(chosen, models), chosen
-    in_line = agreement(products) & ~too_long(products, given) & ~apart(products)
-    kept = capped * (in_line if in_line.any() else agreement(products))
+    mean, used, _ = agreeing_mean(weights, models, start)
+    return mean, used
+
+
+def agreeing_mean(
+    weights: Sequence[float], models: Sequence[Arrays], start: Arrays
+) -> tuple[dict[str, NDArray[np.generic]], NDArray[np.float64], bool]:
+    """Mean of models without those that are clearly out of line: `too_long`, or `apart`.
+
+    By weight, at most the median's. Models further from the start than the median are moved back to
+    its distance.
+
+    Parameters
+    ----------
+    weights, models, start
+        See `robust_mean`.
+
+    Returns
+    -------
+    dict[str, ndarray], ndarray, bool
+        The mean; float64 (n,), the weight that each model had, 0 if rejected; and whether models
+        are alike enough to tell one that points back from the others.
+    """
+    given = np.asarray(weights, dtype=np.float64)
+    if len(models) < FEWEST:
+        return _weighted(given, models), given, True
+    products = inner_products(models, start)
+    similarity = usual_cosines(products)
+    kept = np.minimum(given, np.median(given))
+    kept[too_long(products, given) | apart(similarity)] = 0
     moved = kept * shortening(products)
     rest = float((kept - moved).sum())  # to move a model back is to average it with the start
-    return _weighted([*moved, rest], [*models, start]), moved
+    return _weighted([*moved, rest], [*models, start]), moved, tells(similarity)
 
 
 def inner_products(models: Sequence[Arrays], start: Arrays) -> NDArray[np.float64]:
@@ -130,27 +156,43 @@ def too_long(products: NDArray[np.float64], weights: NDArray[np.float64]) -> NDA
     return _modified_z(logs - room, LEAST_SPREAD_OF_LENGTHS) > OUTLIER
 
 
-def apart(products: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which changes have less in common with the others than these have, bool (n,).
+def usual_cosines(products: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Each change's cosine with its ``n // 2``-th most similar other, (n,).
 
-    Outliers among the models' cosines with their ``n // 2``-th most similar other, which is an
-    honest one as long as most are: flipped labels and backdoors lead elsewhere, if not back. Where
-    honest cosines differ much, as with skewed data, hardly any is.
+    That is an honest one as long as most are.
     """
     lengths = np.sqrt(products.diagonal())
     cosines = np.zeros_like(products)
     both = np.outer(lengths, lengths)
     np.divide(products, both, out=cosines, where=both > 0)
     np.fill_diagonal(cosines, -1)
-    usual = np.sort(cosines, axis=1)[:, -(len(products) // 2)]
-    return _modified_z(-usual, LEAST_SPREAD_OF_COSINES) > OUTLIER
+    return np.sort(cosines, axis=1)[:, -(len(products) // 2)]
+
+
+def apart(similarity: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which changes have far less in common with the others than these have, bool (n,).
+
+    Outliers among the usual cosines: reversed models lead back, flipped labels and backdoors
+    elsewhere. Where honest cosines differ much, as with skewed data, none is.
+    """
+    return _modified_z(-similarity, LEAST_SPREAD_OF_COSINES) > OUTLIER
+
+
+def tells(similarity: NDArray[np.float64]) -> bool:
+    """Whether `apart` would find a model that is as far back as the usual one is ahead."""
+    usual = float(np.median(similarity))
+    return 2 * usual > OUTLIER * _spread(similarity, LEAST_SPREAD_OF_COSINES)
 
 
 def _modified_z(values: NDArray[np.float64], least: float) -> NDArray[np.float64]:
     """Distances above the median, in robust standard deviations of at least `least`."""
-    above = values - np.median(values)
-    scores: NDArray[np.float64] = above / max(1.4826 * float(np.median(np.abs(above))), least)
+    scores: NDArray[np.float64] = (values - np.median(values)) / _spread(values, least)
     return scores
+
+
+def _spread(values: NDArray[np.float64], least: float) -> float:
+    """Robust standard deviation, at least `least`."""
+    return max(1.4826 * float(np.median(np.abs(values - np.median(values)))), least)
 
 
 def shortening(products: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,20 +1,27 @@
 """FedAvg for nodes that may be hostile."""
 
 from logging import WARNING
+from typing import Any
 
 from flwr.common import log
 
 from protocol.arrays import Arrays
-from protocol.robust import robust_mean
+from protocol.robust import agreeing_mean
 from strategies.common.checked import CheckedFedAvg, Update
+
+UNCLEAR = (
+    "The nodes' %ss differ too much to tell which point back: in this round, and in others like "
+    "it, such ones count"
+)
 
 
 class Agreement(CheckedFedAvg):
     """FedAvg by the rule ``agreement`` of :func:`protocol.robust.robust_mean`.
 
-    Of five or more models, those that point away from most others, are far longer, or have far less
-    in common with them than these have, are set aside; none moves the global model by more than the
-    median, and none weighs more than the median. Fewer are averaged as FedAvg does.
+    Of five or more models, those that are far longer than most, or have far less in common with the
+    others than these have, are set aside; none moves the global model by more than the median, and
+    none weighs more than the median. Fewer are averaged as FedAvg does. Where honest models differ
+    much, nobody is set aside, and the log says so once.
 
     Parameters
     ----------
@@ -22,12 +29,41 @@ class Agreement(CheckedFedAvg):
         Those of Flower's FedAvg.
     """
 
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._said = False
+
     def combine(self, updates: list[Update]) -> Arrays:
         """Average the models that agree."""
-        models = [update.arrays for update in updates]
+        mean, _ = self.average(updates, self.start_of_round, "model")
+        return mean
+
+    def average(
+        self, updates: list[Update], start: Arrays, part: str
+    ) -> tuple[Arrays, list[Update]]:
+        """Average the arrays that agree, and set the other replies aside.
+
+        Parameters
+        ----------
+        updates : list of Update
+            Their arrays are averaged.
+        start : Mapping[str, ndarray]
+            What they are changes of.
+        part : str
+            What the arrays are, for the reason.
+
+        Returns
+        -------
+        Mapping[str, ndarray], list of Update
+            The mean, and the updates that count.
+        """
+        arrays = [update.arrays for update in updates]
         weights = [update.num_examples for update in updates]
-        mean, used = robust_mean("agreement", weights, models, self.start_of_round)
+        mean, used, tells = agreeing_mean(weights, arrays, start)
+        if not (tells or self._said):
+            log(WARNING, UNCLEAR, part)
+            self._said = True
         for update, weight in zip(updates, used, strict=True):
             if weight == 0:
-                log(WARNING, "Model of node %d set aside: it is out of line with most", update.node)
-        return mean
+                self.set_aside(update.reply, f"its {part} is out of line with most")
+        return mean, [u for u, weight in zip(updates, used, strict=True) if weight]

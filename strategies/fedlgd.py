@@ -32,6 +32,7 @@ from protocol.fedlgd import (
 )
 from protocol.messages import ARRAYS, CONFIG, METRICS
 from protocol.replies import usable
+from strategies.agreement import Agreement
 from strategies.common.checked import RobustFedAvg, Update
 from strategies.common.formation import chosen_formation
 from task.datasets import DataSpec
@@ -113,7 +114,6 @@ class FedLGD(RobustFedAvg):
         self._payload = b""
         self._holders: set[int] = set()
         self._selected = False
-        self._grid: Grid
         self._content: RecordDict
 
     def summary(self) -> None:
@@ -132,7 +132,6 @@ class FedLGD(RobustFedAvg):
         sampled = super().configure_train(server_round, arrays, config, grid)
         turn, rest = divmod(server_round - 1, self.every)
         self._selected = rest == 0 and turn < self.selections
-        self._grid = grid
         request = ConfigRecord(self._request().model_dump(by_alias=True))
         self._content = RecordDict({ARRAYS: arrays, CONFIG: config, VIRTUAL: request})
         return [self._message(message.metadata.dst_node_id) for message in sampled]
@@ -152,16 +151,31 @@ class FedLGD(RobustFedAvg):
 
     def combine(self, updates: list[Update]) -> Arrays:
         """Average the models; in a selected round refine the server's virtual data."""
-        mean = super().combine(updates)
-        if self._selected and self.match == "gradient":
-            gradients = (
-                (u.num_examples, finite_arrays(sent_arrays(u.reply, GRADIENT))) for u in updates
-            )
-            self._refine(weighted_mean(gradients))
-        elif self._selected:
-            start = self._matched(self.start_of_round)
-            self._refine({name: np.subtract(array, mean[name]) for name, array in start.items()})
+        if not self._selected:
+            return super().combine(updates)
+        start = self._matched(self.start_of_round)
+        if self.match == "gradient":
+            target, updates = self._mean_gradient(updates, start)
+            mean = super().combine(updates)
+        else:
+            mean = super().combine(updates)
+            target = {name: np.subtract(array, mean[name]) for name, array in start.items()}
+        self._refine(target)
         return mean
+
+    def _mean_gradient(self, updates: list[Update], like: Arrays) -> tuple[Arrays, list[Update]]:
+        """Mean of the nodes' gradients, and the updates of those that count."""
+        gradients = [
+            replace(update, arrays=finite_arrays(sent_arrays(update.reply, GRADIENT)))
+            for update in updates
+        ]
+        if not isinstance(self.aggregator, Agreement):
+            return weighted_mean((each.num_examples, each.arrays) for each in gradients), updates
+        zeros = {name: np.zeros_like(array) for name, array in like.items()}
+        self.aggregator.grid = self.grid
+        mean, agreeing = self.aggregator.average(gradients, zeros, "gradient")
+        nodes = {update.node for update in agreeing}
+        return mean, [update for update in updates if update.node in nodes]
 
     def artifacts(self) -> dict[str, bytes]:
         """Files of the run's result: the server's virtual data, and a picture of them."""
@@ -220,7 +234,7 @@ class FedLGD(RobustFedAvg):
         log(INFO, "The server sends its virtual data again to %s", nodes)
         self._holders.difference_update(lacking)
         messages = [self._message(node) for node in lacking]
-        again = usable(self._grid.send_and_receive(messages, timeout=self.phase_timeout))
+        again = usable(self.grid.send_and_receive(messages, timeout=self.phase_timeout))
         return [reply for reply in replies if reply.metadata.src_node_id not in lacking] + again
 
     def _matched(self, arrays: Arrays) -> Arrays:

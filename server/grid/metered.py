@@ -219,6 +219,11 @@ class MeteredGrid(Grid):
             self._check_quorum(phase, replies, len(messages), wait)
         return replies
 
+    def book_set_aside(self, node: int, phase: str, reason: str) -> None:
+        """Record that a node's reply was set aside; see `protocol.replies.set_aside`."""
+        if self._journal:
+            self._journal.book_set_aside(node, phase, reason)
+
     def _accepted(self, message: Message, reply: Message) -> Message:
         """Check one reply as it arrives; subclasses may return an error reply instead."""
         if reply.has_error() and reply.error.code == SET_ASIDE:  # only we say that it was logged

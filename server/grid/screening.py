@@ -27,7 +27,7 @@ from protocol.messages import (
 )
 from protocol.method import Phase
 from protocol.outliers import FEWEST, absurdly_large, capped, idle, update_norm
-from protocol.replies import SET_ASIDE
+from protocol.replies import SET_ASIDE, set_aside
 from protocol.schema import check_numbers
 from server.grid.metered import MODELS, MeteredGrid
 from strategies.common.directory import Directory
@@ -194,9 +194,7 @@ class ScreeningGrid(MeteredGrid):
     def _set_aside(self, message: Message, reason: str) -> Message:
         node, phase = message.metadata.dst_node_id, message.metadata.message_type
         reason = one_line(reason)  # it may quote what the node sent
-        log(WARNING, "Reply of node %d to %s set aside: %s", node, phase, reason)
-        if self._journal:
-            self._journal.book_set_aside(node, phase, reason)
+        set_aside(self, node, phase, reason)
         return Message(Error(SET_ASIDE, reason), reply_to=message)
 
 

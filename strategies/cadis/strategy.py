@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
-from logging import INFO, WARNING
+from logging import INFO
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -147,7 +147,10 @@ class CADIS(CheckedFedAvg):
         for cluster in np.unique(cluster_of[clients]):
             inside = np.flatnonzero(cluster_of[clients] == cluster)
             models = [updates[i].arrays for i in inside]
-            mean, _ = robust_mean(self.rule, weights[inside].tolist(), models, self.start_of_round)
+            of_models = weights[inside].tolist()
+            mean, used = robust_mean(self.rule, of_models, models, self.start_of_round)
+            for i in inside[used == 0]:
+                self.set_aside(updates[i].reply, "it is out of line with its cluster")
             means.append((weights[inside].sum(), mean))
         return weighted_mean(means)
 
@@ -170,11 +173,9 @@ class CADIS(CheckedFedAvg):
             updates, shortening(products), turning, long, strict=True
         ):
             if turns:
-                text = "Model of node %d set aside: it points against the last step and most others"
-                log(WARNING, text, update.node)
+                self.set_aside(update.reply, "it points against the last step and most others")
             elif is_long:
-                text = "Model of node %d set aside: its update is far longer than most"
-                log(WARNING, text, update.node)
+                self.set_aside(update.reply, "its update is far longer than most")
             else:
                 moved = [(factor, update.arrays), (1 - factor, start)]
                 judged.append(replace(update, arrays=weighted_mean(moved)))

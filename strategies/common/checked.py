@@ -12,8 +12,9 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from protocol.arrays import Arrays, as_arrays, as_record, model_arrays, sent_arrays
 from protocol.averages import weighted_mean
+from protocol.meeting import one_line
 from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN_LOSS
-from protocol.replies import number, usable
+from protocol.replies import number, set_aside, usable
 from strategies.common.run import Run
 from strategies.common.state import check_tag, tag
 
@@ -56,6 +57,8 @@ class CheckedFedAvg(FedAvg):
         Attributes, each a mapping, to save in checkpoints.
     start_of_round : Mapping[str, ndarray]
         The global model at the start of the round.
+    grid : Grid
+        Where the round's messages go.
     num_nodes : int
         Nodes connected at the start of the round.
     """
@@ -63,6 +66,7 @@ class CheckedFedAvg(FedAvg):
     run_arguments: ClassVar[tuple[str, ...]] = ()
     state_keys: ClassVar[tuple[str, ...]] = ()
     start_of_round: Arrays
+    grid: Grid
     num_nodes: int
 
     @classmethod
@@ -86,7 +90,7 @@ class CheckedFedAvg(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Have the sampled nodes train, as FedAvg does; each message gets `records` too."""
-        self.start_of_round = as_arrays(arrays)
+        self.start_of_round, self.grid = as_arrays(arrays), grid
         self.num_nodes = len(list(grid.get_node_ids()))
         messages = list(super().configure_train(server_round, arrays, config, grid))
         records = self.records()
@@ -103,7 +107,7 @@ class CheckedFedAvg(FedAvg):
             try:
                 updates.append(self.read(reply))
             except ValueError as error:
-                log(WARNING, "Model of node %d set aside: %s", reply.metadata.src_node_id, error)
+                self.set_aside(reply, one_line(error))
         if not updates:
             log(WARNING, "Round %d: no usable model, the global one stays", server_round)
             return None, None
@@ -141,6 +145,10 @@ class CheckedFedAvg(FedAvg):
     def combine(self, updates: list[Update]) -> Arrays:
         """Make the next global model from at least one update."""
         return weighted_mean((update.num_examples, update.arrays) for update in updates)
+
+    def set_aside(self, reply: Message, reason: str) -> None:
+        """Say that a reply does not count, in log and journal."""
+        set_aside(self.grid, reply.metadata.src_node_id, reply.metadata.message_type, reason)
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, besides the global model."""
@@ -192,7 +200,7 @@ class RobustFedAvg(CheckedFedAvg):
         if self.aggregator is None:
             return super().combine(updates)
         if isinstance(self.aggregator, CheckedFedAvg):
-            self.aggregator.start_of_round = self.start_of_round
+            self.aggregator.start_of_round, self.aggregator.grid = self.start_of_round, self.grid
             return self.aggregator.combine(updates)
         replies = [_plain_reply(update) for update in updates]
         record, _ = self.aggregator.aggregate_train(self._server_round, replies)

@@ -1,12 +1,10 @@
 """What FedHEAD's server can judge of models that it does not see: means, students, and norms."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from logging import WARNING
 from statistics import median
 from typing import Any
 
 import numpy as np
-from flwr.common import log
 
 from protocol.arrays import Arrays
 from protocol.averages import weighted_mean
@@ -38,16 +36,15 @@ class Norms:
         self.told: dict[int, float] = {}
         self._medians: list[float] = []
 
-    def begin_round(self, told: Mapping[int, float]) -> None:
-        """Take the norms of a round; nodes with absurd ones are logged and left out."""
+    def begin_round(self, told: Mapping[int, float]) -> dict[int, str]:
+        """Take the norms of a round, without odd ones; return why these are, by node."""
         reasons = dict.fromkeys(self._absurd(told), "its norm exceeds norm-threshold")
         if self.threshold:
             reasons |= dict.fromkeys(idle(told), "its update is next to nothing beside the others'")
-        for node, reason in reasons.items():
-            log(WARNING, "Model of node %d set aside: %s", node, reason)
         self.told = {node: norm for node, norm in told.items() if node not in reasons}
         if self.told:
             self._medians = [*self._medians, median(self.told.values())][-HISTORY:]
+        return reasons
 
     def check_mean(self, mean: Arrays, start: Arrays, averaged: Iterable[int]) -> None:
         """Refuse a mean that is further from the start than all models that it is made of.
@@ -116,10 +113,8 @@ def agreeing(
     models = list(students.values())
     factors = shortening(inner_products(models, start))
     away = points_away([weights[leader] for leader in students], models, start)
-    kept: dict[int, Arrays] = {}
-    for leader, factor, is_away in zip(students, factors, away, strict=True):
-        if is_away:
-            log(WARNING, "Student of leader %d set aside: it points away from the others", leader)
-        else:
-            kept[leader] = weighted_mean([(factor, students[leader]), (1 - factor, start)])
-    return kept
+    return {
+        leader: weighted_mean([(factor, students[leader]), (1 - factor, start)])
+        for leader, factor, is_away in zip(students, factors, away, strict=True)
+        if not is_away
+    }

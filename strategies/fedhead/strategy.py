@@ -43,7 +43,7 @@ from protocol.messages import (
     TRAIN_LOSS,
 )
 from protocol.outliers import update_norm
-from protocol.replies import number, usable
+from protocol.replies import number, set_aside, usable
 from protocol.robust import Rule, trimmed_mean
 from strategies.common.directory import Directory
 from strategies.common.leaders import successor
@@ -331,8 +331,9 @@ class FedHEAD(FedAvg):
             try:
                 losses[node], norms[node] = number(reply, TRAIN_LOSS), number(reply, UPDATE_NORM)
             except ValueError as error:
-                log(WARNING, "Model of node %d set aside: %s", node, error)
-        self._norms.begin_round(norms)
+                set_aside(self._grid, node, TRAIN_SECTOR, one_line(error))
+        for node, reason in self._norms.begin_round(norms).items():
+            set_aside(self._grid, node, TRAIN_SECTOR, reason)
         num_examples = {node: self._num_examples[node] for node in self._norms.told}
         loss = sum(count * losses[node] for node, count in num_examples.items())
         return num_examples, MetricRecord({TRAIN_LOSS: loss / max(sum(num_examples.values()), 1)})
@@ -352,7 +353,7 @@ class FedHEAD(FedAvg):
             try:
                 deliveries[node] = links.forward(self._routes[node], parcel)
             except ValueError as error:
-                log(WARNING, "Parcel of node %d set aside: %s", node, error)
+                set_aside(self._grid, node, reply.metadata.message_type, one_line(error))
         return deliveries
 
     def _aggregate_sectors(
@@ -411,7 +412,7 @@ class FedHEAD(FedAvg):
                 mean = self._model_of(reply)
                 self._norms.check_mean(mean, self._global, averaged)
             except ValueError as error:
-                log(WARNING, "Mean of leader %d set aside: %s", cluster.head, error)
+                set_aside(self._grid, cluster.head, AGGREGATE_SECTOR, one_line(error))
                 self._membership.distrust(cluster.head)
                 continue
             means[cluster.head] = (sum(num_examples[node] for node in averaged), mean)
@@ -462,8 +463,8 @@ class FedHEAD(FedAvg):
         if update_norm(mean, middle) <= near:
             means[cluster.head] = (weight, middle)
             return cluster
-        text = "Mean of leader %d set aside: it is not that of nodes %s"
-        log(WARNING, text, cluster.head, list(found))
+        reason = f"its mean is not that of nodes {', '.join(map(str, found))}"
+        set_aside(self._grid, cluster.head, AGGREGATE_SECTOR, reason)
         self._membership.distrust(cluster.head)
         del means[cluster.head]
         nearest = min(distances, key=distances.__getitem__)
@@ -521,14 +522,19 @@ class FedHEAD(FedAvg):
             try:
                 self._norms.check_student(leader, student, mean)
             except ValueError as error:
-                log(WARNING, "Student of leader %d set aside: %s", leader, error)
+                set_aside(self._grid, leader, DISTILL_SECTOR, one_line(error))
                 self._membership.distrust(leader)
                 continue
             distilled[leader] = student
         if self.rule == "mean":
             return distilled
         weights = {leader: weight for leader, (weight, _) in sectors.items()}
-        return agreeing(distilled, weights, mean)
+        agreed = agreeing(distilled, weights, mean)
+        if distilled and not agreed:
+            log(WARNING, "Students point away from each other: sectors keep their plain averages")
+        for leader in [leader for leader in distilled if agreed and leader not in agreed]:
+            set_aside(self._grid, leader, DISTILL_SECTOR, "its student points away from the others")
+        return agreed
 
     def _ask(self, messages: list[Message]) -> dict[int, Message]:
         """Replies by node, in the order of ``messages``; nodes without one count as failed."""

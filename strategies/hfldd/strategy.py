@@ -33,8 +33,9 @@ from protocol.hfldd import (
     Refinement,
     soft_labels_of,
 )
+from protocol.meeting import one_line
 from protocol.messages import CONFIG, METRICS, PARCEL, ROUTE, SERVER_ROUND
-from protocol.replies import NothingUsableError, number, usable
+from protocol.replies import NothingUsableError, number, set_aside, usable
 from strategies.common.checked import RobustFedAvg, Update
 from strategies.common.directory import Directory, listed
 from strategies.common.formation import chosen_formation
@@ -145,7 +146,6 @@ class HFLDD(RobustFedAvg):
         self._directory = directory or Directory()
         self._clusters = Clusters(seed)
         self._retries = Retries()
-        self._grid: Grid
         if image_shape is not None:
             chosen_formation("hfldd.formation", self.distillation.formation, image_shape)
         if self.distillation.share_raw_data:
@@ -205,8 +205,7 @@ class HFLDD(RobustFedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Form the clusters, or later update them; then have the heads train."""
-        self.start_of_round = as_arrays(arrays)
-        self._grid = grid
+        self.start_of_round, self.grid = as_arrays(arrays), grid
         forming = not self._clusters
         if forming:
             self._form_clusters(grid)
@@ -255,7 +254,7 @@ class HFLDD(RobustFedAvg):
                 self._clusters,
                 models,
                 self._directory,
-                self._grid,
+                self.grid,
                 self._server_round,
                 self.phase_timeout,
             )
@@ -329,7 +328,7 @@ class HFLDD(RobustFedAvg):
             try:
                 soft_labels[node] = soft_labels_of(sent_arrays(reply))
             except ValueError as error:
-                log(WARNING, "Soft labels of node %d set aside: %s", node, error)
+                self.set_aside(reply, one_line(error))
             with suppress(ValueError):
                 noise[node] = max(number(reply, OWN_DIVERGENCE), 0.0)
         shapes = [labels.shape for labels in soft_labels.values()]
@@ -340,8 +339,8 @@ class HFLDD(RobustFedAvg):
             shape = (self.label_knowledge.auxiliary_size, self.num_classes)
         for node, labels in soft_labels.items():
             if labels.shape != shape:
-                text = "Soft labels of node %d set aside: %s, not %s"
-                log(WARNING, text, node, labels.shape, shape)
+                reason = f"its soft labels are {labels.shape}, not {shape}"
+                set_aside(grid, node, LABEL_KNOWLEDGE, reason)
         usable_labels = {n: labels for n, labels in soft_labels.items() if labels.shape == shape}
         return usable_labels, noise
 

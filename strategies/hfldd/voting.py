@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from protocol.arrays import Arrays, as_record
 from protocol.hfldd import KNOWN, RANKS, VOTE, VOTER, VoteMetrics
 from protocol.messages import CONFIG, METRICS
-from protocol.replies import usable
+from protocol.replies import set_aside, usable
 from strategies.common.directory import Directory
 from strategies.hfldd.clusters import Clusters, LiveCluster
 from strategies.hfldd.votes import contradicted, verdicts, voters
@@ -77,7 +77,7 @@ def hold_vote(
         try:
             votes[head] = _votes_of(reply, by_head[head], len(chosen[head]))
         except (KeyError, SettingsError, ValueError):
-            log(WARNING, "Votes of head %d set aside: they are not what was asked for", head)
+            set_aside(grid, head, VOTE, "its votes are not what was asked for")
     clusters.failed |= chosen.keys() - votes.keys()
     note_verdicts(votes, by_head, decisive=len(models) >= FEWEST_CLUSTERS)
 

@@ -1,12 +1,17 @@
 """A node in its sector: what a leader keeps is bounded, and nothing but ranks names its files."""
 
+import json
+
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from safetensors.numpy import save
 
+import client.fedhead
 from client.app import app
-from client.fedhead import OWN, mean_of_sector
+from client.fedhead import MEMBERS, OWN, distil_sector, mean_of_sector
 from client.session import Session
-from protocol.arrays import as_arrays
+from protocol.arrays import arrays_of, as_arrays
+from protocol.ensemble import EnsembleDistillation
 from protocol.fedhead import AGGREGATE_SECTOR, GLOBAL_MODEL, HAND_OUT, TRAIN_SECTOR
 from task.models import create_model
 
@@ -93,3 +98,23 @@ def test_a_rank_that_is_no_number_is_refused(ask):
     content["delivery.../../evil"] = ConfigRecord()
     with pytest.raises(ValueError, match="invalid literal"):
         ask(AGGREGATE_SECTOR, content)
+
+
+@pytest.mark.parametrize(
+    ("rule", "size", "cut"), [("trimmed-mean", 4, 0), ("trimmed-mean", 5, 2), ("agreement", 5, 0)]
+)
+def test_a_teacher_is_trimmed_where_the_mean_is(session, monkeypatch, rule, size, cut):
+    model = create_model("auto", session.data.spec)
+    for rank in range(size):
+        session.store.write(f"sector-model-{rank}", save(arrays_of(model)))
+    members = {"server-round": 1, "rule": rule, "weights": [(rank, 1.0) for rank in range(size)]}
+    session.store.write(MEMBERS, json.dumps(members).encode())
+    found, teach = [], client.fedhead.teacher_probabilities
+
+    def noted(*args, **options):
+        found.append(options["cut"])
+        return teach(*args, **options)
+
+    monkeypatch.setattr(client.fedhead, "teacher_probabilities", noted)
+    distil_sector(session, model, EnsembleDistillation(distill_epochs=1), 1)
+    assert found == [cut]

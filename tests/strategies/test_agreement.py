@@ -33,7 +33,9 @@ def set_aside(client_grid, caplog, strategy, attack):
         caplog.clear()
         messages = strategy.configure_train(server_round, arrays, ConfigRecord({"lr": 0.05}), grid)
         arrays, _ = strategy.aggregate_train(server_round, grid.send_and_receive(messages))
-        rounds.append([i for i in range(NODES) if f"node {FIRST + i} set aside" in caplog.text])
+        rounds.append(
+            [i for i in range(NODES) if f"node {FIRST + i} to train set aside" in caplog.text]
+        )
     return rounds
 
 

@@ -144,7 +144,7 @@ def test_who_sends_back_what_it_got_has_no_say_in_its_sector(grid_of, caplog):
     turn(grid, Attack.FREE_RIDER, riders)
     found = play(strategy, grid)
     for node in riders:
-        assert f"Model of node {node} set aside: its update is next to nothing" in caplog.text
+        assert f"node {node} to train.sector set aside: its update is next to" in caplog.text
     away = grid_of()
     for node in riders:
         del away.nodes[node]
@@ -236,8 +236,10 @@ def test_the_mean_of_a_suspected_leader_is_that_of_most_witnesses(
     liar, other = first.head, second.head
     turn(grid, Attack.REVERSING_LEADER, [liar, *first.members[:colluders]])
     found = play(strategy, grid)
-    assert f"Mean of leader {liar} set aside: it is not that of nodes" in caplog.text
-    assert f"Mean of leader {other} set aside" not in caplog.text
+    assert (
+        f"node {liar} to train.aggregate_sector set aside: its mean is not that of" in caplog.text
+    )
+    assert f"node {other} to train.aggregate_sector set aside" not in caplog.text
     assert_same(found, play(strategy_of(sectors=2), grid_of(nodes=nodes)))
     play(strategy, grid, 2, found)
     assert liar not in strategy.topology.heads

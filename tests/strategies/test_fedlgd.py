@@ -9,6 +9,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from torch.nn import functional
 
+import strategies.fedlgd
 from client.session import Session
 from client.training import epoch_batches
 from distill.contrastive import supervised_contrastive_loss
@@ -17,6 +18,7 @@ from distill.gradient_matching import match_gradient
 from distill.virtual_data import VirtualData
 from links.store import NodeStore
 from protocol.fedlgd import GLOBAL_DATA, GRADIENT, VIRTUAL
+from strategies.agreement import Agreement
 from strategies.fedlgd import FedLGD
 from task.datasets import load_dataset
 from task.models import create_model
@@ -287,6 +289,32 @@ def test_a_bad_reply_is_set_aside_and_the_round_goes_on(client_grid, change):
     strategy, expected = strategy_of(), strategy_of()
     assert_equal(numbers(play(strategy, bad)), numbers(play(expected, good)))
     assert torch.equal(strategy.global_data.images, expected.global_data.images)
+
+
+def test_a_gradient_that_is_out_of_line_does_not_move_the_servers_data(
+    client_grid, caplog, monkeypatch
+):
+    def longer_and_reversed(content):
+        arrays = numbers(content.array_records[GRADIENT])
+        content[GRADIENT] = ArrayRecord({n: torch.tensor(-100 * a) for n, a in arrays.items()})
+
+    targets = []
+
+    def noted(images, labels, target, *given, **options):
+        targets.append(torch.cat([array.flatten() for array in target.values()]))
+        return images
+
+    monkeypatch.setattr(strategies.fedlgd, "match_gradient", noted)
+    grid = client_grid(6, {**RUN_CONFIG, "partition.scheme": "iid"})
+    play(strategy_of(), grid)
+    spoil(grid, FIRST, longer_and_reversed)
+    play(strategy_of(aggregator=Agreement()), grid)
+    honest, found = targets
+    assert functional.cosine_similarity(honest, found, dim=0) > 0.9
+    lines = [message for message in caplog.messages if "set aside" in message]
+    assert lines == [
+        f"Reply of node {FIRST} to train.virtual set aside: its gradient is out of line with most"
+    ]
 
 
 def test_a_round_without_usable_replies_leaves_everything_as_it_was(client_grid):
