@@ -3,7 +3,7 @@
 import copy
 import json
 from collections.abc import Callable, Iterable, Mapping
-from logging import INFO, WARNING
+from logging import INFO
 from random import Random
 from typing import Any, Self
 
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from protocol.arrays import as_arrays, as_tensors, sent_arrays
 from protocol.auto import CANDIDATES, CHOICE
 from protocol.hfldd import LABEL_KNOWLEDGE, LabelRequest, soft_labels_of
+from protocol.meeting import one_line
 from protocol.messages import CONFIG
-from protocol.replies import NothingUsableError, usable
+from protocol.replies import NothingUsableError, set_aside, usable
 from strategies.auto.rule import Choice, choose
 from strategies.auto.skew import Floats, label_skew, one_class_labels
 from strategies.common.run import Run
@@ -210,14 +211,12 @@ class Auto(Strategy):
             node = reply.metadata.src_node_id
             try:
                 labels = soft_labels_of(sent_arrays(reply))
+                if labels.shape != shape:
+                    raise ValueError(f"its soft labels are {labels.shape}, not {shape}")
             except ValueError as error:
-                log(WARNING, "Soft labels of node %d set aside: %s", node, error)
-                continue
-            if labels.shape != shape:
-                text = "Soft labels of node %d set aside: %s, not %s"
-                log(WARNING, text, node, labels.shape, shape)
-                continue
-            yield labels
+                set_aside(grid, node, LABEL_KNOWLEDGE, one_line(error))
+            else:
+                yield labels
 
 
 def formulas(strategy: Auto, num_nodes: int, num_weights: int, num_rounds: int) -> dict[str, int]:
