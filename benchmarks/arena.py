@@ -179,11 +179,12 @@ def _indices_of_domains() -> dict[str, list[int]]:
 
 def _worst_node(journal: Iterable[Mapping[str, Any]]) -> float:
     """Lowest accuracy of a node on its own samples, mean of the last rounds."""
-    phases = [entry["nodes"] for entry in journal if entry.get("phase") == "evaluate"]
-    return min(
-        statistics.mean(phase[str(FIRST_NODE + i)]["eval-accuracy"] for phase in phases[-LAST:])
-        for i in range(NODES)
-    )
+    phases = [entry["nodes"] for entry in journal if entry.get("phase") == "evaluate"][-LAST:]
+    nodes = [str(FIRST_NODE + place) for place in range(NODES)]
+    accuracies: list[float] = [
+        statistics.mean(phase[node]["eval-accuracy"] for phase in phases) for node in nodes
+    ]
+    return min(accuracies)
 
 
 def play_all(

@@ -6,7 +6,7 @@ from protocol.method import Method
 from server.settings import RunSettings
 from server.task import Task
 from strategies.common.directory import Directory
-from strategies.common.registry import create_aggregator, create_strategy
+from strategies.common.registry import create_aggregator, create_strategy, find_strategy
 from strategies.common.run import Run
 
 
@@ -24,6 +24,11 @@ def strategy_of_run(
     SettingsError
         If the strategy does not accept the settings.
     """
+
+    def create(name: str) -> Strategy:
+        other = settings.model_copy(update={"strategy": name})
+        return strategy_of_run(other, *find_strategy(name), task, directory)
+
     run = Run(
         seed=settings.seed,
         model=task.model,
@@ -36,6 +41,7 @@ def strategy_of_run(
         fraction_train=settings.fraction_train,
         fraction_evaluate=settings.fraction_evaluate,
         directory=directory,
+        create=create,
         norm_threshold=settings.norm_threshold,
         aggregator=create_aggregator(settings.aggregator, settings.aggregator_args),
         num_rounds=settings.num_rounds,

@@ -107,7 +107,7 @@ def _privacy(run: RunFiles) -> list[str]:
             "made under differential privacy with an epsilon of "
             f"{max(epsilons_of_images):g}."
         )
-    if run.picture:
+    if run.artifact("virtual.png"):
         lines.append("- The server also made virtual images from the nodes' messages.")
     if text := disclosed(run):
         lines.append(f"- {text}")

@@ -34,7 +34,6 @@ class RunFiles:
     topology: Mapping[str, Any]
     traffic: Mapping[str, Any]
     partition: Mapping[str, Any]
-    picture: bytes  # virtual.png
 
     @property
     def title(self) -> str:
@@ -63,6 +62,11 @@ class RunFiles:
         """Name of a node, from its Flower id."""
         return self.names.get(node, short(node))
 
+    def artifact(self, file: str) -> bytes:
+        """Content of a file that the strategy left; empty if there is none."""
+        path = self.folder / file
+        return path.read_bytes() if path.exists() else b""
+
     def named(self, text: str) -> str:
         """Replace Flower's node ids in a text by names."""
         return named(text, self.name)
@@ -81,7 +85,6 @@ def read_run(folder: Path) -> RunFiles:
             f"{folder} is not the folder of a run: no settings.json in it "
             "(flwr-distill runs list names the runs)"
         )
-    picture = folder / "virtual.png"
     return RunFiles(
         folder=folder,
         settings=_json(folder / "settings.json"),
@@ -91,7 +94,6 @@ def read_run(folder: Path) -> RunFiles:
         topology=_json(folder / "topology.json"),
         traffic=_json(folder / "traffic.json"),
         partition=_json(folder / "partition.json"),
-        picture=picture.read_bytes() if picture.exists() else b"",
     )
 
 

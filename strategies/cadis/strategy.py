@@ -42,7 +42,7 @@ class CADIS(CheckedFedAvg):
 
     Parameters
     ----------
-    aggregation, kd_lambda, most_say, rule
+    aggregation, kd_lambda, most_say, main_cluster, rule
         See `protocol.cadis.CADISSettings`.
     layer : str (default: "")
         Name of the dense layer that is compared and whose input are the features. If empty, the
@@ -59,7 +59,8 @@ class CADIS(CheckedFedAvg):
 
     Clusters cover all clients ever seen; ``|cluster of i|`` counts only clients in the round, so
     that every cluster in it has an equal say. Unlike in the paper, it is capped (``most_say``): one
-    client unlike all others would weigh as much as all of them together. Similarities of pairs that
+    client unlike all others would weigh as much as all of them together. Nor is there an equal say
+    where no cluster is large (``main_cluster``). Similarities of pairs that
     never met are estimated for clients of the round, through other clients of the round.
 
     Pairs are judged by the peak of their similarity S (eq. 12), unlike in the paper. Once a model
@@ -75,6 +76,7 @@ class CADIS(CheckedFedAvg):
         aggregation: Literal["clusters", "samples"] = "clusters",
         kd_lambda: float = 1.0,
         most_say: float = 2.5,
+        main_cluster: float = 0.4,
         rule: Rule = "mean",
         layer: str = "",
         seed: int = 0,
@@ -84,6 +86,7 @@ class CADIS(CheckedFedAvg):
         self.aggregation = aggregation
         self.kd_lambda = kd_lambda
         self.most_say = most_say
+        self.main_cluster = main_cluster
         self.rule = rule
         self.layer = layer
         self.seed = seed
@@ -139,6 +142,9 @@ class CADIS(CheckedFedAvg):
         estimated = estimated_links(rows, clients, needed, np.random.default_rng(draws))
         cluster_of = clusters(len(self.places), self.known.links(needed), estimated)
         self._report(cluster_of)
+        if np.bincount(cluster_of).max() < self.main_cluster * len(self.places):
+            log(INFO, "CADIS: no main cluster, so nodes weigh by their samples")
+            cluster_of = np.zeros_like(cluster_of)
         num_examples = np.array([update.num_examples for update in updates])
         weights = aggregation_weights(cluster_of[clients], num_examples, self.most_say)
         if self.rule == "mean":

@@ -46,7 +46,8 @@ def virtual_data(run: RunFiles) -> Section | None:
         for node, numbers in entry.get("nodes", {}).items()
         if "virtual-epsilon" in numbers
     }
-    if not (cards or run.picture or guaranteed):
+    picture = run.artifact("virtual.png")
+    if not (cards or picture or guaranteed):
         return None
     return Section(
         "Virtual data",
@@ -55,7 +56,7 @@ def virtual_data(run: RunFiles) -> Section | None:
             *([_guarantee(guaranteed)] if guaranteed else []),
         ],
         [_table(cards)] if cards else [],
-        [_sheet(run.picture)] if run.picture else [],
+        [_sheet(picture)] if picture else [],
     )
 
 

@@ -40,6 +40,9 @@ class Run:
         Shares of the nodes that train and that evaluate in a round.
     directory : Directory
         The nodes that were met.
+    create : callable
+        Makes another strategy of this run, given its name, for a strategy that leaves the work to
+        one of those.
     norm_threshold : float (default: 5.0)
         Score above which the norm of an update is absurd; see `protocol.outliers.absurdly_large`.
     aggregator : Strategy, optional (default: None)
@@ -59,6 +62,7 @@ class Run:
     fraction_train: float
     fraction_evaluate: float
     directory: Directory
+    create: Callable[[str], Strategy]
     norm_threshold: float = 5.0
     aggregator: Strategy | None = None
     num_rounds: int = 0

@@ -77,9 +77,8 @@ class RunFiles(Protocol):
     def journal(self) -> list[dict[str, Any]]:
         """Entries of the run's journal: phases with the numbers of nodes, and warnings."""
 
-    @property
-    def picture(self) -> bytes:
-        """PNG of virtual data at the server; empty if there are none."""
+    def artifact(self, file: str) -> bytes:
+        """Content of a file that the strategy left; empty if there is none."""
 
     def name(self, node: str) -> str:
         """Name of a node, from its Flower id."""

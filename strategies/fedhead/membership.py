@@ -128,6 +128,16 @@ class Membership:
             clusters.append(Cluster(head=able[place], members=members))
         return tuple(clusters)
 
+    def narrow_leaders(self, clusters: Iterable[Cluster], least: float) -> list[int]:
+        """Leaders that hold less than a share `least` of their sector's classes, as nodes told."""
+        narrow = []
+        for cluster in clusters:
+            held = [self._nodes[node].classes for node in (cluster.head, *cluster.members)]
+            in_sector = {label for classes in held for label in classes or ()}
+            if held[0] is not None and len(set(held[0])) < least * len(in_sector):
+                narrow.append(cluster.head)
+        return narrow
+
     def fail(self, *nodes: int) -> None:
         """Note that nodes failed."""
         self.failed.update(self.identity(node) for node in nodes)

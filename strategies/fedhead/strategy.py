@@ -45,7 +45,7 @@ from protocol.messages import (
 from protocol.outliers import update_norm
 from protocol.replies import number, set_aside, usable
 from protocol.robust import Rule, trimmed_mean
-from strategies.common.directory import Directory
+from strategies.common.directory import Directory, listed
 from strategies.common.leaders import successor
 from strategies.common.run import Run
 from strategies.common.state import check_tag, tag
@@ -83,13 +83,16 @@ class FedHEAD(FedAvg):
     failed leader's model. If nobody can take over, the sector sits out the round. A leader that
     cannot hand out w is replaced at once. A failed leader does not lead in the next round.
 
+    Unlike in the paper, a leader that holds few of its sector's classes does not distil
+    (``least_classes``): on its data alone the student would forget the others.
+
     No leader is believed. p_km is what node k said when it was met, at most ten times the median.
     Members tell the norm of their update, and w_m is refused if it is longer than all of them, z_m
     if its norm is absurd beside them and those of earlier rounds. Who sent it leads no more.
 
     Parameters
     ----------
-    sectors, fixed_leader, rule, audit
+    sectors, fixed_leader, least_classes, rule, audit
         See `protocol.fedhead.FedHEADSettings`. If not fixed, node k leads with probability
         ``p_km / p_m``; fixed leaders are those of the paper's table 7.
     ensemble_distillation : EnsembleDistillation, optional (default: None)
@@ -123,6 +126,7 @@ class FedHEAD(FedAvg):
         *,
         sectors: int = 2,
         fixed_leader: bool = False,
+        least_classes: float = 0.5,
         rule: Rule = "mean",
         audit: bool = False,
         ensemble_distillation: EnsembleDistillation | None = None,
@@ -142,6 +146,7 @@ class FedHEAD(FedAvg):
         )
         self.sectors = sectors
         self.fixed_leader = fixed_leader
+        self.least_classes = least_classes
         self.rule = rule
         self.audit = audit
         self.ensemble_distillation = ensemble_distillation or EnsembleDistillation()
@@ -165,6 +170,7 @@ class FedHEAD(FedAvg):
         own = {
             "sectors": settings.sectors,
             "fixed_leader": settings.fixed_leader,
+            "least_classes": settings.least_classes,
             "rule": settings.rule,
             "audit": settings.audit,
             "ensemble_distillation": settings.ensemble_distillation,
@@ -510,9 +516,15 @@ class FedHEAD(FedAvg):
                 CONFIG: ConfigRecord({**request, SERVER_ROUND: server_round}),
             }
         )
-        replies = self._ask([Message(content, leader, DISTILL_SECTOR) for leader in sectors])
+        clusters = self.topology.clusters if self.topology else ()
+        narrow = self._membership.narrow_leaders(clusters, self.least_classes)
+        if narrow:
+            text = "%s: sectors of nodes %s keep their plain averages: these hold few classes"
+            log(INFO, text, type(self).__name__, listed([str(node) for node in narrow]))
+        able = [leader for leader in sectors if leader not in narrow]
+        replies = self._ask([Message(content, leader, DISTILL_SECTOR) for leader in able])
         distilled = {}
-        for leader in sectors:
+        for leader in able:
             try:
                 student = self._model_of(replies[leader])
             except (KeyError, ValueError) as error:

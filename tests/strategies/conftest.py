@@ -123,6 +123,7 @@ def a_run():
             "fraction_train": 0.5,
             "fraction_evaluate": 0.25,
             "directory": Directory(),
+            "create": None,
         }
         return Run(**{**fields, **changed})
 

@@ -103,6 +103,18 @@ def test_a_round_is_the_papers_weighted_mean(memory_grid, seed):
     np.testing.assert_allclose(last(result), expected, atol=1e-6)
 
 
+def test_without_a_main_cluster_nodes_weigh_by_their_samples(memory_grid, caplog):
+    caplog.set_level(logging.INFO, logger="flwr")
+    directions = np.eye(6).reshape(6, 2, 3)
+    changes = [directions[node] for node in (0, 0, 0, 1, 2, 3, 4, 5)]
+    nodes = [made_up(change, num_examples=10) for change in changes]
+    mean = sum(changes) / len(changes)
+    np.testing.assert_allclose(last(play(strategy_of(), grid_of(memory_grid, *nodes))), mean)
+    assert "no main cluster" in caplog.text
+    paper = last(play(strategy_of(main_cluster=0.0), grid_of(memory_grid, *nodes)))
+    np.testing.assert_allclose(paper, sum(directions) / 6)
+
+
 @pytest.mark.parametrize(("settings", "say"), [({}, 1 / 4), ({"most_say": 5.0}, 1 / 2)])
 def test_a_small_cluster_has_the_same_say_as_a_large_one_up_to_a_cap(memory_grid, settings, say):
     many, few = np.array([[1.0, 0, 0], [0, 0, 0]]), np.array([[0, 1.0, 0], [0, 0, 0]])

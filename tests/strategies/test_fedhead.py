@@ -1,6 +1,7 @@
 """FedHEAD with our real ClientApp; only the wire is replaced, by a grid in memory."""
 
 import copy
+import logging
 import re
 
 import numpy as np
@@ -12,8 +13,11 @@ from distill.ensemble import distil_ensemble, teacher_probabilities
 from protocol.ensemble import EnsembleDistillation
 from protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR, HAND_OUT, TRAIN_SECTOR
 from protocol.messages import DELIVERY
+from strategies.common.directory import Description, Directory
+from strategies.common.topology import Cluster
 from strategies.feddf import FedDF
 from strategies.fedhead import FedHEAD
+from strategies.fedhead.membership import Membership
 from strategies.fedhead_plus import FedHEADPlus
 from task.datasets import auxiliary_images, load_dataset
 from task.models import create_model
@@ -30,7 +34,8 @@ def start_of_a_run():
 
 
 def strategy_of(kind=FedHEAD, **settings):
-    return kind(ensemble_distillation=DISTILLATION, **settings)
+    papers = {} if kind is FedDF else {"least_classes": 0.0}
+    return kind(ensemble_distillation=DISTILLATION, **{**papers, **settings})
 
 
 def play(strategy, grid, server_round=1, arrays=None):
@@ -81,6 +86,33 @@ def test_without_distillation_a_round_is_fedavg(client_grid, by_hand, sectors):
         ]
     )
     assert_equal(numbers(found), as_numpy(expected))
+
+
+def test_a_leader_with_few_of_its_sectors_classes_is_not_asked_to_distil(client_grid, caplog):
+    """Of nodes 0 to 3 with three classes each, whoever leads holds a third of nine."""
+    caplog.set_level(logging.INFO, logger="flwr")
+    narrow, wide = (
+        client_grid(3, RUN_CONFIG),
+        client_grid(3, {**RUN_CONFIG, "partition.classes": 9}),
+    )
+    averages = client_grid(
+        3, RUN_CONFIG, lambda node, message: message.metadata.message_type == DISTILL_SECTOR
+    )
+    found = play(strategy_of(sectors=1, least_classes=0.5), narrow)
+    assert_equal(numbers(found), numbers(play(strategy_of(sectors=1), averages)))
+    assert DISTILL_SECTOR not in {message.metadata.message_type for message in narrow.pushed}
+    assert "keep their plain averages: these hold few classes" in caplog.text
+    play(strategy_of(sectors=1, least_classes=0.5), wide)
+    assert DISTILL_SECTOR in {message.metadata.message_type for message in wide.pushed}
+
+
+def test_a_node_that_does_not_tell_its_classes_may_distil():
+    membership = Membership(1, False, 0, Directory())
+    told = {1: None, 2: (0, 1, 2), 3: (3, 4, 5, 6)}
+    membership._nodes = {node: Description(10, classes=held) for node, held in told.items()}
+    clusters = [Cluster(head, tuple(told.keys() - {head})) for head in told]
+    assert membership.narrow_leaders(clusters, 0.5) == [2]
+    assert membership.narrow_leaders(clusters, 0.0) == []
 
 
 def test_fedhead_plus_distils_the_sectors_ensemble_on_the_reference_set(client_grid, by_hand):

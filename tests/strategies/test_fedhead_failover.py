@@ -22,7 +22,10 @@ MODEL = create_model("auto", SPEC, seed=0)
 
 
 def strategy_of(kind=FedHEAD, **settings):
-    return kind(ensemble_distillation=EnsembleDistillation(distill_epochs=3), **settings)
+    return kind(
+        ensemble_distillation=EnsembleDistillation(distill_epochs=3),
+        **{"least_classes": 0.0, **settings},
+    )
 
 
 def start_of_a_run():
