@@ -3,41 +3,57 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+MUCH = 0.6
+"""Skew from which the average of models that nodes trained alone is a poor one."""
+FEW = 0.25
+"""Share of the classes: nodes that hold no more pull the model to these alone."""
+
 
 @dataclass(frozen=True)
 class Choice:
-    """A strategy, and why.
+    """A strategy, and what it was chosen by.
 
     Parameters
     ----------
     strategy : str
         Its name.
     skew : float
-        How much the nodes' labels differ, from 0 (alike) to about 1 (one class a node).
+        See `choose`.
+    held : float or None
+        See `choose`.
     """
 
     strategy: str
     skew: float
+    held: float | None
 
     @property
     def reason(self) -> str:
         """What was seen and what follows, for log and report."""
-        return f"the nodes' labels differ by {self.skew:.0%} of one class a node: {self.strategy}"
+        held = "" if self.held is None else f", and a node holds {self.held:.0%} of the classes"
+        return (
+            f"the nodes' labels differ by {self.skew:.0%} of one class a node{held}: "
+            f"{self.strategy}"
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Content of ``choice.json``."""
         return {**asdict(self), "reason": self.reason}
 
 
-def choose(skew: float) -> Choice:
+def choose(skew: float, held: float | None) -> Choice:
     """Choose by how much labels differ; docs/benchmarks.md has the measurements.
+
+    Where they differ much and nodes hold few classes, heads that see all classes in virtual data
+    learn more than any average of what nodes learned alone. Otherwise nodes learn best from all
+    their own data, with objectives that agree.
 
     Parameters
     ----------
     skew : float
         See :func:`strategies.auto.skew.label_skew`.
+    held : float, optional
+        Share of the classes that the median node holds; None if a node does not tell.
     """
-    return Choice("hfldd" if skew > MOST_FOR_AVERAGES else "feddyn", skew)
-
-
-MOST_FOR_AVERAGES = 0.68
+    narrow = held is None or held <= FEW
+    return Choice("hfldd" if skew > MUCH and narrow else "feddyn", skew, held)

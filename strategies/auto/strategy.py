@@ -3,8 +3,10 @@
 import copy
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from logging import INFO
 from random import Random
+from statistics import median
 from typing import Any, Self
 
 import torch
@@ -22,6 +24,7 @@ from protocol.messages import CONFIG
 from protocol.replies import NothingUsableError, set_aside, usable
 from strategies.auto.rule import Choice, choose
 from strategies.auto.skew import Floats, label_skew, one_class_labels
+from strategies.common.directory import Directory
 from strategies.common.run import Run
 from strategies.common.state import check_tag, tag
 from strategies.common.topology import Topology
@@ -40,8 +43,8 @@ class Auto(Strategy):
 
     Before the first round nodes train the initial model for a few steps and send soft labels on
     samples that everybody has, as in HFLDD. These tell how much the nodes' labels differ
-    (:func:`strategies.auto.skew.label_skew`), and a rule names the strategy
-    (:func:`strategies.auto.rule.choose`), which then does everything.
+    (:func:`strategies.auto.skew.label_skew`). By that, and by how many classes nodes hold, a rule
+    names the strategy (:func:`strategies.auto.rule.choose`), which then does everything.
 
     Parameters
     ----------
@@ -59,6 +62,8 @@ class Auto(Strategy):
         Where the server computes.
     phase_timeout : float (default: 600.0)
         Seconds to wait for soft labels.
+    directory : Directory, optional (default: None)
+        Descriptions of known nodes; None starts an empty one.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class Auto(Strategy):
         seed: int = 0,
         device: torch.device | str = "cpu",
         phase_timeout: float = 600.0,
+        directory: Directory | None = None,
     ) -> None:
         self.choice: Choice | None = None
         """What it took, and why; None before the first round."""
@@ -82,6 +88,7 @@ class Auto(Strategy):
         self._create = create
         self._seed = seed
         self._device = device
+        self._directory = directory or Directory()
         self._timeout = phase_timeout
 
     @classmethod
@@ -97,6 +104,7 @@ class Auto(Strategy):
             seed=run.seed,
             device=run.device,
             phase_timeout=run.phase_timeout,
+            directory=run.directory,
             **arguments,
         )
 
@@ -105,7 +113,10 @@ class Auto(Strategy):
     ) -> Iterable[Message]:
         """Take a strategy before the first round; then have it configure the round."""
         if self.taken is None:
-            self._take(choose(self._skew(arrays, grid)))
+            nodes = sorted(grid.get_node_ids())
+            if len(nodes) > MOST_ASKED:
+                nodes = Random(self._seed).sample(nodes, MOST_ASKED)
+            self._take(choose(self._skew(nodes, arrays, grid), self._held(nodes, grid)))
         return self._strategy.configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
@@ -148,7 +159,7 @@ class Auto(Strategy):
         if self.choice is None:
             return tag(self)
         state: dict[str, Any] = getattr(self.taken, "state_dict", dict)()
-        return {**tag(self), "skew": self.choice.skew, "taken": self.choice.strategy, "of": state}
+        return {**tag(self), "choice": asdict(self.choice), "of": state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state.
@@ -160,8 +171,8 @@ class Auto(Strategy):
         """
         check_tag(state, self)
         self.choice = self.taken = None
-        if "taken" in state:
-            self._take(Choice(state["taken"], state["skew"]))
+        if "choice" in state:
+            self._take(Choice(**state["choice"]))
             getattr(self.taken, "load_state_dict", lambda of: None)(state["of"])
 
     @property
@@ -175,11 +186,14 @@ class Auto(Strategy):
         self.choice, self.taken = choice, self._create(choice.strategy)
         self.taken.summary()
 
-    def _skew(self, arrays: ArrayRecord, grid: Grid) -> float:
-        """How much the labels of the connected nodes differ."""
-        nodes = sorted(grid.get_node_ids())
-        if len(nodes) > MOST_ASKED:
-            nodes = Random(self._seed).sample(nodes, MOST_ASKED)
+    def _held(self, nodes: list[int], grid: Grid) -> float | None:
+        """Share of the classes that the median node holds; None if a node does not tell."""
+        known = self._directory.look_up(grid, nodes, self._timeout).values()
+        held = [len(set(about.classes)) for about in known if about.classes is not None]
+        return median(held) / self._num_classes if len(held) == len(nodes) else None
+
+    def _skew(self, nodes: list[int], arrays: ArrayRecord, grid: Grid) -> float:
+        """How much the labels of nodes differ."""
         labels = list(self._soft_labels(nodes, grid))
         if len(labels) < min(FEWEST_ASKED, len(nodes)):
             raise NothingUsableError(

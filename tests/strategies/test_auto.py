@@ -103,17 +103,18 @@ def test_one_class_labels_need_no_data_and_leave_the_model_as_it_is():
 
 
 @pytest.mark.parametrize(
-    ("partition", "low", "high"),
+    ("partition", "low", "high", "held"),
     [
-        ({"partition.scheme": "iid"}, 0.0, 0.25),
-        ({"partition.classes": 2, "partition.scheme": "pathological"}, 0.5, 0.9),
-        ({"partition.classes": 1, "partition.scheme": "pathological"}, 0.9, 1.3),
+        ({"partition.scheme": "iid"}, 0.0, 0.25, 1.0),
+        ({"partition.classes": 2, "partition.scheme": "pathological"}, 0.5, 0.9, 0.2),
+        ({"partition.classes": 1, "partition.scheme": "pathological"}, 0.9, 1.3, 0.1),
     ],
     ids=["iid", "two classes", "one class"],
 )
-def test_the_skew_of_real_nodes_is_seen(auto, client_grid, partition, low, high):
+def test_the_skew_of_real_nodes_is_seen(auto, client_grid, partition, low, high, held):
     configured(auto.strategy, client_grid(10, {**CONFIG, **partition}))
     assert low <= auto.strategy.choice.skew <= high
+    assert auto.strategy.choice.held == held
 
 
 def test_what_was_taken_does_the_rounds_and_nodes_are_looked_at_once(auto, client_grid):
@@ -192,12 +193,15 @@ def test_of_very_many_nodes_a_hundred_are_asked(auto, monkeypatch):
 
 def test_a_federation_of_one_node_is_not_skewed(auto, client_grid):
     configured(auto.strategy, client_grid(1, CONFIG))
-    assert auto.strategy.choice == choose(0.0)
+    assert auto.strategy.choice == choose(0.0, 1.0)
 
 
 def test_labels_that_differ_much_ask_for_virtual_data_and_others_for_an_average():
-    assert choose(0.1).strategy == "feddyn"
-    assert choose(1.0).strategy == "hfldd"
+    assert choose(0.1, 1.0).strategy == "feddyn"
+    assert choose(0.7, 0.5).strategy == "feddyn"  # few samples of many classes
+    assert choose(0.1, 0.2).strategy == "feddyn"  # all nodes hold the same few
+    assert choose(0.7, 0.2).strategy == "hfldd"
+    assert choose(1.0, None).strategy == "hfldd"
 
 
 def test_the_report_says_what_was_seen_and_taken(auto, client_grid):
@@ -212,9 +216,9 @@ def test_the_report_says_what_was_seen_and_taken(auto, client_grid):
 
 def test_formulas_are_those_of_what_was_taken(auto):
     assert strategy.formulas(auto.strategy, 3, 100, 2) == {}
-    auto.strategy.choice, auto.strategy.taken = Choice("feddyn", 0.1), Noted()
+    auto.strategy.choice, auto.strategy.taken = Choice("feddyn", 0.1, 1.0), Noted()
     assert strategy.formulas(auto.strategy, 3, 100, 2) == {}
     topology = SimpleNamespace(clusters=[0])
     heads = SimpleNamespace(topology=topology, expected_bits=lambda weights, rounds: 42)
-    auto.strategy.choice, auto.strategy.taken = Choice("hfldd", 1.0), heads
+    auto.strategy.choice, auto.strategy.taken = Choice("hfldd", 1.0, 0.1), heads
     assert strategy.formulas(auto.strategy, 3, 100, 2)["hfldd (eq. 18)"] == 42
