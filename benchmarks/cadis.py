@@ -30,6 +30,7 @@ SETTING: Settings = {
     "train.batch-size": 8,
     "train.local-epochs": 5,
     "train.holdout": 0.0,
+    "cadis.main-cluster": 0.0,  # the paper's
 }
 METHODS: dict[str, Settings] = {
     "FedAvg": {"strategy": "fedavg"},

@@ -82,6 +82,7 @@ def main() -> None:
             run_config = {
                 **SETTING,
                 "strategy": strategy,
+                "fedhead.least-classes": 0.0,  # the paper's
                 "dataset": arguments.dataset,
                 "data-root": arguments.data_root,
                 "model": arguments.model,
