@@ -11,7 +11,7 @@ from strategies.common.checked import CheckedFedAvg, Update
 
 UNCLEAR = (
     "The directions of the nodes' %ss differ too much to tell a hostile one: in this round, and in "
-    "others like it, nobody is set aside for that"
+    "others like it, nobody is left out for that"
 )
 
 

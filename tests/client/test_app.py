@@ -90,7 +90,8 @@ def test_a_node_describes_itself_as_the_server_takes_it(ask, context):
     check(reply, DESCRIBE, RecordDict({"arrays": ArrayRecord()}))
     assert (reply["metrics"]["partition-id"], reply["metrics"]["sector"]) == (3, 4)
     held = Session.of(context).data.train.labels.unique().tolist()
-    config = {"name": "ward-3", "dataset": "digits", "classes": held}
+    secret = Session.of(context).store.secret()
+    config = {"name": "ward-3", "dataset": "digits", "secret": secret, "classes": held}
     assert reply["config"] == ConfigRecord(config)
 
 
@@ -144,7 +145,9 @@ def test_a_node_names_its_class_folders_until_the_run_says_what_they_mean(ask, c
     assert config["class-names"] == ["cat", "dog"]
     assert 'private.classes="cat,dog"' in config["lacks"][0]
     context.run_config["private.classes"] = "ant,cat,bee,dog"
-    assert dict(ask(DESCRIBE, RecordDict())["config"]) == {"classes": [1, 3]}
+    config = ask(DESCRIBE, RecordDict())["config"]
+    assert {*config} == {"secret", "classes"}
+    assert config["classes"] == [1, 3]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +163,7 @@ def test_with_differential_privacy_a_node_does_not_say_which_classes_it_holds(
 ):
     context.run_config |= run_config
     reply = ask(DESCRIBE, needing("hfldd", **settings))
-    assert "config" not in reply
+    assert {*reply["config"]} == {"secret"}
 
 
 @pytest.mark.parametrize("record", [ConfigRecord({"x": 1}), MetricRecord({"x": 1})])

@@ -104,6 +104,7 @@ BOMB = pickle.dumps(Bomb())
         (with_bytes(npy_of(START["w"]), stype="pickle"), "w cannot be read"),
         (content(num_examples=0), "num-examples = 0"),
         (content(num_examples=-5), "num-examples = -5"),
+        (content(num_examples=2**63 - 1), f"num-examples = {2**63 - 1}"),
         (content(num_examples=2**63), f"num-examples = {2**63}"),
         (content(num_examples=float("nan")), "num-examples = nan"),
         (content(num_examples=100.0), "num-examples = 100.0"),
