@@ -62,7 +62,9 @@ def class_means(
     return arrays
 
 
-def mean_by_class(sent: Iterable[tuple[float, Arrays]], name: str) -> dict[int, NDArray[np.float32]]:
+def mean_by_class(
+    sent: Iterable[tuple[float, Arrays]], name: str
+) -> dict[int, NDArray[np.float32]]:
     """Mean of nodes' means of each class, weighted by their samples of it, in float64.
 
     Parameters

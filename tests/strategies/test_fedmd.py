@@ -94,7 +94,9 @@ def test_nodes_of_other_architectures_learn_with_each_other(client_grid, tmp_pat
     assert kept(tmp_path, 1).keys() == create_model("mlp", SPEC, seed=0).state_dict().keys()
     messages = list(strategy.configure_evaluate(2, arrays, ConfigRecord(), grid))
     assert {m.metadata.message_type for m in messages} == {EVALUATE_OWN}
-    by_node = {r.metadata.src_node_id: r.content["metrics"] for r in grid.send_and_receive(messages)}
+    by_node = {
+        r.metadata.src_node_id: r.content["metrics"] for r in grid.send_and_receive(messages)
+    }
     assert all(metrics["eval-loss"] < np.log(10) for metrics in by_node.values())
 
 

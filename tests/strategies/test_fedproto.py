@@ -99,9 +99,11 @@ def test_nothing_but_prototypes_travels(client_grid):
     play(strategy, grid, 2, arrays)
     assert all(reply.keys() == {"metrics", PROTOTYPES} for reply in sizes)
     sent = [set(message.content) for message in grid.pushed]
-    assert sent == [{"config", "prototype-distance"}] * NODES + [
-        {"config", "prototype-distance", PROTOTYPES}
-    ] * NODES
+    assert (
+        sent
+        == [{"config", "prototype-distance"}] * NODES
+        + [{"config", "prototype-distance", PROTOTYPES}] * NODES
+    )
 
 
 def test_nodes_evaluate_their_own_models_by_the_nearest_prototype(client_grid, tmp_path):
@@ -116,7 +118,7 @@ def test_nodes_evaluate_their_own_models_by_the_nearest_prototype(client_grid, t
         holdout = sessions(run_config, tmp_path, NODES)[place].data.holdout
         model = create_model("auto", load_dataset("digits").spec, seed=3)
         model.load_state_dict(kept(tmp_path, place))
-        features = model.eval()[:-1](holdout.inputs)
+        features = model.eval()[:-1](holdout.inputs).detach()
         right = 0
         for feature, label in zip(features, holdout.labels.tolist(), strict=True):
             distances = {
