@@ -41,7 +41,7 @@ def means_by_class(
     held = counts.nonzero().flatten()
     sums: dict[str, Tensor] = {}
     with torch.inference_mode():
-        for rows in torch.arange(len(samples)).split(BATCH_SIZE):
+        for rows in torch.split(torch.arange(len(samples)), BATCH_SIZE):
             inputs, labels = samples.minibatch(rows.to(samples.labels.device), device)
             members = functional.one_hot(labels, num_classes).T.double()
             for name, values in outputs(inputs).items():

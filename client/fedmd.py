@@ -60,8 +60,10 @@ def evaluate_own(message: Message, context: Context) -> Message:
     holdout = held_out(session)
     model, _ = own_model(session)
     accuracy, loss = evaluate_model(model, holdout, session.device)
-    metrics = {NUM_EXAMPLES: len(holdout), "eval-accuracy": accuracy, "eval-loss": loss}
-    return Message(RecordDict({METRICS: MetricRecord(metrics)}), reply_to=message)
+    metrics = MetricRecord(
+        {NUM_EXAMPLES: len(holdout), "eval-accuracy": accuracy, "eval-loss": loss}
+    )
+    return Message(RecordDict({METRICS: metrics}), reply_to=message)
 
 
 def digest(
@@ -100,7 +102,7 @@ def logits_on(model: nn.Module, inputs: Tensor) -> Tensor:
     """Logits of the model in evaluation mode, float32 (n, classes), on the CPU."""
     model.eval()
     with torch.inference_mode():
-        return torch.cat([model(batch) for batch in inputs.split(BATCH_SIZE)]).float().cpu()
+        return torch.cat([model(batch) for batch in torch.split(inputs, BATCH_SIZE)]).float().cpu()
 
 
 def _train(local: LocalRound, epochs: int) -> RecordDict:

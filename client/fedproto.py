@@ -104,14 +104,20 @@ def evaluate_prototypes(message: Message, context: Context) -> Message:
     holdout = held_out(session)
     model, _ = own_model(session)
     accuracy, loss = evaluate_model(model, holdout, session.device)
-    metrics = {NUM_EXAMPLES: len(holdout), "eval-accuracy": accuracy, "eval-loss": loss}
-    metrics["classifier-accuracy"] = accuracy
+    metrics = MetricRecord(
+        {
+            NUM_EXAMPLES: len(holdout),
+            "eval-accuracy": accuracy,
+            "eval-loss": loss,
+            "classifier-accuracy": accuracy,
+        }
+    )
     if prototypes := _prototypes(session, message.content):
         extract = extractor(model, session.task.train.feature_layer)
         nearest = nearest_prototype(extract, holdout.inputs, *prototypes)
         right = nearest == holdout.labels.to(nearest.device)
         metrics["eval-accuracy"] = float(right.double().mean())
-    return Message(RecordDict({METRICS: MetricRecord(metrics)}), reply_to=message)
+    return Message(RecordDict({METRICS: metrics}), reply_to=message)
 
 
 def nearest_prototype(
@@ -132,7 +138,7 @@ def nearest_prototype(
     """
     with torch.inference_mode():
         found = []
-        for batch in inputs.split(BATCH_SIZE):
+        for batch in torch.split(inputs, BATCH_SIZE):
             features = extract(batch.to(prototypes.device)).flatten(1)
             distances = torch.cdist(features, prototypes).masked_fill(~known, torch.inf)
             found.append(distances.argmin(1))

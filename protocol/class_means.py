@@ -1,6 +1,7 @@
 """Means over the samples of each class that a node holds: as records, checked, and averaged."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -40,7 +41,8 @@ def class_means(
     if record.keys() != {CLASSES, COUNTS, *widths}:
         raise ValueError(f"its arrays are not {', '.join((CLASSES, COUNTS, *widths))}")
     arrays = finite_arrays(record)
-    labels, counts = arrays[CLASSES], arrays[COUNTS]
+    labels: NDArray[Any] = arrays[CLASSES]
+    counts: NDArray[Any] = arrays[COUNTS]
     if labels.ndim != 1 or labels.dtype != np.int64 or not len(labels):
         raise ValueError(f"its {CLASSES} are {labels.dtype} {labels.shape}, not labels")
     if labels[0] < 0 or (labels[1:] <= labels[:-1]).any():

@@ -1,9 +1,10 @@
 """FedHKD: messages between server and nodes, settings and declaration."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from flwr.app import ArrayRecord
+from numpy.typing import NDArray
 from pydantic import Field
 
 from protocol.arrays import Arrays
@@ -68,7 +69,7 @@ def hyper_knowledge(
         If the record holds anything else, or predictions are not distributions.
     """
     arrays = class_means(record, {FEATURES: width, PREDICTIONS: num_classes}, num_classes)
-    predictions = arrays[PREDICTIONS]
+    predictions: NDArray[Any] = arrays[PREDICTIONS]
     totals = predictions.sum(axis=1, dtype=np.float64)
     if (predictions < 0).any() or not np.allclose(totals, 1.0, atol=1e-3):
         raise ValueError(f"its {PREDICTIONS} are not distributions over classes")

@@ -22,7 +22,7 @@ DIGEST = "digest"
 """Name of the record with the request to learn the consensus, see `FedMDSettings`."""
 
 LOGITS = "logits"
-"""Name of the record of logits on the public samples, the nodes' or their mean, and of its array."""
+"""Name of the record of logits on public samples, the nodes' or their mean, and of its array."""
 
 
 class FedMDSettings(Block):
@@ -96,7 +96,7 @@ def _unprotected(settings: FedMDSettings, train: TrainSettings) -> str:
 def _disclosed(settings: FedMDSettings) -> str:
     return (
         f"Nodes sent the logits of their models on {settings.auxiliary_size} public samples. "
-        "Their models stayed with them."
+        "Models stayed on nodes."
     )
 
 

@@ -38,9 +38,9 @@ class FedProtoSettings(Block):
 
 
 class PrototypeEvaluation(EvaluateMetrics):
-    """Metrics of a node's own model: accuracy by the nearest global prototype and by its classifier.
+    """Metrics of a node's own model.
 
-    The loss is the classifier's.
+    Accuracy is by the nearest global prototype, and by the classifier, as is the loss.
     """
 
     classifier_accuracy: Share
@@ -60,7 +60,7 @@ def _unprotected(settings: FedProtoSettings, train: TrainSettings) -> str:
 def _disclosed(settings: FedProtoSettings) -> str:
     return (
         "Nodes sent the mean features of each of their classes, and how many samples they hold of "
-        "each. The mean of a single sample is that sample's features. Their models stayed with them."
+        "each. The mean of a single sample is that sample's features. Models stayed on nodes."
     )
 
 

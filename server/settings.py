@@ -44,7 +44,7 @@ class RunSettings(TaskSettings):
         Share of the nodes that train each round, for strategies that sample.
     fraction_evaluate : float (default: 0.0)
         Share of the nodes that evaluate each round on their held-out samples (``train.holdout``);
-        where nodes keep models of their own, 0 has all evaluate, since the run has no other accuracy.
+        where nodes keep models of their own, 0 has all evaluate: there is no other accuracy.
     phase_timeout : float (default: 600.0)
         Seconds after which a phase ends without the nodes that have not replied.
     quorum : float (default: 0.0)

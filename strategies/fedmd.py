@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, Self
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
-from numpy.typing import NDArray
 
 from protocol.arrays import Arrays, as_record, sent_arrays
+from protocol.averages import weighted_mean
 from protocol.fedmd import (
     DIGEST,
     EVALUATE_OWN,
@@ -78,7 +77,7 @@ class FedMD(OwnModels):
             },
             "fedmd",
         )
-        self.consensus: Mapping[str, NDArray[np.float32]] = {}
+        self.consensus: Arrays = {}
         """Mean logits, (public samples, classes); empty before the first."""
         self._shape = auxiliary_size, num_classes
 
@@ -101,8 +100,5 @@ class FedMD(OwnModels):
 
     def combine(self, updates: list[Update]) -> Arrays:
         """Take the mean of the logits, all alike; the arrays of Flower's loop stay."""
-        total = np.zeros(self._shape)
-        for update in updates:
-            total += update.arrays[LOGITS]
-        self.consensus = {LOGITS: (total / len(updates)).astype(np.float32)}
+        self.consensus = weighted_mean((1.0, update.arrays) for update in updates)
         return self.start_of_round

@@ -176,7 +176,7 @@ def test_what_the_server_sends_after_a_restart_is_what_it_would_have_sent(client
 
 def test_differential_privacy_is_refused_by_server_and_node(client_grid):
     settings = RunSettings.from_run_config({"strategy": "fedhkd", "train.dp-noise": 1.0})
-    with pytest.raises(SettingsError, match="strategy = 'fedhkd': .*not calibrated"):
+    with pytest.raises(SettingsError, match=r"strategy = 'fedhkd': .*not calibrated"):
         check_privacy(settings, find_strategy("fedhkd")[1])
     grid = client_grid(NODES, {**RUN_CONFIG, "train.dp-noise": 1.0})
     messages = strategy_of().configure_train(1, start(MODEL), ConfigRecord(), grid)

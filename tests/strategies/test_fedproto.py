@@ -14,6 +14,7 @@ from protocol.fedproto import EVALUATE_PROTOTYPES, PROTOTYPES
 from server.app import main
 from server.export.model import ExportError, run_to_export
 from server.page.run_files import read_run
+from server.rounds import NothingLearntError
 from strategies.fedproto import FedProto
 from task.datasets import load_dataset
 from task.models import create_model
@@ -118,7 +119,7 @@ def test_nodes_evaluate_their_own_models_by_the_nearest_prototype(client_grid, t
         holdout = sessions(run_config, tmp_path, NODES)[place].data.holdout
         model = create_model("auto", load_dataset("digits").spec, seed=3)
         model.load_state_dict(kept(tmp_path, place))
-        features = model.eval()[:-1](holdout.inputs)
+        features = model.eval()[:-1](holdout.inputs).detach()
         right = 0
         for feature, label in zip(features, holdout.labels.tolist(), strict=True):
             distances = {
@@ -208,11 +209,11 @@ def test_the_next_round_after_a_restart_of_the_server_is_the_one_that_would_have
 def run(client_grid, tmp_path, without_pictures):
     """Run our ServerApp on nodes in this process; give the run's folder."""
 
-    def start_run(node_config=None, **settings):
+    def start_run(node_config=None, broken=lambda node, message: False, **settings):
         config = {key.replace("__", ".").replace("_", "-"): v for key, v in settings.items()}
         config = {"strategy": "fedproto", "num-rounds": 2, "min-nodes": NODES, **config}
         config = {**RUN_CONFIG, "train.local-epochs": 1, **config, "runs-dir": str(tmp_path)}
-        grid = client_grid(NODES, config, node_config=node_config)
+        grid = client_grid(NODES, config, broken, node_config)
         main(grid, Context(7, 1, {}, RecordDict(), config))
         return tmp_path / "7"
 
@@ -232,6 +233,16 @@ def test_a_run_has_the_nodes_accuracy_and_no_global_model(run):
     assert "mean features of each of their classes" in report
     with pytest.raises(ExportError, match="nodes keep models of their own under strategy = 'fed"):
         run_to_export(files)
+
+
+def test_a_run_that_fails_after_a_round_saves_no_model_either(run, tmp_path):
+    def from_round_two(node, message):
+        return message.content.config_records.get("config", {}).get("server-round", 0) > 1
+
+    with pytest.raises(NothingLearntError, match="no node sent anything usable for"):
+        run(broken=from_round_two, num_rounds=3, patience_failed=1)
+    assert (tmp_path / "7" / "report.html").exists()
+    assert not (tmp_path / "7" / "model.safetensors").exists()
 
 
 def test_a_node_may_have_another_architecture_with_as_many_features(run):
