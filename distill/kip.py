@@ -171,13 +171,6 @@ def distill_kip_many(
         In the order of `sets`.
     """
     steps, formation = STEPS if steps is None else steps, formation or 1
-    shape = tuple(sets[0][0].shape[1:])
-    if network is None:
-        compared = KERNELS[kernel](shape, device)
-    elif kernel == "features":
-        compared = feature_kernel(shape, [network])
-    else:
-        raise DistillError(f"kernel {kernel!r} takes no network (take kip-features, or dm)")
     batches: dict[tuple[int, int], list[_Problem]] = {}
     for place, ((images, labels), generator) in enumerate(zip(sets, generators, strict=True)):
         check_inputs(images, labels, num_classes=num_classes, per_class=per_class, steps=steps)
@@ -200,6 +193,13 @@ def distill_kip_many(
         size = (len(initial_images), min(len(images), TARGETS_PER_STEP))
         batches.setdefault(size, []).append(problem)
 
+    shape = tuple(sets[0][0].shape[1:])
+    if network is None:
+        compared = KERNELS[kernel](shape, device)
+    elif kernel == "features":
+        compared = feature_kernel(shape, [network])
+    else:
+        raise DistillError(f"kernel {kernel!r} takes no network (take kip-features, or dm)")
     method = "kip" if kernel == "ntk" else f"kip-{kernel}"
     method += "-negatives" if with_negatives else ""
     results: dict[int, VirtualData] = {}

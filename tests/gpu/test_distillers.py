@@ -146,4 +146,4 @@ def test_flwr_distill_distill_writes_what_it_writes_on_the_cpu(gpus, tmp_path, m
     assert on_gpu == on_cpu
     assert summary["scores"] == expected["scores"]
     assert summary["device"] == GPU
-    assert len(VirtualData.from_bytes(on_gpu)) == 4
+    assert len(VirtualData.from_safetensors(on_gpu)) == 4
