@@ -4,7 +4,7 @@ Both start from the same `class-stats` images, 10 per class, with the same optim
 steps; the same small network is trained on each set.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from benchmarks import distill_reference
 from distill import VirtualData, distill_dm
 from distill import gradient_matching as gm
 from distill.augmentation import draw_augmentation
-from distill.distribution_matching import LEARNING_RATE, falling
+from distill.distribution_matching import LEARNING_RATE
 from distill.starts import start
 from task.datasets import DataSpec, Samples, load_dataset
 from task.evaluation import evaluate_model
@@ -60,7 +60,7 @@ def _published_dm(real: Samples, steps: int, width: int, device: torch.device) -
         augment = draw_augmentation(height, across, generator)
         return distill_reference.dm_step(classes, list(virtual), augment, width, BLOCKS)
 
-    return _refine(real, falling(LEARNING_RATE, steps), generator, device, step)
+    return _refine(real, steps, LEARNING_RATE, generator, device, step)
 
 
 def _published_gm(real: Samples, steps: int, width: int, device: torch.device) -> Samples:
@@ -82,7 +82,7 @@ def _published_gm(real: Samples, steps: int, width: int, device: torch.device) -
         augments = [draw_augmentation(*shape[1:], generator) for _ in classes]
         return distill_reference.gm_step(classes, list(virtual), augments, networks[0])
 
-    return _refine(real, [gm.LEARNING_RATE] * steps, generator, device, step)
+    return _refine(real, steps, gm.LEARNING_RATE, generator, device, step)
 
 
 def _train(network: torch.nn.Module, virtual: Tensor, generator: torch.Generator) -> None:
@@ -99,16 +99,16 @@ def _train(network: torch.nn.Module, virtual: Tensor, generator: torch.Generator
 
 def _refine(
     real: Samples,
-    learning_rates: Sequence[float],
+    steps: int,
+    learning_rate: float,
     generator: torch.Generator,
     device: torch.device,
     step: Pixels,
 ) -> Samples:
     initial_images, labels = start("class-stats", real.inputs, real.labels, PER_CLASS, generator)
     virtual = initial_images.reshape(-1, PER_CLASS, *initial_images.shape[1:]).to(device)
-    optimizer = torch.optim.Adam([virtual])
-    for rate in learning_rates:
-        optimizer.param_groups[0]["lr"] = rate
+    optimizer = torch.optim.Adam([virtual], lr=learning_rate)
+    for _ in range(steps):
         virtual.grad = torch.stack(step(virtual.detach()))
         optimizer.step()
     return Samples(virtual.flatten(0, 1).cpu(), labels)

@@ -24,12 +24,15 @@ from distill.starts import start
 from distill.virtual_data import VirtualData
 from task.compute.cuda_graph import graphed
 
-STEPS = 600
-LEARNING_RATE = 0.3
-WIDTH = 32
-BANK = 20
-REFINE_LEARNING_RATE = 0.05
-"""Of refinements, which begin near their end and so keep it."""
+STEPS = 400
+LEARNING_RATE = 0.05
+WIDTH = 64
+BANK = 40
+SMALL_STEPS = 600
+SMALL_LEARNING_RATE = 0.3
+SMALL_WIDTH = 32
+SMALL_BANK = 20
+"""Where images hold smaller ones, which are matched in their own size; the rate falls to 0."""
 REFINE_BANK = 5
 """Augmentations that a refinement takes in turn; each costs a pass of a class's real images."""
 SMALLEST_SIDE = 8
@@ -134,8 +137,8 @@ def distill_dm(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
     formation: int = 1,
-    width: int = WIDTH,
-    bank: int = BANK,
+    width: int | None = None,
+    bank: int | None = None,
     network: Network | None = None,
     initial_images: Tensor | None = None,
 ) -> VirtualData:
@@ -147,10 +150,11 @@ def distill_dm(
     smallest class allows. Means use at most 256 images per class, or 64 per group if those are
     more, redrawn for each network of the bank.
 
-    Virtual images stay within the real ones' pixel values. Where they hold smaller ones of at least
-    8 pixels a side, real images are shrunk to these, instead of enlarging what is learned: a step
-    costs a quarter with a formation of 2, and more steps are worth more than more pixels. A given
-    `network` sees them enlarged.
+    Where virtual images hold smaller ones of at least 8 pixels a side, real images are shrunk to
+    these, instead of enlarging what is learned: a step costs a quarter with a formation of 2, and
+    more steps are worth more than more pixels. The learning rate (of Adam, in units of normalised
+    pixels) falls from 0.3 to 0 as a cosine does, and pixels stay within the real ones' values.
+    Whole images have a rate of 0.05 throughout; so have small ones that a given `network` sees.
 
     Parameters
     ----------
@@ -158,12 +162,12 @@ def distill_dm(
         See `distill.registry.Distiller`, also for the result and errors. Images must be at least 4
         pixels a side.
     steps : int, optional (default: None)
-        Steps of Adam; None means 600. The learning rate, in units of normalised pixels, falls from
-        0.3 to 0 as a cosine does. With a `network` it stays at 0.05.
-    width : int (default: 32)
-        Filters per block of the random ConvNets.
-    bank : int (default: 20)
-        Pairs of network and augmentation, used in turn; at most `steps` are drawn.
+        None means 400, or 600 for small images in their own size.
+    width : int, optional (default: None)
+        Filters per block of the random ConvNets; None means 64, or 32 for small images.
+    bank : int, optional (default: None)
+        Pairs of network and augmentation, used in turn; at most `steps` are drawn. None means 40,
+        or 20 for small images.
     network : Network, optional (default: None)
         Network on the same device to use instead of random ones; FedLGD's iterative distillation
         (its eq. 1) passes the current global model's features.
@@ -171,11 +175,24 @@ def distill_dm(
         Virtual images to continue from instead of `init`, (classes present * per_class, C, H, W),
         sorted by class.
     """
-    steps = STEPS if steps is None else steps
-    check_inputs(images, labels, num_classes=num_classes, per_class=per_class, steps=steps)
+    check_inputs(
+        images,
+        labels,
+        num_classes=num_classes,
+        per_class=per_class,
+        steps=STEPS if steps is None else steps,
+    )
+    formation = formation or best_formation(images.shape)
+    tiles = Formation.of(formation, images.shape, device)
+    fits = min(images.shape[-2:]) // formation >= SMALLEST_SIDE
+    small = formation > 1 and network is None and fits
+    usual = (SMALL_STEPS, SMALL_WIDTH, SMALL_BANK) if small else (STEPS, WIDTH, BANK)
+    steps, width, bank = (
+        default if value is None else value
+        for value, default in zip((steps, width, bank), usual, strict=True)
+    )
     if min(width, bank) < 1:
         raise DistillError(f"width and bank must be at least 1, got {width} and {bank}")
-    formation = formation or best_formation(images.shape)
     start_images, virtual_labels = start(init, images, labels, per_class, generator, formation)
     initial_images = start_images if initial_images is None else initial_images
     if initial_images.shape != start_images.shape:
@@ -186,9 +203,10 @@ def distill_dm(
     classes = [(labels == c).nonzero()[:, 0].to(images.device) for c in torch.unique(labels)]
     each = _groups(min(map(len, classes)), per_class)
     groups = [own[group] for own in classes for group in alike(images[own], each)]
-    tiles = Formation.of(formation, images.shape, device)
-    real = images
-    if network is None and formation > 1 and min(images.shape[-2:]) // formation >= SMALLEST_SIDE:
+    real, rates = images, [LEARNING_RATE] * steps
+    within: tuple[Tensor, Tensor] | None = None
+    if small:
+        rates, within = falling(SMALL_LEARNING_RATE, steps), images.aminmax()
         real, tiles = tiles.shrunk(images), tiles.in_small()
     probes = [
         _draw_probe(
@@ -204,8 +222,7 @@ def distill_dm(
     ]
     virtual = initial_images.reshape(len(groups), per_class // each, *images.shape[1:])
     virtual = virtual.to(device, copy=True)
-    rates = falling(LEARNING_RATE, steps) if network is None else [REFINE_LEARNING_RATE] * steps
-    match_means(virtual, probes, rates, tiles, progress, within=images.aminmax())
+    match_means(virtual, probes, rates, tiles, progress, within=within)
     return VirtualData(
         images=virtual.flatten(0, 1).cpu(),
         labels=virtual_labels,

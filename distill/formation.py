@@ -108,7 +108,7 @@ class Formation:
 
     def shrunk(self, images: Tensor) -> Tensor:
         """Images (n, C, H, W) averaged to (n, C, H // factor, W // factor)."""
-        return functional.adaptive_avg_pool2d(images, [s // self.factor for s in images.shape[-2:]])
+        return functional.avg_pool2d(images, self.factor)
 
     def coarse(self, images: Tensor) -> Tensor:
         """Images (n, C, H, W) as they come back from a tile, the first: shrunk and enlarged."""

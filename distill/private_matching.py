@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from distill.augmentation import Augmentation, draw_augmentation
-from distill.distribution_matching import Network, Probe, match_means, real_means
+from distill.distribution_matching import LEARNING_RATE, Network, Probe, match_means, real_means
 from distill.errors import DistillError
 from distill.features import RandomConvNet
 from distill.formation import Formation, best_formation
@@ -23,7 +23,6 @@ from distill.starts import start
 from distill.virtual_data import VirtualData
 
 STEPS = 400
-LEARNING_RATE = 0.05
 WIDTH = 64
 BANK = 20
 """Networks; the class means of each are one release."""

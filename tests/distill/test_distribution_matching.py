@@ -208,11 +208,9 @@ def test_steps_grow_smaller_until_they_are_next_to_nothing() -> None:
     assert sum(rates) == pytest.approx(15, rel=0.02)
 
 
-@pytest.mark.parametrize("given", [False, True])
-def test_virtual_pixels_stay_within_the_real_ones(given: bool) -> None:
+def test_small_images_stay_within_the_pixel_values_of_the_real_ones() -> None:
     images, labels = stripes(60, torch.Generator().manual_seed(0))
-    images = images.clamp(-0.5, 1.25)
-    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 4)) if given else None
+    images = images.clamp(-0.5, 1.25).repeat(1, 1, 2, 2)
     made = distill_dm(
         images,
         labels,
@@ -221,7 +219,7 @@ def test_virtual_pixels_stay_within_the_real_ones(given: bool) -> None:
         steps=8,
         width=4,
         bank=2,
-        network=network,
+        formation=2,
         generator=torch.Generator().manual_seed(0),
     )
     assert made.initial_images is not None
