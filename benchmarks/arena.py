@@ -3,8 +3,9 @@
 ``python -m benchmarks.arena [--quick] [--data digits] [--data-root DIR] [--strategies fedavg ...]
 [--skews "one class" ...] [--seeds 0 1 2] [--rounds 20] [--jobs 2] [--out DIR] [--json FILE]``
 
-Ten nodes with the same model, start, optimiser and local epochs, at the settings' defaults (but
-FedProx's mu, which is 0 by default, is 0.1); a run in one process, with the real apps. "half" has
+Ten nodes with the same model, start, optimiser and local epochs; a run in one process, with the
+real apps. Settings are the defaults but for two: FedProx's mu, by default 0, is 0.1, and DynaFed
+distils after 10 rounds, by default 25. FedProto and FedMD have no global model. "half" has
 the nodes of "Dirichlet 0.1", of which half train in each round. The nodes of "domains" have digits
 as they are, negatives, and digits on a bright gradient, of all classes.
 
@@ -57,11 +58,18 @@ STRATEGIES: Mapping[str, Settings] = {
     "moon": {},
     "fedfa": {},
     "feddf": {},
+    "vhl": {},
+    "fedseq": {},
+    "dynafed": {"dynafed.trajectory": 10},
+    "fedhkd": {},
+    "fedproto": {},
+    "fedmd": {},
     "fedhead": {},
     "fedhead-plus": {},
     "cadis": {},
     "hfldd": {},
     "fedlgd": {},
+    "auto": {},
 }
 SKEWS: Mapping[str, Settings] = {
     "IID": {"partition.scheme": "iid"},
@@ -109,7 +117,7 @@ class Result:
     Parameters
     ----------
     accuracies : list[float]
-        On test samples, before the first round and after each.
+        On test samples, before the first round and after each; empty if there is no global model.
     server_bytes, link_bytes : int
         Of the whole run, without those of evaluation on nodes.
     node_seconds : float
@@ -159,8 +167,9 @@ def play(run: Run, data_root: str) -> Result:
         traffic = json.loads((folder / "1" / "traffic.json").read_text())["measured"]
         journal = (folder / "1" / "journal.jsonl").read_text().splitlines()
     return Result(
-        accuracies=[float(row["accuracy"]) for row in rows],
-        server_bytes=rows[-1]["server_bytes"] - sum(traffic["evaluate"].values()),
+        accuracies=[float(row["accuracy"]) for row in rows if row["accuracy"] is not None],
+        server_bytes=rows[-1]["server_bytes"]
+        - sum(sum(links.values()) for phase, links in traffic.items() if _evaluates(phase)),
         link_bytes=rows[-1]["link_bytes"],
         node_seconds=statistics.mean(seconds),
         worst_node=_worst_node(json.loads(line) for line in journal),
@@ -177,9 +186,13 @@ def _indices_of_domains() -> dict[str, list[int]]:
     }
 
 
+def _evaluates(phase: str) -> bool:
+    return phase.partition(".")[0] == "evaluate"
+
+
 def _worst_node(journal: Iterable[Mapping[str, Any]]) -> float:
     """Lowest accuracy of a node on its own samples, mean of the last rounds."""
-    phases = [entry["nodes"] for entry in journal if entry.get("phase") == "evaluate"][-LAST:]
+    phases = [entry["nodes"] for entry in journal if _evaluates(entry.get("phase", ""))][-LAST:]
     nodes = [str(FIRST_NODE + place) for place in range(NODES)]
     accuracies: list[float] = [
         statistics.mean(phase[node]["eval-accuracy"] for phase in phases) for node in nodes
@@ -236,7 +249,7 @@ def _cell(strategy: str, skew: str, results: list[Result]) -> Cell:
     return Cell(
         strategy=strategy,
         skew=skew,
-        accuracy=statistics.mean(curve[-3:]),
+        accuracy=statistics.mean(curve[-3:]) if curve else None,
         after=after,
         rounds_to_goal=reached[0] if reached else None,
         server_bytes=statistics.mean(r.server_bytes for r in results),

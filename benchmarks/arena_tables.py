@@ -26,8 +26,8 @@ class Cell:
     ----------
     strategy, skew : str
         What ran.
-    accuracy : float
-        At the end.
+    accuracy : float or None
+        At the end; None without a global model.
     after : dict[int, float]
         Accuracy by number of rounds.
     rounds_to_goal : int or None
@@ -44,7 +44,7 @@ class Cell:
 
     strategy: str
     skew: str
-    accuracy: float
+    accuracy: float | None
     after: dict[int, float]
     rounds_to_goal: int | None
     server_bytes: float
@@ -124,8 +124,12 @@ def heat_map(cells: Sequence[Cell]) -> Picture:
     shades = [[0.0] * len(skews) for _ in rows]
     for column in range(len(skews)):
         held = {place: row[column] for place, (_, row) in enumerate(rows)}
-        values = {place: cell.accuracy for place, cell in held.items() if cell is not None}
-        lowest, highest = min(values.values()), max(values.values())
+        values = {
+            place: cell.accuracy
+            for place, cell in held.items()
+            if cell is not None and cell.accuracy is not None
+        }
+        lowest, highest = min(values.values(), default=0.0), max(values.values(), default=0.0)
         for place, value in values.items():
             shade = (value - lowest) / (highest - lowest) if highest > lowest else 1.0
             shades[place][column] = shade

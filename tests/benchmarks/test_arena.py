@@ -108,6 +108,7 @@ def test_a_cell_has_means_of_three_rounds_and_of_the_seeds():
 
 def test_the_heat_map_marks_the_best_of_each_column_and_leaves_out_what_did_not_run():
     filled = [cell("a", "x", 0.5), cell("a", "y", 0.9), cell("b", "x", 0.75)]
+    filled.append(cell("b", "y", None, after={}))
     (axes,) = heat_map(filled).axes
     assert {(t.get_text(), t.get_weight()) for t in axes.texts} == {
         ("50.0", "normal"), ("90.0", "bold"), ("75.0", "bold"),
