@@ -38,6 +38,7 @@ from protocol.messages import (
     SERVER_ROUND,
     TRAIN_LOSS,
 )
+from protocol.outliers import absurdly_large, update_norm
 from protocol.replies import NothingUsableError, number, usable
 from strategies.common.checked import CheckedFedAvg
 from strategies.common.directory import Directory
@@ -105,6 +106,8 @@ class FedSeq(CheckedFedAvg):
         Seed of the order in each round, and of the superclients that train.
     directory : Directory, optional (default: None)
         Descriptions of known nodes; None starts an empty one.
+    norm_threshold : float (default: 5.0)
+        Score above which a norm is absurd; see `protocol.outliers.absurdly_large`.
     **kwargs
         As Flower's FedAvg takes them; ``fraction_train`` is the share of superclients that train.
 
@@ -125,6 +128,7 @@ class FedSeq(CheckedFedAvg):
         phase_timeout: float = 600.0,
         seed: int = 0,
         directory: Directory | None = None,
+        norm_threshold: float = 5.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -135,6 +139,7 @@ class FedSeq(CheckedFedAvg):
         self.links = links
         self.phase_timeout = phase_timeout
         self.seed = seed
+        self.norm_threshold = norm_threshold
         self.superclients: list[list[int]] = []
         """Node ids of each superclient."""
         self._confidences: dict[int, list[float]] = {}
@@ -161,6 +166,7 @@ class FedSeq(CheckedFedAvg):
             "phase_timeout": run.phase_timeout,
             "seed": run.seed,
             "directory": run.directory,
+            "norm_threshold": run.norm_threshold,
         }
         return super().from_run(None, run, **{**own, **arguments})
 
@@ -188,24 +194,24 @@ class FedSeq(CheckedFedAvg):
             self._step([chain for chain in self._chains if len(chain.nodes) >= left], left)
         self._pass_again(self._chains, 1)
         messages = (self._message(chain, 1, TRAIN_LAST) for chain in self._chains)
-        return [message for message in messages if message]
+        return [message for message in messages if message is not None]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average the models of the superclients."""
         by_node = {reply.metadata.src_node_id: reply for reply in usable(replies)}
-        models: list[tuple[float, Arrays]] = []
+        last: list[tuple[Chain, Message]] = []
         holders: dict[int, Chain] = {}
         for chain in self._chains:
             reply = by_node.get(chain.nodes[-1])
             if reply is not None and self._has_trained(chain, reply):
-                models += self._model_of(chain, reply)
+                last.append((chain, reply))
             elif chain.trained:
                 holders[chain.trained[-1]] = chain
         messages = [Message(RecordDict(), node, PASS_AGAIN) for node in holders]
-        for reply in self._ask(messages).values():
-            models += self._model_of(holders[reply.metadata.src_node_id], reply)
+        last += [(holders[node], reply) for node, reply in self._ask(messages).items()]
+        models = self._models_of(last)
         if not models:
             log(WARNING, "Round %d: no superclient has a model, the global one stays", server_round)
             return None, None
@@ -319,7 +325,8 @@ class FedSeq(CheckedFedAvg):
     def _step(self, chains: list[Chain], left: int) -> None:
         """Have the next node of each chain train, with so many left in it, and pass the model."""
         self._pass_again(chains, left)
-        messages, routes = [], {}
+        messages: list[Message] = []
+        routes: dict[int, ConfigRecord] = {}
         for chain in chains:
             message = self._message(chain, left, TRAIN_IN_TURN)
             if message is None:
@@ -337,7 +344,8 @@ class FedSeq(CheckedFedAvg):
 
     def _pass_again(self, chains: list[Chain], left: int) -> None:
         """Have the model passed to the next node of each chain to which none is on its way."""
-        waiting, routes = {}, {}
+        waiting: dict[int, Chain] = {}
+        routes: dict[int, ConfigRecord] = {}
         for chain in chains:
             if not chain.trained or chain.delivery is not None:
                 continue
@@ -402,14 +410,23 @@ class FedSeq(CheckedFedAvg):
             log(WARNING, "Node %d cannot send to node %d: %s", sender, receiver, error)
             return None
 
-    def _model_of(self, chain: Chain, reply: Message) -> list[tuple[float, Arrays]]:
-        """The chain's model with its samples; none if it cannot be averaged."""
-        try:
-            arrays = model_arrays(sent_arrays(reply), self.start_of_round)
-        except ValueError as error:
-            log(WARNING, "Model of node %d set aside: %s", reply.metadata.src_node_id, error)
-            return []
-        return [(float(sum(self._num_examples[node] for node in chain.trained)), arrays)]
+    def _models_of(self, last: Iterable[tuple[Chain, Message]]) -> list[tuple[float, Arrays]]:
+        """Models of superclients with their samples, without those that cannot be averaged."""
+        models: dict[int, tuple[float, Arrays]] = {}
+        for chain, reply in last:
+            node = reply.metadata.src_node_id
+            try:
+                arrays = model_arrays(sent_arrays(reply), self.start_of_round)
+            except ValueError as error:
+                log(WARNING, "Model of node %d set aside: %s", node, error)
+                continue
+            models[node] = sum(self._num_examples[each] for each in chain.trained), arrays
+        # The grid compares last nodes' models with the run's first one, and holders' not at all.
+        norms = {n: update_norm(arrays, self.start_of_round) for n, (_, arrays) in models.items()}
+        for node in absurdly_large(norms, self.norm_threshold):
+            log(WARNING, "Model of node %d set aside: its norm is beyond norm-threshold", node)
+            del models[node]
+        return list(models.values())
 
     def _ask(self, messages: list[Message]) -> dict[int, Message]:
         """Usable replies by node, in the order of the messages."""
