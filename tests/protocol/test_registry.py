@@ -39,6 +39,7 @@ def test_our_methods_have_their_names():
         "fedavg",
         "fedavgm",
         "feddf",
+        "feddm",
         "feddyn",
         "fedfa",
         "fedhead",

@@ -11,6 +11,7 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from safetensors.numpy import load_file
 
+from protocol.feddm import DISTILL_AROUND
 from protocol.fedhead import TRAIN_SECTOR
 from protocol.fedlgd import TRAIN_VIRTUAL
 from protocol.fedseq import TRAIN_LAST
@@ -41,7 +42,7 @@ QUICK = {
     "fedlgd.every": 2,
 }
 STATEFUL = [name for name in built_in_methods() if hasattr(find_strategy(name)[0], "state_dict")]
-TRAINING = ("train", TRAIN_LAST, TRAIN_VIRTUAL, TRAIN_POOL, TRAIN_SECTOR)
+TRAINING = ("train", DISTILL_AROUND, TRAIN_LAST, TRAIN_VIRTUAL, TRAIN_POOL, TRAIN_SECTOR)
 
 
 class Killed(BaseException):
