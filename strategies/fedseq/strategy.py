@@ -148,7 +148,7 @@ class FedSeq(CheckedFedAvg):
         self._chains: list[Chain] = []
         self._losses: dict[int, float] = {}
         self._num_examples: dict[int, int] = {}
-        self._first = True
+        self._round = 0
         self._grid: Grid
         self._routes: Links
         self._config: ConfigRecord
@@ -180,7 +180,7 @@ class FedSeq(CheckedFedAvg):
     ) -> Iterable[Message]:
         """Form or complete the superclients; have all but the last nodes of each train in turn."""
         self.start_of_round = as_arrays(arrays)
-        self._grid, self._first, self._arrays = grid, server_round == 1, arrays
+        self._grid, self._round, self._arrays = grid, server_round, arrays
         self._config = ConfigRecord({**config, SERVER_ROUND: server_round})
         self._losses = {}
         if not self.superclients:
@@ -205,9 +205,12 @@ class FedSeq(CheckedFedAvg):
         holders: dict[int, Chain] = {}
         for chain in self._chains:
             reply = by_node.get(chain.nodes[-1])
-            if reply is not None and self._has_trained(chain, reply):
+            if reply is None:
+                self._retries.failed(chain.nodes[-1], server_round)
+            elif self._has_trained(chain, reply):
                 last.append((chain, reply))
-            elif chain.trained:
+                continue
+            if chain.trained:
                 holders[chain.trained[-1]] = chain
         messages = [Message(RecordDict(), node, PASS_AGAIN) for node in holders]
         last += [(holders[node], reply) for node, reply in self._ask(messages).items()]
@@ -302,13 +305,22 @@ class FedSeq(CheckedFedAvg):
         return told
 
     def _meet(self) -> list[int]:
-        """Connected nodes of the superclients that others can send to."""
+        """Connected nodes of the superclients that others can send to.
+
+        One that failed again and again has its turn in ever fewer rounds: all others wait for it.
+        """
         connected = [node for node in self._grid.get_node_ids() if node in self._confidences]
         about = self._directory.look_up(self._grid, connected, self.phase_timeout)
         introductions = {n: d.introduction for n, d in about.items() if d.introduction}
         self._routes = Links(introductions, self.links)
         self._num_examples = self._directory.samples(self._grid.get_node_ids())
-        return [node for node in connected if node in introductions and node in self._num_examples]
+        return [
+            node
+            for node in connected
+            if node in introductions
+            and node in self._num_examples
+            and self._retries.due(node, self._round)
+        ]
 
     def _drawn(self, nodes: Collection[int], server_round: int) -> list[Chain]:
         """The superclients that train in the round, their nodes in a random order."""
@@ -338,9 +350,11 @@ class FedSeq(CheckedFedAvg):
         replies = self._ask(messages)
         for chain in chains:
             chain.delivery = None
-            reply = replies.get(chain.nodes[-left])
-            if reply is not None and self._has_trained(chain, reply):
-                chain.delivery = self._delivery(reply, routes.get(chain.nodes[-left]))
+            node = chain.nodes[-left]
+            if (reply := replies.get(node)) is None:
+                self._retries.failed(node, self._round)
+            elif self._has_trained(chain, reply):
+                chain.delivery = self._delivery(reply, routes.get(node))
 
     def _pass_again(self, chains: list[Chain], left: int) -> None:
         """Have the model passed to the next node of each chain to which none is on its way."""
@@ -405,7 +419,7 @@ class FedSeq(CheckedFedAvg):
         try:
             return self._routes.route(sender, receiver, PASSED_MODEL, largest)
         except SettingsError as error:
-            if self._first:  # the user can still change the setting
+            if self._round == 1:  # the user can still change the setting
                 raise
             log(WARNING, "Node %d cannot send to node %d: %s", sender, receiver, error)
             return None

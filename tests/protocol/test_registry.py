@@ -142,7 +142,7 @@ def test_of_ours_nodes_need_the_code_alone_but_for_distillers_and_files():
         name: requirement_of(method, method.settings and method.settings())
         for name, method in built_in_methods().items()
     }
-    assert [name for name, requirement in needed.items() if requirement] == ["hfldd"]
+    assert [name for name, requirement in needed.items() if requirement] == ["fedseq", "hfldd"]
     assert json.loads(needed["hfldd"].settings)["distiller"] == "auto"
     assert needed["hfldd"].package == ""
 

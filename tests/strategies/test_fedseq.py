@@ -158,6 +158,20 @@ def test_a_round_goes_on_without_nodes_that_fail(client_grid, by_hand, when, tak
     assert_equal(found, expected)
 
 
+def test_a_node_that_always_fails_has_its_turn_in_ever_fewer_rounds(client_grid):
+    """All others of its superclient wait for it."""
+
+    def broken(index, message):
+        return index == 1 and message.metadata.message_type in (TRAIN_IN_TURN, TRAIN_LAST)
+
+    strategy, grid, asked = strategy_of(), client_grid(3, RUN_CONFIG, broken), []
+    for server_round in range(1, 10):
+        assert play(strategy, grid, server_round) is not None
+        if any(FIRST + 1 in chain.nodes for chain in strategy._chains):
+            asked.append(server_round)
+    assert asked == [1, 2, 4, 8]
+
+
 def test_a_superclient_that_is_lost_leaves_the_others(client_grid, by_hand):
     strategy = strategy_of()
     grid = client_grid(5, RUN_CONFIG)
