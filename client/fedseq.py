@@ -18,7 +18,7 @@ from client.local_round import LocalRound, received_arrays
 from client.session import Session, deadline_of
 from client.training import soft_labels
 from links import LinkError, receive, send
-from protocol.arrays import Arrays, arrays_of, as_record, check_arrays
+from protocol.arrays import Arrays, arrays_of, as_record, check_arrays, not_finite
 from protocol.fedhead import LINK_ERROR
 from protocol.fedseq import (
     CONFIDENCE,
@@ -76,19 +76,21 @@ def train_in_turn(message: Message, context: Context) -> Message:
     """Train the model of the server, or of the node before, and pass it on.
 
     The reply has the model if this node is the last, else the parcel for the next one. A model that
-    does not fit is rejected: the server begins anew after this node.
+    does not fit is rejected, and so is one with which training goes to infinity: the server begins
+    anew after this node.
     """
     deadline = deadline_of(message)
     session, content = Session.of(context), message.content
     try:
         start = _model(session, content)
     except Exception as error:  # hostile bytes make the reader raise all sorts
-        log(WARNING, "Model of the node before rejected: %s", error)
-        rejected = MetricRecord({REJECTED: 1})
-        return Message(RecordDict({METRICS: rejected}), reply_to=message)
+        return _rejected(message, error)
     local = LocalRound.of(session, content, start)
     reply = local.train(session.data.train)
-    payload = save(arrays_of(local.model))
+    arrays = arrays_of(local.model)
+    if DELIVERY in content.config_records and not_finite(as_record(arrays)):
+        return _rejected(message, "training with it goes to infinity")
+    payload = save(arrays)
     session.store.write(TRAINED, payload)
     if message.metadata.message_type == TRAIN_LAST:
         reply[ARRAYS] = local.trained_model()
@@ -109,6 +111,11 @@ def pass_again(message: Message, context: Context) -> Message:
     else:
         passed = RecordDict({ARRAYS: as_record(load(payload))})
     return Message(passed, reply_to=message)
+
+
+def _rejected(message: Message, reason: object) -> Message:
+    log(WARNING, "Model of the node before rejected: %s", reason)
+    return Message(RecordDict({METRICS: MetricRecord({REJECTED: 1})}), reply_to=message)
 
 
 def _model(session: Session, content: RecordDict) -> Arrays:

@@ -17,7 +17,7 @@ class DynaFedSettings(Block):
         Rounds whose global models the server keeps, also in checkpoints; after so many it distils.
     per_class : int (default: 15)
         Virtual images, as a multiple of the number of classes.
-    distill_steps : int (default: 1000)
+    distill_steps : int (default: 500)
         Steps in which the server learns images and labels (the published code: 3,000).
     follow_steps : int (default: 20)
         Steps of SGD on virtual data that are to lead from a global model to a later one.
@@ -31,7 +31,7 @@ class DynaFedSettings(Block):
 
     trajectory: Annotated[int, Field(ge=1)] = 25
     per_class: Annotated[int, Field(ge=1)] = 15
-    distill_steps: Annotated[int, Field(ge=1)] = 1000
+    distill_steps: Annotated[int, Field(ge=1)] = 500
     follow_steps: Annotated[int, Field(ge=1)] = 20
     image_lr: Annotated[float, Field(gt=0)] = 0.05
     tune_steps: Annotated[int, Field(ge=1)] = 20

@@ -75,7 +75,7 @@ class DynaFed(CheckedFedAvg):
         spec: DataSpec,
         trajectory: int = 25,
         per_class: int = 15,
-        distill_steps: int = 1000,
+        distill_steps: int = 500,
         follow_steps: int = 20,
         image_lr: float = 0.05,
         tune_steps: int = 20,
@@ -170,6 +170,8 @@ class DynaFed(CheckedFedAvg):
             self.trajectory = {}
 
     def _distil(self, mean: Arrays) -> None:
+        models, steps = len(self.trajectory), self.settings.distill_steps
+        log(INFO, "DynaFed: distilling %d global models in %s", models, counted(steps, "step"))
         self._model.load_state_dict(as_tensors(mean))
         try:
             virtual = match_trajectory(
@@ -178,16 +180,14 @@ class DynaFed(CheckedFedAvg):
                 self._spec.shape,
                 self._spec.num_classes,
                 per_class=self.settings.per_class,
-                steps=self.settings.distill_steps,
+                steps=steps,
                 follow_steps=self.settings.follow_steps,
                 learning_rate=self.settings.image_lr,
                 generator=self._generator(),
             )
-            virtual.validate(self._spec.shape, self._spec.num_classes)
         except DistillError as error:
             log(WARNING, "DynaFed has no virtual data and begins a new trajectory: %s", error)
             return
-        log(INFO, "DynaFed: %d global models distilled", len(self.trajectory))
         self._replace(virtual.to_bytes())
 
     def _tuned(self, mean: Arrays) -> Arrays:

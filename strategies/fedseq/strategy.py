@@ -38,6 +38,7 @@ from protocol.messages import (
     SERVER_ROUND,
     TRAIN_LOSS,
 )
+from protocol.outliers import absurdly_large, update_norm
 from protocol.replies import NothingUsableError, number, usable
 from strategies.common.checked import CheckedFedAvg
 from strategies.common.directory import Directory
@@ -105,6 +106,8 @@ class FedSeq(CheckedFedAvg):
         Seed of the order in each round, and of the superclients that train.
     directory : Directory, optional (default: None)
         Descriptions of known nodes; None starts an empty one.
+    norm_threshold : float (default: 5.0)
+        Score above which a norm is absurd; see `protocol.outliers.absurdly_large`.
     **kwargs
         As Flower's FedAvg takes them; ``fraction_train`` is the share of superclients that train.
 
@@ -125,6 +128,7 @@ class FedSeq(CheckedFedAvg):
         phase_timeout: float = 600.0,
         seed: int = 0,
         directory: Directory | None = None,
+        norm_threshold: float = 5.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -135,6 +139,7 @@ class FedSeq(CheckedFedAvg):
         self.links = links
         self.phase_timeout = phase_timeout
         self.seed = seed
+        self.norm_threshold = norm_threshold
         self.superclients: list[list[int]] = []
         """Node ids of each superclient."""
         self._confidences: dict[int, list[float]] = {}
@@ -143,7 +148,7 @@ class FedSeq(CheckedFedAvg):
         self._chains: list[Chain] = []
         self._losses: dict[int, float] = {}
         self._num_examples: dict[int, int] = {}
-        self._first = True
+        self._round = 0
         self._grid: Grid
         self._routes: Links
         self._config: ConfigRecord
@@ -161,6 +166,7 @@ class FedSeq(CheckedFedAvg):
             "phase_timeout": run.phase_timeout,
             "seed": run.seed,
             "directory": run.directory,
+            "norm_threshold": run.norm_threshold,
         }
         return super().from_run(None, run, **{**own, **arguments})
 
@@ -174,7 +180,7 @@ class FedSeq(CheckedFedAvg):
     ) -> Iterable[Message]:
         """Form or complete the superclients; have all but the last nodes of each train in turn."""
         self.start_of_round = as_arrays(arrays)
-        self._grid, self._first, self._arrays = grid, server_round == 1, arrays
+        self._grid, self._round, self._arrays = grid, server_round, arrays
         self._config = ConfigRecord({**config, SERVER_ROUND: server_round})
         self._losses = {}
         if not self.superclients:
@@ -188,24 +194,27 @@ class FedSeq(CheckedFedAvg):
             self._step([chain for chain in self._chains if len(chain.nodes) >= left], left)
         self._pass_again(self._chains, 1)
         messages = (self._message(chain, 1, TRAIN_LAST) for chain in self._chains)
-        return [message for message in messages if message]
+        return [message for message in messages if message is not None]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average the models of the superclients."""
         by_node = {reply.metadata.src_node_id: reply for reply in usable(replies)}
-        models: list[tuple[float, Arrays]] = []
+        last: list[tuple[Chain, Message]] = []
         holders: dict[int, Chain] = {}
         for chain in self._chains:
             reply = by_node.get(chain.nodes[-1])
-            if reply is not None and self._has_trained(chain, reply):
-                models += self._model_of(chain, reply)
-            elif chain.trained:
+            if reply is None:
+                self._retries.failed(chain.nodes[-1], server_round)
+            elif self._has_trained(chain, reply):
+                last.append((chain, reply))
+                continue
+            if chain.trained:
                 holders[chain.trained[-1]] = chain
         messages = [Message(RecordDict(), node, PASS_AGAIN) for node in holders]
-        for reply in self._ask(messages).values():
-            models += self._model_of(holders[reply.metadata.src_node_id], reply)
+        last += [(holders[node], reply) for node, reply in self._ask(messages).items()]
+        models = self._models_of(last)
         if not models:
             log(WARNING, "Round %d: no superclient has a model, the global one stays", server_round)
             return None, None
@@ -296,13 +305,22 @@ class FedSeq(CheckedFedAvg):
         return told
 
     def _meet(self) -> list[int]:
-        """Connected nodes of the superclients that others can send to."""
+        """Connected nodes of the superclients that others can send to.
+
+        One that failed again and again has its turn in ever fewer rounds: all others wait for it.
+        """
         connected = [node for node in self._grid.get_node_ids() if node in self._confidences]
         about = self._directory.look_up(self._grid, connected, self.phase_timeout)
         introductions = {n: d.introduction for n, d in about.items() if d.introduction}
         self._routes = Links(introductions, self.links)
         self._num_examples = self._directory.samples(self._grid.get_node_ids())
-        return [node for node in connected if node in introductions and node in self._num_examples]
+        return [
+            node
+            for node in connected
+            if node in introductions
+            and node in self._num_examples
+            and self._retries.due(node, self._round)
+        ]
 
     def _drawn(self, nodes: Collection[int], server_round: int) -> list[Chain]:
         """The superclients that train in the round, their nodes in a random order."""
@@ -319,7 +337,8 @@ class FedSeq(CheckedFedAvg):
     def _step(self, chains: list[Chain], left: int) -> None:
         """Have the next node of each chain train, with so many left in it, and pass the model."""
         self._pass_again(chains, left)
-        messages, routes = [], {}
+        messages: list[Message] = []
+        routes: dict[int, ConfigRecord] = {}
         for chain in chains:
             message = self._message(chain, left, TRAIN_IN_TURN)
             if message is None:
@@ -331,13 +350,16 @@ class FedSeq(CheckedFedAvg):
         replies = self._ask(messages)
         for chain in chains:
             chain.delivery = None
-            reply = replies.get(chain.nodes[-left])
-            if reply is not None and self._has_trained(chain, reply):
-                chain.delivery = self._delivery(reply, routes.get(chain.nodes[-left]))
+            node = chain.nodes[-left]
+            if (reply := replies.get(node)) is None:
+                self._retries.failed(node, self._round)
+            elif self._has_trained(chain, reply):
+                chain.delivery = self._delivery(reply, routes.get(node))
 
     def _pass_again(self, chains: list[Chain], left: int) -> None:
         """Have the model passed to the next node of each chain to which none is on its way."""
-        waiting, routes = {}, {}
+        waiting: dict[int, Chain] = {}
+        routes: dict[int, ConfigRecord] = {}
         for chain in chains:
             if not chain.trained or chain.delivery is not None:
                 continue
@@ -397,19 +419,28 @@ class FedSeq(CheckedFedAvg):
         try:
             return self._routes.route(sender, receiver, PASSED_MODEL, largest)
         except SettingsError as error:
-            if self._first:  # the user can still change the setting
+            if self._round == 1:  # the user can still change the setting
                 raise
             log(WARNING, "Node %d cannot send to node %d: %s", sender, receiver, error)
             return None
 
-    def _model_of(self, chain: Chain, reply: Message) -> list[tuple[float, Arrays]]:
-        """The chain's model with its samples; none if it cannot be averaged."""
-        try:
-            arrays = model_arrays(sent_arrays(reply), self.start_of_round)
-        except ValueError as error:
-            log(WARNING, "Model of node %d set aside: %s", reply.metadata.src_node_id, error)
-            return []
-        return [(float(sum(self._num_examples[node] for node in chain.trained)), arrays)]
+    def _models_of(self, last: Iterable[tuple[Chain, Message]]) -> list[tuple[float, Arrays]]:
+        """Models of superclients with their samples, without those that cannot be averaged."""
+        models: dict[int, tuple[float, Arrays]] = {}
+        for chain, reply in last:
+            node = reply.metadata.src_node_id
+            try:
+                arrays = model_arrays(sent_arrays(reply), self.start_of_round)
+            except ValueError as error:
+                log(WARNING, "Model of node %d set aside: %s", node, error)
+                continue
+            models[node] = sum(self._num_examples[each] for each in chain.trained), arrays
+        # The grid compares last nodes' models with the run's first one, and holders' not at all.
+        norms = {n: update_norm(arrays, self.start_of_round) for n, (_, arrays) in models.items()}
+        for node in absurdly_large(norms, self.norm_threshold):
+            log(WARNING, "Model of node %d set aside: its norm is beyond norm-threshold", node)
+            del models[node]
+        return list(models.values())
 
     def _ask(self, messages: list[Message]) -> dict[int, Message]:
         """Usable replies by node, in the order of the messages."""

@@ -80,7 +80,9 @@ def test_flowers_own_strategies_run_unchanged_and_evaluate_on_nodes(run, strateg
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["fednova", "feddyn", "scaffold", "moon", "fedfa"])
+@pytest.mark.parametrize(
+    "strategy", ["fednova", "feddyn", "scaffold", "moon", "fedfa", "vhl", "fedseq"]
+)
 def test_baselines_learn_the_digits_in_a_few_rounds(run, strategy):
     folder = run(
         strategy=strategy,

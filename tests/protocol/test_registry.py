@@ -39,6 +39,7 @@ def test_our_methods_have_their_names():
         "fedavg",
         "fedavgm",
         "feddf",
+        "feddm",
         "feddyn",
         "fedfa",
         "fedhead",
@@ -147,6 +148,7 @@ def test_of_ours_nodes_need_the_code_alone_but_for_distillers_files_and_models_o
     assert [name for name, requirement in needed.items() if requirement] == [
         "fedmd",
         "fedproto",
+        "fedseq",
         "hfldd",
     ]
     assert json.loads(needed["hfldd"].settings)["distiller"] == "auto"

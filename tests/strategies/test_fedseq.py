@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from safetensors.numpy import save
 
 import client.fedseq
@@ -158,6 +158,20 @@ def test_a_round_goes_on_without_nodes_that_fail(client_grid, by_hand, when, tak
     assert_equal(found, expected)
 
 
+def test_a_node_that_always_fails_has_its_turn_in_ever_fewer_rounds(client_grid):
+    """All others of its superclient wait for it."""
+
+    def broken(index, message):
+        return index == 1 and message.metadata.message_type in (TRAIN_IN_TURN, TRAIN_LAST)
+
+    strategy, grid, asked = strategy_of(), client_grid(3, RUN_CONFIG, broken), []
+    for server_round in range(1, 10):
+        assert play(strategy, grid, server_round) is not None
+        if any(FIRST + 1 in chain.nodes for chain in strategy._chains):
+            asked.append(server_round)
+    assert asked == [1, 2, 4, 8]
+
+
 def test_a_superclient_that_is_lost_leaves_the_others(client_grid, by_hand):
     strategy = strategy_of()
     grid = client_grid(5, RUN_CONFIG)
@@ -186,6 +200,7 @@ def test_a_run_in_which_no_node_tells_anything_ends(client_grid):
 HOSTILE = {
     "other names": lambda arrays: {"odd": np.zeros(3, np.float32)},
     "other shapes": lambda arrays: {n: a[None] for n, a in arrays.items()},
+    "absurdly large": lambda arrays: {n: a * np.float32(1e30) for n, a in arrays.items()},
     "NaN": lambda arrays: {n: np.full_like(a, np.nan) for n, a in arrays.items()},
 }
 
@@ -212,6 +227,36 @@ def test_a_bad_model_of_the_node_before_is_rejected_and_training_begins_anew(
     _, expected = trained_in_turn(federation, chain.nodes[2:], MODEL.state_dict())
     assert_equal(found, expected)
     assert "rejects its superclient's model" in flower_log.text
+
+
+@pytest.mark.parametrize("last_fails", [False, True])
+def test_a_superclient_whose_model_is_absurdly_large_is_set_aside(
+    client_grid, by_hand, monkeypatch, flower_log, last_fails
+):
+    """Whether its last node sends it, or the one before where that failed."""
+    strategy = strategy_of(most_nodes=2, least_samples=10_000)
+    honest = client_grid(12, {**RUN_CONFIG, "partition.classes": 2})
+    everyone = dict(honest.nodes)
+    play(strategy, honest, 1)
+    bad = set(strategy.superclients[0])
+
+    def spoiling(node):
+        def answer(message):
+            kind = message.metadata.message_type
+            if last_fails and node in bad and kind == TRAIN_LAST:
+                raise RuntimeError("this node is broken")
+            content = everyone[node](message)
+            if node in bad and "arrays" in content:
+                for name, array in content["arrays"].items():
+                    content["arrays"][name] = Array(array.numpy() * np.float32(1e6))
+            return content
+
+        return answer
+
+    honest.nodes = {node: spoiling(node) for node in everyone}
+    found = play(strategy, honest, 2)
+    assert "norm is beyond norm-threshold" in flower_log.text
+    assert max(float(np.abs(array.numpy()).max()) for array in found.values()) < 10
 
 
 def test_bytes_that_are_no_model_are_rejected(client_grid, monkeypatch):
@@ -277,8 +322,6 @@ def test_confidences_are_checked_before_the_strategy_sees_them(memory_grid, valu
             return RecordDict({"metrics": ConfigRecord({"confidence": "all"})})
         metrics = {"num-examples": 5, "confidence": values}
         return RecordDict({"metrics": MetricRecord(metrics)})
-
-    from flwr.app import Message
 
     phases = phases_of(built_in_methods()["fedseq"])
     screening = ScreeningGrid(memory_grid({FIRST: tells}), deadline=5, phases=phases, model={})

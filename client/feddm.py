@@ -1,0 +1,34 @@
+"""FedDM on nodes: their data, distilled around the received model."""
+
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+
+from client.dp_sgd import require_no_privacy
+from client.local_round import LocalRound
+from client.session import Session
+from distill.perturbed_matching import distill_around
+from protocol.feddm import DISTILL_AROUND, VIRTUAL_DATA, AroundModel
+from protocol.messages import METRICS, NUM_EXAMPLES
+
+
+def distill(message: Message, context: Context) -> Message:
+    """Distil the node's data around the received model and send them, with their privacy card."""
+    session, content = Session.of(context), message.content
+    require_no_privacy(session.task.train, "FedDM's virtual data")
+    request = AroundModel.checked(content.config_records[DISTILL_AROUND], "message")
+    local, data = LocalRound.of(session, content), session.data
+    virtual = distill_around(
+        data.train.inputs,
+        data.train.labels,
+        local.model,
+        num_classes=data.spec.num_classes,
+        per_class=request.per_class,
+        radius=request.radius,
+        steps=request.distill_steps,
+        layer=local.settings.feature_layer,
+        generator=session.generator("feddm", local.round),
+    )
+    virtual = virtual.with_card(data.train.inputs, data.holdout.inputs)
+    card = virtual.card.numbers() if virtual.card else {}
+    metrics = MetricRecord({NUM_EXAMPLES: len(data.train), **card})
+    sent = ConfigRecord({"payload": virtual.to_bytes()})
+    return Message(RecordDict({METRICS: metrics, VIRTUAL_DATA: sent}), reply_to=message)

@@ -1,0 +1,150 @@
+"""Distribution matching around a model (FedDM, Xiong et al. 2023).
+
+Virtual images match the class means of real ones in the features and logits of models that lie
+around the global one, so that the loss on them is like that on the real ones wherever training from
+there may lead.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from distill.augmentation import draw_augmentation
+from distill.distribution_matching import REAL_PER_CLASS, Probe, match_means, real_means
+from distill.formation import Formation
+from distill.inputs import check_inputs
+from distill.registry import Progress
+from distill.starts import start
+from distill.virtual_data import VirtualData
+from task.models import last_dense
+
+BANK = 20
+"""Perturbed models with an augmentation each, used in turn."""
+LEARNING_RATE = 0.05
+
+
+class _Outputs:
+    """Features and logits of a frozen model, with any weights."""
+
+    def __init__(self, model: nn.Module, layer: str) -> None:
+        self._model = copy.deepcopy(model).eval().requires_grad_(False)
+        self.names = [name for name, _ in self._model.named_parameters()]
+        self._features: Tensor
+        dense = self._model.get_submodule(last_dense(self._model, layer))
+        dense.register_forward_pre_hook(self._keep)
+
+    def __call__(self, weights: Sequence[Tensor], images: Tensor) -> Tensor:
+        named = dict(zip(self.names, weights, strict=True))
+        logits = functional_call(self._model, named, images)
+        return torch.cat([self._features.flatten(1), logits], dim=1)
+
+    def _keep(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        self._features = arguments[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Perturbed:
+    """A model near the global one: (n, C, H, W) to features and logits, (n, features + classes)."""
+
+    outputs: _Outputs
+    weights: tuple[Tensor, ...]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Features and logits, side by side."""
+        return self.outputs(self.weights, images)
+
+
+def distill_around(
+    images: Tensor,
+    labels: Tensor,
+    model: nn.Module,
+    *,
+    num_classes: int,
+    per_class: int,
+    radius: float = 5.0,
+    steps: int,
+    init: str = "class-stats",
+    layer: str = "",
+    generator: torch.Generator,
+    progress: Progress | None = None,
+) -> VirtualData:
+    """Distil by matching means around a model (FedDM eq. 6-8, algorithm 1).
+
+    In each step and for each class: squared distance of the mean features, and of the mean logits,
+    of all virtual and of up to 256 real images, at weights drawn from a normal distribution around
+    the model, no farther than `radius` from it.
+
+    Parameters
+    ----------
+    images : Tensor
+        float32 (n, C, H, W), normalised, at least 4 pixels a side.
+    labels : Tensor
+        int64 (n,), in [0, num_classes).
+    model : nn.Module
+        On the device that computes; not changed. Batch normalisation takes running statistics.
+    num_classes : int
+        Classes of the task, present here or not.
+    per_class : int
+        Virtual images of each class present.
+    radius : float (default: 5.0)
+        rho, the greatest distance of a perturbed model, as a norm over all weights.
+    steps : int
+        Steps of Adam; of the perturbed models 20 are drawn, and used in turn.
+    init : str (default: "class-stats")
+        Start of the images, see `distill.starts`.
+    layer : str (default: "")
+        The dense layer whose input are the features; see :func:`task.models.last_dense`.
+    generator : torch.Generator
+        CPU generator of all draws.
+    progress : callable, optional (default: None)
+        Called after each step with (steps done, all steps, loss).
+
+    Raises
+    ------
+    DistillError
+        If an argument is unusable; names it and the remedy.
+    """
+    check_inputs(images, labels, num_classes=num_classes, per_class=per_class, steps=steps)
+    device, (height, width) = next(model.parameters()).device, images.shape[2:]
+    initial, virtual_labels = start(init, images, labels, per_class, generator)
+    classes = [images[labels == c] for c in torch.unique(labels)]
+    outputs = _Outputs(model, layer)
+    probes = []
+    for _ in range(min(BANK, steps)):
+        network = Perturbed(outputs, perturbed(model, radius, generator))
+        augment = draw_augmentation(height, width, generator).to(device)
+        orders = [torch.randperm(len(own), generator=generator)[:REAL_PER_CLASS] for own in classes]
+        chosen = [own[o.to(own.device)].to(device) for own, o in zip(classes, orders, strict=True)]
+        means = real_means(network, augment, torch.cat(chosen), [len(own) for own in chosen])
+        probes.append(Probe(network, augment, means))
+    virtual = initial.reshape(len(classes), per_class, *images.shape[1:]).to(device, copy=True)
+    match_means(virtual, probes, steps, LEARNING_RATE, Formation.of(1, images.shape), progress)
+    return VirtualData(
+        virtual.flatten(0, 1).cpu(),
+        virtual_labels,
+        method="feddm",
+        steps=steps,
+        seed=generator.initial_seed(),
+        init=init,
+        initial_images=initial,
+    )
+
+
+def perturbed(model: nn.Module, radius: float, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Weights drawn from a normal distribution around a model's, within a ball (FedDM eq. 6).
+
+    Returns
+    -------
+    tuple of Tensor
+        One for each parameter, in their order; no farther than `radius` from the model's in all.
+    """
+    weights = [w.detach() for w in model.parameters()]
+    noise = [torch.randn(w.shape, generator=generator).to(w.device) for w in weights]
+    length = torch.stack([n.square().sum() for n in noise]).sum().sqrt()
+    scale = (radius / length).clamp(max=1.0)
+    return tuple(w + scale * n for w, n in zip(weights, noise, strict=True))
