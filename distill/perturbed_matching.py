@@ -123,7 +123,8 @@ def distill_around(
         means = real_means(network, augment, torch.cat(chosen), [len(own) for own in chosen])
         probes.append(Probe(network, augment, means))
     virtual = initial.reshape(len(classes), per_class, *images.shape[1:]).to(device, copy=True)
-    match_means(virtual, probes, steps, LEARNING_RATE, Formation.of(1, images.shape), progress)
+    rates, whole = [LEARNING_RATE] * steps, Formation.of(1, images.shape)
+    match_means(virtual, probes, rates, whole, progress)
     return VirtualData(
         virtual.flatten(0, 1).cpu(),
         virtual_labels,
