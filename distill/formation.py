@@ -108,7 +108,8 @@ class Formation:
 
     def shrunk(self, images: Tensor) -> Tensor:
         """Images (n, C, H, W) averaged to (n, C, H // factor, W // factor)."""
-        return functional.adaptive_avg_pool2d(images, [s // self.factor for s in images.shape[-2:]])
+        height, width = images.shape[-2:]
+        return functional.adaptive_avg_pool2d(images, (height // self.factor, width // self.factor))
 
     def coarse(self, images: Tensor) -> Tensor:
         """Images (n, C, H, W) as they come back from a tile, the first: shrunk and enlarged."""
