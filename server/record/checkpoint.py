@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from server.record.packing import Arrays, pack, unpack
 from task.durable import replacing
 
-FORMAT = 3
+FORMAT = 4
 KEY = "flwr-distill checkpoint"
 FOLDER = "checkpoints"
 PREFIX = "round-"
