@@ -25,6 +25,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
@@ -40,7 +41,7 @@ from rich.progress import track
 
 from benchmarks import domains
 from benchmarks.arena_tables import GOAL, Cell, print_tables, write_tables
-from benchmarks.in_process import FIRST_NODE, Node, Settings, run_in_process
+from benchmarks.in_process import Node, Settings, run_in_process
 
 NODES = 10
 ROUNDS = 20
@@ -191,13 +192,13 @@ def _evaluates(phase: str) -> bool:
 
 
 def _worst_node(journal: Iterable[Mapping[str, Any]]) -> float:
-    """Lowest accuracy of a node on its own samples, mean of the last rounds."""
+    """Lowest accuracy of a node, mean of the last rounds; nodes with one sample hold none out."""
     phases = [entry["nodes"] for entry in journal if _evaluates(entry.get("phase", ""))][-LAST:]
-    nodes = [str(FIRST_NODE + place) for place in range(NODES)]
-    accuracies: list[float] = [
-        statistics.mean(phase[node]["eval-accuracy"] for phase in phases) for node in nodes
-    ]
-    return min(accuracies)
+    accuracies = defaultdict(list)
+    for phase in phases:
+        for node, numbers in phase.items():
+            accuracies[node].append(numbers["eval-accuracy"])
+    return min(map(statistics.mean, accuracies.values()))
 
 
 def play_all(

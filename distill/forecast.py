@@ -14,6 +14,8 @@ from torch import Tensor
 from distill.registry import distiller
 
 TRIAL_STEPS = 2
+MOST_NETWORKS = 40
+"""Of a bank, counted where a distiller chooses their number itself."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def forecast(
     step = ends[1] - ends[0]
     preparation = max(0.0, ends[0] - begin - step)
     if bank is not None:
-        preparation *= min(bank.default, total) / TRIAL_STEPS
+        preparation *= min(bank.default or MOST_NETWORKS, total) / TRIAL_STEPS
     return Forecast(preparation + total * step, _peak(device))
 
 
