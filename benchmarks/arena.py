@@ -194,7 +194,7 @@ def _evaluates(phase: str) -> bool:
 def _worst_node(journal: Iterable[Mapping[str, Any]]) -> float:
     """Lowest accuracy of a node, mean of the last rounds; nodes with one sample hold none out."""
     phases = [entry["nodes"] for entry in journal if _evaluates(entry.get("phase", ""))][-LAST:]
-    accuracies = defaultdict(list)
+    accuracies: defaultdict[str, list[float]] = defaultdict(list)
     for phase in phases:
         for node, numbers in phase.items():
             accuracies[node].append(numbers["eval-accuracy"])
