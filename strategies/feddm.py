@@ -17,6 +17,7 @@ from distill.errors import VirtualDataError
 from distill.virtual_data import Bounds, VirtualData
 from protocol.arrays import Arrays, arrays_of, as_record, as_tensors
 from protocol.feddm import DISTILL_AROUND, VIRTUAL_DATA, FedDMSettings
+from protocol.meeting import one_line
 from protocol.messages import TRAIN_LOSS
 from protocol.replies import usable
 from strategies.common.checked import CheckedFedAvg
@@ -123,7 +124,7 @@ class FedDM(CheckedFedAvg):
             try:
                 virtual.append(self._data_of(by_node[node]))
             except ValueError as error:
-                log(WARNING, "Virtual data of node %d set aside: %s", node, error)
+                self.set_aside(by_node[node], one_line(error))
         if not virtual:
             log(WARNING, "Round %d: no usable data, the global model stays", server_round)
             return None, None

@@ -39,7 +39,7 @@ from protocol.messages import (
     TRAIN_LOSS,
 )
 from protocol.outliers import absurdly_large, update_norm
-from protocol.replies import NothingUsableError, number, usable
+from protocol.replies import NothingUsableError, number, set_aside, usable
 from strategies.common.checked import CheckedFedAvg
 from strategies.common.directory import Directory
 from strategies.common.retries import Retries
@@ -301,7 +301,7 @@ class FedSeq(CheckedFedAvg):
             if len(values) == self.num_classes and abs(sum(values) - 1) < 1e-3:
                 told[node] = [float(value) for value in values]
             else:
-                log(WARNING, "What node %d predicts is set aside: no distribution", node)
+                set_aside(self._grid, node, TELL_CONFIDENCE, "it predicts no distribution")
         return told
 
     def _meet(self) -> list[int]:
@@ -410,7 +410,7 @@ class FedSeq(CheckedFedAvg):
         try:
             return self._routes.forward(route, parcel)
         except ValueError as error:
-            log(WARNING, "Parcel of node %d set aside: %s", node, error)
+            set_aside(self._grid, node, reply.metadata.message_type, one_line(error))
             return None
 
     def _route(self, sender: int, receiver: int) -> ConfigRecord | None:
@@ -432,13 +432,13 @@ class FedSeq(CheckedFedAvg):
             try:
                 arrays = model_arrays(sent_arrays(reply), self.start_of_round)
             except ValueError as error:
-                log(WARNING, "Model of node %d set aside: %s", node, error)
+                set_aside(self._grid, node, reply.metadata.message_type, one_line(error))
                 continue
             models[node] = sum(self._num_examples[each] for each in chain.trained), arrays
         # The grid compares last nodes' models with the run's first one, and holders' not at all.
         norms = {n: update_norm(arrays, self.start_of_round) for n, (_, arrays) in models.items()}
         for node in absurdly_large(norms, self.norm_threshold):
-            log(WARNING, "Model of node %d set aside: its norm is beyond norm-threshold", node)
+            set_aside(self._grid, node, TRAIN_LAST, "its norm is beyond norm-threshold")
             del models[node]
         return list(models.values())
 

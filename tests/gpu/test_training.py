@@ -15,6 +15,7 @@ from links.store import NodeStore
 from protocol.class_means import record_of_means
 from protocol.fedhkd import FedHKDSettings
 from protocol.registry import all_methods
+from protocol.vhl import VHLSettings
 from task.datasets import Samples
 from task.evaluation import evaluate_model
 from task.models import create_model
@@ -30,6 +31,7 @@ ASKED = {
     "model-contrast": ConfigRecord({"mu": 1.0, "temperature": 0.5}),
     "control-variate": ArrayRecord({}),
     "virtual": ConfigRecord({"per-class": 1, "first-steps": 1, "contrast": 1.0}),
+    "virtual-task": ConfigRecord({**VHLSettings().model_dump(by_alias=True), "seed": 0}),
     "prototype-distance": {
         "prototype-distance": ConfigRecord({"weight": 1.0}),
         "prototypes": record_of_means(prototypes=MEANS),

@@ -246,7 +246,7 @@ def test_traffic_formula_uses_the_clusters_as_they_were_formed(client_grid, init
     assert strategy.expected_bits(1000, 5) == 0
     form(strategy, grid, initial_arrays)
     heads, members = len(strategy.topology.heads), len(strategy.topology.head_of)
-    soft_labels, distilled = 6 * 1000 * 10 * 32, members * 4 * 64 * 8
+    soft_labels, distilled = 6 * 1000 * 10 * 32, members * 4 * 64 * 4
     training = heads * 9 * 1000 * 32
     assert strategy.expected_bits(1000, 5) == soft_labels + distilled + training
 
