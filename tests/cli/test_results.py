@@ -18,3 +18,11 @@ def test_warnings_of_the_runs_stand_below_their_table_once():
     console.print(results_table("Runs", {"old": RESULT, "a": warned, "b": warned}))
     text = console.file.getvalue()
     assert text.count("No node holds class 8 [of the test set]") == 1
+
+
+def test_without_a_global_model_the_accuracy_is_that_on_nodes():
+    own_models = {**RESULT, "accuracy": None, "node_accuracy": 0.875}
+    console = Console(file=io.StringIO(), width=120)
+    console.print(results_table("Runs", {"fedproto": own_models, "hfldd": RESULT}))
+    assert "87.5% on nodes" in console.file.getvalue()
+    assert "90.0% " in console.file.getvalue()
