@@ -25,8 +25,7 @@ from distill import VirtualData, distiller
 from task.datasets import Dataset, Samples, load_dataset
 
 METHODS: Mapping[str, Mapping[str, Any]] = {
-    # Fewer steps and narrower, fewer networks than its own, which take four times as long.
-    "dm": {"formation": 2, "steps": 200, "width": 32, "bank": 20},
+    "dm": {"formation": 2},
     "kip": {},
 }
 SENT_BITS = 4
