@@ -20,10 +20,11 @@ from distill.virtual_data import VirtualData
 from protocol.arrays import Arrays, arrays_of, as_tensors, trained_names
 from protocol.dynafed import DynaFedSettings
 from strategies.common.checked import CheckedFedAvg, Update
+from strategies.common.draws import round_generator
+from strategies.common.images import require_images
 from strategies.common.run import Run
 from strategies.common.virtual_files import virtual_files
 from task.datasets import DataSpec
-from task.settings import SettingsError
 from task.words import counted
 
 TUNE_BATCH = 256
@@ -85,11 +86,7 @@ class DynaFed(CheckedFedAvg):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if spec.kind != "image":
-            raise SettingsError(
-                f"strategy = 'dynafed': {spec.name!r} holds {spec.kind}s, which cannot be "
-                "distilled (take another strategy)"
-            )
+        require_images(spec, "dynafed")
         self.settings = DynaFedSettings.checked(
             {
                 "trajectory": trajectory,
@@ -183,7 +180,7 @@ class DynaFed(CheckedFedAvg):
                 steps=steps,
                 follow_steps=self.settings.follow_steps,
                 learning_rate=self.settings.image_lr,
-                generator=self._generator(),
+                generator=round_generator(self._seed, self._round),
             )
         except DistillError as error:
             log(WARNING, "DynaFed has no virtual data and begins a new trajectory: %s", error)
@@ -198,7 +195,7 @@ class DynaFed(CheckedFedAvg):
         images, labels = virtual.images.to(device), virtual.soft_labels.to(device)
         self._model.load_state_dict(as_tensors(mean))
         self._model.eval()
-        generator = self._generator()
+        generator = round_generator(self._seed, self._round)
         optimizer = torch.optim.Adam(self._model.parameters(), lr=self.settings.tune_lr)
         for _ in range(self.settings.tune_steps):
             rows = torch.randperm(len(images), generator=generator)[:TUNE_BATCH].to(device)
@@ -208,11 +205,6 @@ class DynaFed(CheckedFedAvg):
             functional.cross_entropy(logits, labels[rows]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         return arrays_of(self._model)
-
-    def _generator(self) -> torch.Generator:
-        """Generator of the round's draws."""
-        words = np.random.SeedSequence([self._seed, self._round]).generate_state(1, np.uint64)
-        return torch.Generator().manual_seed(int(words[0]) >> 1)
 
     def _replace(self, payload: bytes) -> None:
         """Keep virtual data, decoded as after a resume, with 8 bits per pixel."""

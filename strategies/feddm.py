@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from logging import INFO, WARNING
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
@@ -21,8 +20,9 @@ from protocol.meeting import one_line
 from protocol.messages import TRAIN_LOSS
 from protocol.replies import usable
 from strategies.common.checked import CheckedFedAvg
+from strategies.common.draws import round_generator
+from strategies.common.images import require_images
 from task.datasets import DataSpec
-from task.settings import SettingsError
 from task.words import counted
 
 
@@ -78,11 +78,7 @@ class FedDM(CheckedFedAvg):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if spec.kind != "image":
-            raise SettingsError(
-                f"strategy = 'feddm': {spec.name!r} holds {spec.kind}s, which cannot be distilled "
-                "(take another strategy)"
-            )
+        require_images(spec, "feddm")
         self.settings = FedDMSettings.checked(
             {
                 "per-class": per_class,
@@ -158,8 +154,7 @@ class FedDM(CheckedFedAvg):
         start = [weight.detach().clone() for weight in model.parameters()]
         model.train()
         optimizer = torch.optim.SGD(model.parameters(), lr=settings.server_lr)
-        words = np.random.SeedSequence([self._seed, server_round]).generate_state(1, np.uint64)
-        generator = torch.Generator().manual_seed(int(words[0]) >> 1)
+        generator = round_generator(self._seed, server_round)
         total = torch.zeros((), device=images.device)
         for _ in range(settings.server_epochs):
             total.zero_()

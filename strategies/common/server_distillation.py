@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from distill.ensemble import distil_ensemble, teacher_probabilities
 from protocol.arrays import Arrays, as_tensors
 from protocol.ensemble import EnsembleDistillation
+from strategies.common.draws import round_generator
 
 
 class ServerDistillation:
@@ -64,7 +65,6 @@ class ServerDistillation:
             self._models(members), self._inputs, average=request.average
         )
         student = self._with(start)
-        words = np.random.SeedSequence([self._seed, server_round]).generate_state(1, np.uint64)
         distilled = distil_ensemble(
             student,
             self._inputs,
@@ -74,7 +74,7 @@ class ServerDistillation:
             lr=request.distill_lr,
             weight_decay=request.distill_weight_decay,
             batch_size=request.distill_batch_size,
-            generator=torch.Generator().manual_seed(int(words[0]) >> 1),
+            generator=round_generator(self._seed, server_round),
         )
         log(INFO, "Distilled on %d reference samples: %s", len(self._inputs), distilled)
         return {name: value.cpu().numpy() for name, value in student.state_dict().items()}

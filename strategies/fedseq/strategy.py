@@ -149,7 +149,6 @@ class FedSeq(CheckedFedAvg):
         self._losses: dict[int, float] = {}
         self._num_examples: dict[int, int] = {}
         self._round = 0
-        self._grid: Grid
         self._routes: Links
         self._config: ConfigRecord
         self._arrays: ArrayRecord
@@ -180,7 +179,7 @@ class FedSeq(CheckedFedAvg):
     ) -> Iterable[Message]:
         """Form or complete the superclients; have all but the last nodes of each train in turn."""
         self.start_of_round = as_arrays(arrays)
-        self._grid, self._round, self._arrays = grid, server_round, arrays
+        self.grid, self._round, self._arrays = grid, server_round, arrays
         self._config = ConfigRecord({**config, SERVER_ROUND: server_round})
         self._losses = {}
         if not self.superclients:
@@ -241,8 +240,8 @@ class FedSeq(CheckedFedAvg):
 
     def _place_new_nodes(self, server_round: int) -> None:
         """Form superclients of the first nodes, or have new ones join."""
-        connected = self._grid.get_node_ids()
-        about = self._directory.look_up(self._grid, connected, self.phase_timeout)
+        connected = self.grid.get_node_ids()
+        about = self._directory.look_up(self.grid, connected, self.phase_timeout)
         new = [
             node
             for node in connected
@@ -301,7 +300,7 @@ class FedSeq(CheckedFedAvg):
             if len(values) == self.num_classes and abs(sum(values) - 1) < 1e-3:
                 told[node] = [float(value) for value in values]
             else:
-                set_aside(self._grid, node, TELL_CONFIDENCE, "it predicts no distribution")
+                self.set_aside(reply, "it predicts no distribution")
         return told
 
     def _meet(self) -> list[int]:
@@ -309,11 +308,11 @@ class FedSeq(CheckedFedAvg):
 
         One that failed again and again has its turn in ever fewer rounds: all others wait for it.
         """
-        connected = [node for node in self._grid.get_node_ids() if node in self._confidences]
-        about = self._directory.look_up(self._grid, connected, self.phase_timeout)
+        connected = [node for node in self.grid.get_node_ids() if node in self._confidences]
+        about = self._directory.look_up(self.grid, connected, self.phase_timeout)
         introductions = {n: d.introduction for n, d in about.items() if d.introduction}
         self._routes = Links(introductions, self.links)
-        self._num_examples = self._directory.samples(self._grid.get_node_ids())
+        self._num_examples = self._directory.samples(self.grid.get_node_ids())
         return [
             node
             for node in connected
@@ -410,7 +409,7 @@ class FedSeq(CheckedFedAvg):
         try:
             return self._routes.forward(route, parcel)
         except ValueError as error:
-            set_aside(self._grid, node, reply.metadata.message_type, one_line(error))
+            self.set_aside(reply, one_line(error))
             return None
 
     def _route(self, sender: int, receiver: int) -> ConfigRecord | None:
@@ -432,13 +431,13 @@ class FedSeq(CheckedFedAvg):
             try:
                 arrays = model_arrays(sent_arrays(reply), self.start_of_round)
             except ValueError as error:
-                set_aside(self._grid, node, reply.metadata.message_type, one_line(error))
+                self.set_aside(reply, one_line(error))
                 continue
             models[node] = sum(self._num_examples[each] for each in chain.trained), arrays
         # The grid compares last nodes' models with the run's first one, and holders' not at all.
         norms = {n: update_norm(arrays, self.start_of_round) for n, (_, arrays) in models.items()}
         for node in absurdly_large(norms, self.norm_threshold):
-            set_aside(self._grid, node, TRAIN_LAST, "its norm is beyond norm-threshold")
+            set_aside(self.grid, node, TRAIN_LAST, "its norm is beyond norm-threshold")
             del models[node]
         return list(models.values())
 
@@ -446,7 +445,7 @@ class FedSeq(CheckedFedAvg):
         """Usable replies by node, in the order of the messages."""
         if not messages:
             return {}
-        replies = usable(self._grid.send_and_receive(messages, timeout=self.phase_timeout))
+        replies = usable(self.grid.send_and_receive(messages, timeout=self.phase_timeout))
         by_node = {reply.metadata.src_node_id: reply for reply in replies}
         nodes = (message.metadata.dst_node_id for message in messages)
         return {node: by_node[node] for node in nodes if node in by_node}

@@ -44,7 +44,7 @@ records = (
     st.dictionaries(keys, numbers, max_size=4).map(MetricRecord)
     | st.dictionaries(keys, values, max_size=4).map(ConfigRecord)
     | st.dictionaries(st.sampled_from(["w", "n", "x"]), arrays, max_size=3).map(ArrayRecord)
-    | st.just(as_record(MODEL))
+    | st.builds(as_record, st.just(MODEL))  # a new one each time: what draws it may change it
 )
 replies = st.dictionaries(names, records, max_size=4).map(RecordDict)
 TRAINED = RecordDict(

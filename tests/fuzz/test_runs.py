@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from benchmarks.in_process import FIRST_NODE, InProcessGrid
+from distill.virtual_data import VirtualData
 from protocol.arrays import as_arrays, as_record
 from protocol.meeting import requirement_of
 from protocol.registry import built_in_methods, phases_of
@@ -58,6 +59,12 @@ LITTLE = {
     "fedlgd.global-steps": 1,
     "fedlgd.global-per-class": 1,
     "fedlgd.every": 2,
+    "feddm.per-class": 2,
+    "feddm.server-epochs": 1,
+    "fedseq.auxiliary-size": 8,
+    "dynafed.trajectory": 1,
+    "dynafed.distill-steps": 1,
+    "dynafed.follow-steps": 1,
     "qfedavg.q": 1.0,
 }
 names = st.sampled_from(sorted(NAMES | {"metrics", "parcel", "parcel.1", "parcel.٣"}))
@@ -227,7 +234,8 @@ class Honest:
         return {"metrics": MetricRecord(numbers)}
 
     def label_knowledge(self, content):
-        chances = self.draws.dirichlet(np.ones(3), 8).astype(np.float32)
+        size = content["config"]["auxiliary-size"]
+        chances = self.draws.dirichlet(np.ones(3), size).astype(np.float32)
         metrics = MetricRecord({"num-examples": 20 + self.place, "own-divergence": 0.1})
         return {"arrays": as_record({"soft-labels": chances}), "metrics": metrics}
 
@@ -254,6 +262,25 @@ class Honest:
     def distill_sector(self, content):
         metrics = MetricRecord({"distill-loss": 0.1, "distill-epochs": 1})
         return {"arrays": as_record(self.moved()), "metrics": metrics}
+
+    def feddm_distill(self, content):
+        images = torch.from_numpy(self.draws.normal(size=(4, *SPEC.shape)).astype(np.float32))
+        labels = torch.tensor([0, 0, 2, 2])
+        data = VirtualData(images, labels, method="feddm", steps=1, seed=0, init="class-stats")
+        sent = ConfigRecord({"payload": data.to_bytes()})
+        return {"metrics": MetricRecord({"num-examples": 4}), "feddm-data": sent}
+
+    def fedseq_confidence(self, content):
+        chances = self.draws.dirichlet(np.ones(3)).tolist()
+        return {"metrics": MetricRecord({"num-examples": 20 + self.place, "confidence": chances})}
+
+    def fedseq_turn(self, content):
+        return {"metrics": self.metrics()}
+
+    fedseq_last = train
+
+    def fedseq_again(self, content):
+        return {} if "route" in content else {"arrays": as_record(self.moved())}
 
 
 class Recorder:
@@ -386,6 +413,10 @@ def finite(state):
 
 
 METHODS = sorted(built_in_methods())
+METHODS_TO_LEARN = (
+    *("auto", "cadis", "dynafed", "fedavg", "feddm", "fedhead", "fedhkd", "fedlgd"),
+    *("fedmd", "fedproto", "fedseq", "hfldd", "vhl"),
+)
 RUNS = settings(
     FUZZ,
     max_examples=max(10, FUZZ.max_examples // 10),  # each has some fifty replies
@@ -438,7 +469,7 @@ def test_a_run_with_hostile_nodes_learns_a_finite_model_or_says_why_not(
 
 
 def test_honest_runs_learn_and_nobody_is_set_aside(tmp_path):
-    for name in ("fedavg", "cadis", "fedhead", "fedhkd", "fedlgd", "fedmd", "fedproto", "hfldd"):
+    for name in METHODS_TO_LEARN:
         folder = tmp_path / name
         folder.mkdir()
         _, grid, _, models, lines = play(name, [honest] * NODES, folder)

@@ -11,6 +11,13 @@ from client.training import epoch_batches
 
 FIRST = 2**64 - 1000  # as in tests/conftest.py
 LR = 0.05
+UNEQUAL = {
+    "partition.scheme": "pareto",
+    "partition.classes": 4,
+    "partition.alpha": 3.0,
+    "train.batch-size": 64,
+}
+"""Run config of nodes of unequal size, with 4 classes each."""
 
 
 def sessions(run_config, folder, num_nodes):

@@ -23,6 +23,7 @@ from task.settings import SettingsError
 
 from .naive import (
     FIRST,
+    UNEQUAL,
     assert_by_class,
     by_class,
     mean_over_nodes,
@@ -34,12 +35,6 @@ from .naive import (
 )
 
 NODES = 3
-RUN_CONFIG = {
-    "partition.scheme": "pareto",  # nodes of unequal size, with 4 classes each
-    "partition.classes": 4,
-    "partition.alpha": 3.0,
-    "train.batch-size": 64,
-}
 MODEL = create_model("auto", load_dataset("digits").spec, seed=0)
 WIDTH = MODEL[-1].in_features
 T, LAMBDA, GAMMA = 0.7, 0.4, 0.3
@@ -84,8 +79,8 @@ def naive_round(nodes, model, features, predictions, server_round):
 
 
 def test_rounds_equal_the_papers_steps_as_plain_loops(client_grid, tmp_path):
-    grid, strategy, arrays = client_grid(NODES, RUN_CONFIG), strategy_of(), start(MODEL)
-    nodes = sessions(RUN_CONFIG, tmp_path, NODES)
+    grid, strategy, arrays = client_grid(NODES, UNEQUAL), strategy_of(), start(MODEL)
+    nodes = sessions(UNEQUAL, tmp_path, NODES)
     model, features, predictions = MODEL, {}, {}
     for server_round in (1, 2):
         arrays = play(strategy, grid, server_round, arrays)
@@ -101,7 +96,7 @@ def test_rounds_equal_the_papers_steps_as_plain_loops(client_grid, tmp_path):
 
 
 def test_noise_on_the_features_has_the_deviation_asked_for_and_predictions_have_none(tmp_path):
-    (session, *_) = sessions(RUN_CONFIG, tmp_path, 1)
+    (session, *_) = sessions(UNEQUAL, tmp_path, 1)
     content = RecordDict({"arrays": start(MODEL), "config": ConfigRecord({})})
     local = LocalRound.of(session, content)
 
@@ -120,7 +115,7 @@ def test_noise_on_the_features_has_the_deviation_asked_for_and_predictions_have_
 def test_the_noise_does_not_follow_from_the_runs_seed(client_grid):
     def features():
         strategy = strategy_of(noise=2.0, min_train_nodes=1, min_available_nodes=1)
-        play(strategy, client_grid(1, RUN_CONFIG), 1, start(MODEL))
+        play(strategy, client_grid(1, UNEQUAL), 1, start(MODEL))
         return strategy.features
 
     one, other = (features() for _ in range(2))
@@ -169,7 +164,7 @@ def test_a_malformed_reply_is_set_aside_and_the_round_goes_on(
 
 def test_what_the_server_sends_after_a_restart_is_what_it_would_have_sent(client_grid):
     first, again = strategy_of(), strategy_of()
-    play(first, client_grid(NODES, RUN_CONFIG), 1, start(MODEL))
+    play(first, client_grid(NODES, UNEQUAL), 1, start(MODEL))
     again.load_state_dict(first.state_dict())
     assert first.records() == again.records()
     assert HYPER_KNOWLEDGE in again.records()
@@ -179,7 +174,7 @@ def test_differential_privacy_is_refused_by_server_and_node(client_grid):
     settings = RunSettings.from_run_config({"strategy": "fedhkd", "train.dp-noise": 1.0})
     with pytest.raises(SettingsError, match=r"strategy = 'fedhkd': .*not calibrated"):
         check_privacy(settings, find_strategy("fedhkd")[1])
-    grid = client_grid(NODES, {**RUN_CONFIG, "train.dp-noise": 1.0})
+    grid = client_grid(NODES, {**UNEQUAL, "train.dp-noise": 1.0})
     messages = strategy_of().configure_train(1, start(MODEL), ConfigRecord(), grid)
     for reply in grid.send_and_receive(messages):
         assert "FedHKD's hyper-knowledge has no differential privacy" in reply.error.reason

@@ -23,6 +23,8 @@ from strategies.fedlgd import FedLGD
 from task.datasets import load_dataset
 from task.models import create_model
 
+from .naive import spoil
+
 FIRST = 2**64 - 1000  # as in conftest.py
 RUN_CONFIG = {"partition.classes": 5, "train.local-epochs": 1, "train.batch-size": 16}
 LR, LAMBDA = 0.05, 0.5
@@ -249,18 +251,6 @@ def test_one_node_is_enough(client_grid):
     arrays = play(strategy, grid)
     assert play(strategy, grid, 2, arrays) is not None
     assert strategy.global_data.steps == 3
-
-
-def spoil(grid, node, change):
-    """Have a node's replies changed on their way."""
-    answer = grid.nodes[node]
-
-    def spoiled(message):
-        content = answer(message)
-        change(content)
-        return content
-
-    grid.nodes[node] = spoiled
 
 
 def with_nan(name):

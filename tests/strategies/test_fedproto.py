@@ -23,6 +23,7 @@ from task.settings import SettingsError
 
 from .naive import (
     FIRST,
+    UNEQUAL,
     assert_by_class,
     by_class,
     mean_over_nodes,
@@ -34,12 +35,6 @@ from .naive import (
 )
 
 NODES = 3
-RUN_CONFIG = {
-    "partition.scheme": "pareto",  # nodes of unequal size, with 4 classes each
-    "partition.classes": 4,
-    "partition.alpha": 3.0,
-    "train.batch-size": 64,
-}
 MODEL = create_model("auto", load_dataset("digits").spec, seed=0)
 WIDTH = MODEL[-1].in_features
 
@@ -77,8 +72,8 @@ def kept(tmp_path, place):
 
 
 def test_rounds_equal_the_papers_steps_as_plain_loops(client_grid, tmp_path):
-    grid, strategy, arrays = client_grid(NODES, RUN_CONFIG), strategy_of(), start(MODEL)
-    nodes = sessions(RUN_CONFIG, tmp_path, NODES)
+    grid, strategy, arrays = client_grid(NODES, UNEQUAL), strategy_of(), start(MODEL)
+    nodes = sessions(UNEQUAL, tmp_path, NODES)
     models, prototypes = [MODEL] * NODES, {}
     for server_round in (1, 2):
         arrays = play(strategy, grid, server_round, arrays)
@@ -93,7 +88,7 @@ def test_rounds_equal_the_papers_steps_as_plain_loops(client_grid, tmp_path):
 
 
 def test_nothing_but_prototypes_travels(client_grid):
-    grid, strategy = client_grid(NODES, RUN_CONFIG), strategy_of()
+    grid, strategy = client_grid(NODES, UNEQUAL), strategy_of()
     sizes = []
     for node in list(grid.nodes):
         spoil(grid, node, lambda content: sizes.append({n: dict(r) for n, r in content.items()}))
@@ -109,7 +104,7 @@ def test_nothing_but_prototypes_travels(client_grid):
 
 
 def test_nodes_evaluate_their_own_models_by_the_nearest_prototype(client_grid, tmp_path):
-    run_config = {**RUN_CONFIG, "train.holdout": 0.3}
+    run_config = {**UNEQUAL, "train.holdout": 0.3}
     grid, strategy = client_grid(NODES, run_config), strategy_of(fraction_evaluate=1.0)
     arrays = play(strategy, grid, 1, start(MODEL))
     messages = list(strategy.configure_evaluate(1, arrays, ConfigRecord(), grid))
@@ -135,7 +130,7 @@ def test_nodes_evaluate_their_own_models_by_the_nearest_prototype(client_grid, t
 
 
 def test_a_class_that_no_node_of_a_round_holds_keeps_its_prototype(client_grid):
-    grid, strategy = client_grid(NODES, RUN_CONFIG), strategy_of(min_available_nodes=1)
+    grid, strategy = client_grid(NODES, UNEQUAL), strategy_of(min_available_nodes=1)
     arrays = play(strategy, grid, 1, start(MODEL))
     before = dict(strategy.prototypes)
     held = set()
@@ -149,7 +144,7 @@ def test_a_class_that_no_node_of_a_round_holds_keeps_its_prototype(client_grid):
 
 
 def test_a_restarted_node_goes_on_with_its_own_model(client_grid, tmp_path):
-    grid, strategy = client_grid(NODES, RUN_CONFIG), strategy_of()
+    grid, strategy = client_grid(NODES, UNEQUAL), strategy_of()
     play(strategy, grid, 1, start(MODEL))
     play(strategy, grid, 2, start(MODEL))
     (folder,) = tmp_path.glob(f"state/runs/*/{FIRST}")
@@ -183,7 +178,7 @@ def test_a_malformed_reply_is_set_aside_and_the_round_goes_on(
         else:
             content[PROTOTYPES] = as_record({**honest, **BAD[how]})
 
-    bad, good = client_grid(NODES, RUN_CONFIG), client_grid(NODES, RUN_CONFIG)
+    bad, good = client_grid(NODES, UNEQUAL), client_grid(NODES, UNEQUAL)
     spoil(bad, FIRST, change)
     good.nodes[FIRST] = lambda message: None
     strategy, expected = strategy_of(), strategy_of()
@@ -197,7 +192,7 @@ def test_a_malformed_reply_is_set_aside_and_the_round_goes_on(
 
 
 def test_the_next_round_after_a_restart_of_the_server_is_the_one_that_would_have_been(client_grid):
-    grid, first, again = client_grid(NODES, RUN_CONFIG), strategy_of(), strategy_of()
+    grid, first, again = client_grid(NODES, UNEQUAL), strategy_of(), strategy_of()
     arrays = play(first, grid, 1, start(MODEL))
     again.load_state_dict(first.state_dict())
     one, other = first.records(), again.records()
@@ -213,7 +208,7 @@ def run(client_grid, tmp_path, without_pictures):
     def start_run(node_config=None, broken=lambda node, message: False, **settings):
         config = {key.replace("__", ".").replace("_", "-"): v for key, v in settings.items()}
         config = {"strategy": "fedproto", "num-rounds": 2, "min-nodes": NODES, **config}
-        config = {**RUN_CONFIG, "train.local-epochs": 1, **config, "runs-dir": str(tmp_path)}
+        config = {**UNEQUAL, "train.local-epochs": 1, **config, "runs-dir": str(tmp_path)}
         grid = client_grid(NODES, config, broken, node_config)
         main(grid, Context(7, 1, {}, RecordDict(), config))
         return tmp_path / "7"
@@ -259,7 +254,7 @@ def test_a_node_with_other_features_is_left_out_before_anyone_trains(run):
 def test_differential_privacy_is_refused_by_server_and_node(run, client_grid):
     with pytest.raises(SettingsError, match="strategy = 'fedproto': nodes send mean features"):
         run(train__dp_noise=1.0)
-    grid = client_grid(NODES, {**RUN_CONFIG, "train.dp-noise": 1.0})
+    grid = client_grid(NODES, {**UNEQUAL, "train.dp-noise": 1.0})
     messages = strategy_of().configure_train(1, start(MODEL), ConfigRecord(), grid)
     for reply in grid.send_and_receive(messages):
         assert "what FedProto sends of samples has no differential privacy" in reply.error.reason
@@ -272,7 +267,7 @@ def test_the_weight_is_checked():
 
 def test_arrays_of_flowers_loop_are_new_in_each_round_that_learns(client_grid):
     """A round whose arrays are the old object counts as failed (server/rounds.py)."""
-    grid, arrays = client_grid(NODES, RUN_CONFIG), start(MODEL)
+    grid, arrays = client_grid(NODES, UNEQUAL), start(MODEL)
     after = play(strategy_of(), grid, 1, arrays)
     assert isinstance(after, ArrayRecord)
     assert after is not arrays

@@ -308,7 +308,7 @@ def test_what_is_no_distribution_over_the_classes_is_set_aside(memory_grid, conf
 
     grid = memory_grid({1: tells(confidence), 2: tells([0.1] * 10)})
     strategy = strategy_of()
-    strategy._grid = grid
+    strategy.grid = grid
     assert strategy._confidences_of([1, 2]) == {2: [0.1] * 10}
     assert "no distribution" in flower_log.text
 

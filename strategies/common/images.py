@@ -1,0 +1,19 @@
+"""Methods that need images."""
+
+from task.datasets import DataSpec
+from task.settings import SettingsError
+
+
+def require_images(spec: DataSpec, strategy: str) -> None:
+    """Refuse other data.
+
+    Raises
+    ------
+    SettingsError
+        If the data are texts or tables; names the strategy and the remedy.
+    """
+    if spec.kind != "image":
+        raise SettingsError(
+            f"strategy = {strategy!r}: {spec.name!r} holds {spec.kind}s, which cannot be distilled "
+            "(take another strategy)"
+        )
