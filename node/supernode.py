@@ -17,7 +17,9 @@ from node.flower_timing import (
     patch_pull_backoff,
     patch_supernode_sleep,
 )
+from node.gate import Gate, patch_gate
 from node.pace import Pace
+from node.policy import OPEN, Policy
 from node.run_ends import patch_run_ends
 
 _REMEDIES = {
@@ -63,15 +65,19 @@ def _why_unfit(error: str) -> str:
 
 
 def main() -> None:
-    """Run a SuperNode; arguments: the report's file descriptor, the state directory, Flower's."""
-    report = Connection(int(sys.argv[1]))
+    """Run a SuperNode; arguments: report's file descriptor, state directory, policy, Flower's."""
+    report, state_dir = Connection(int(sys.argv[1])), Path(sys.argv[2])
+    policy = Policy.model_validate_json(sys.argv[3], by_alias=True)
     logging.getLogger("flwr").addHandler(_Reporter(report))
     patch_supernode_sleep(Pace(busy=0.05, idle=0.25))
     patch_pull_backoff()
     patch_intake()
     patch_nonce_cleanup()
-    patch_run_ends(Path(sys.argv[2]))
-    sys.argv = ["flower-supernode", *sys.argv[3:]]
+    patch_run_ends(state_dir)
+    if not patch_gate(Gate(policy, state_dir)) and policy != OPEN:
+        report.send(("unfit", "the policy cannot be kept with this version of flwr"))
+        return
+    sys.argv = ["flower-supernode", *sys.argv[4:]]
     try:
         flower_supernode()
     except KeyboardInterrupt:

@@ -169,6 +169,7 @@ class Node:
         settings = self._settings
         command = [
             *(sys.executable, "-P", "-m", "node.supernode", str(report), str(settings.state_dir)),
+            settings.policy.model_dump_json(by_alias=True),
             *("--superlink", settings.superlink),
             *("--isolation", "process"),
             *("--clientappio-api-address", appio_address),
