@@ -176,9 +176,9 @@ class Gate:
             try:
                 refusal = self._judge(pending, reply, num_bytes)
             except Exception as problem:  # whatever a hostile reply makes it raise
-                refusal = Refusal("policy", f"{type(problem).__name__}: {problem}")
+                refusal = Refusal("policy", type(problem).__name__, str(problem))
             if refusal is not None:
-                log(WARNING, "%s", refusal)
+                log(WARNING, "%s: %s", refusal, one_line(refusal.detail))
         if refusal is not None:
             error = _error(refusal)
         if error is None:

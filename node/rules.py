@@ -33,10 +33,14 @@ EPSILON = "dp-epsilon"
 
 @dataclass(frozen=True)
 class Refusal:
-    """The rule of a policy that refuses something, and why, with the remedy."""
+    """The rule of a policy that refuses something, and why, with the remedy.
+
+    The detail is for the node's own log: it quotes the app, which must not send in this way either.
+    """
 
     rule: str
     reason: str
+    detail: str = ""
 
     def __str__(self) -> str:
         return f"the node's policy refuses it: {self.rule}: {self.reason}"
@@ -176,8 +180,9 @@ def judge_reply(
         _check_declared(asked, reply)
         for name in parcels_of(reply):
             _check_parcel(policy, asked, name, reply.config_records[name], opened)
-    except (ValueError, SettingsError) as error:
-        return Refusal("replies", f"{asked.message_type}: {error}")
+    except ValueError as error:
+        reason = f"the app's reply is not what strategy = {asked.strategy!r} declares"
+        return Refusal("replies", f"{reason} (the node's log says more)", str(error))
     refusals = (
         _judge_virtual_data(policy, payload) for payload in virtual_data(asked, reply, opened)
     )
@@ -397,11 +402,13 @@ def _judge_virtual_data(policy: Policy, payload: bytes) -> Refusal | None:
     try:
         virtual = VirtualData.from_bytes(payload)
     except VirtualDataError as error:
-        return Refusal("replies", str(error))
+        return Refusal("replies", "the virtual data in the app's reply are none", str(error))
     if policy.raw_data == "never" and virtual.method == "raw":
         return Refusal("raw-data", f"never, and the reply holds {len(virtual)} samples as they are")
     if policy.starts is not None and virtual.init not in policy.starts:
-        return Refusal("starts", f"virtual data in the reply start from {virtual.init!r:.60}")
+        allowed = ", ".join(policy.starts)
+        reason = f"{allowed}, and the virtual data in the reply start from something else"
+        return Refusal("starts", reason, virtual.init)
     return None
 
 
