@@ -22,9 +22,10 @@ def check(
 
     Exits with 1 if the policy is wrong, with the key or value that is.
     """
-    from node.policy import in_words, read_policy  # here: imports pydantic
+    from node.policy import cannot_hold, in_words, read_policy  # here: imports pydantic
     from task.settings import SettingsError
 
     with exit_on(SettingsError, command="policy check"):
-        for sentence in in_words(read_policy(file)):
+        policy = read_policy(file)
+        for sentence in [*in_words(policy), *cannot_hold(policy)]:
             typer.echo(sentence)

@@ -65,7 +65,8 @@ from node.rules import (
     route_of,
     virtual_data,
 )
-from protocol.meeting import one_line
+from protocol.meeting import DESCRIBE, identity, one_line
+from protocol.messages import CONFIG, METRICS
 from protocol.replies import REFUSED
 from task.settings import SettingsError
 from task.words import counted
@@ -81,13 +82,13 @@ _MOST_RECORDS = 100
 class _Pending:
     """A message that waits for its reply: its header, what it asks and of which data.
 
-    Without `asked` it could not be read; with a refusal nothing else may answer it.
+    Without `asked` it could not be read. With a refusal, nothing else may answer it.
     """
 
     message: Message
     asked: Asked | None
     data: str
-    refusal: Refusal | None
+    refusal: tuple[Refusal, Message] | None
 
 
 class Gate:
@@ -120,8 +121,8 @@ class Gate:
     def _outbox(self) -> Outbox:
         return Outbox(self._state_dir / FOLDER)
 
-    def admit(self, message: Message, context: Context, bundle: bytes) -> Error | None:
-        """Judge a message that has come; return the error to answer with, None to let it through.
+    def admit(self, message: Message, context: Context, bundle: bytes) -> Message | None:
+        """Judge a message that has come; return the refusal to answer with, None if there is none.
 
         Parameters
         ----------
@@ -141,12 +142,14 @@ class Gate:
             )
         except Exception as error:  # whatever a hostile message makes it raise
             refusal = Refusal("policy", f"{type(error).__name__}: {error}")
-        header = remove_content_from_message(message)
-        self._pending[message.metadata.message_id] = _Pending(header, asked, data, refusal)
+        header, name = remove_content_from_message(message), message.metadata.message_id
         if refusal is None:
+            self._pending[name] = _Pending(header, asked, data, None)
             return None
         log(WARNING, "%s", refusal)
-        return _error(refusal)
+        answer = _answer(header, refusal, context.node_config)
+        self._pending[name] = _Pending(header, asked, data, (refusal, answer))
+        return answer
 
     def release(self, reply: Message, num_bytes: int) -> Message:
         """Judge a reply; return what leaves in its place: the same content, or an error.
@@ -167,24 +170,27 @@ class Gate:
             pending = self._pending.pop(reply.metadata.reply_to_message_id)
         except KeyError:
             raise LookupError("a reply of the app to nothing that it was asked") from None
-        error, refusal = None, pending.refusal
-        if refusal is None and reply.has_error():
-            error = reply.error
+        if pending.refusal is not None:
+            refusal, answer = pending.refusal
+            return self._leave(pending, answer, str(refusal))
+        if reply.has_error():
+            text = reply.error.reason or ""
             if self._policy.replies == "declared":
-                error = Error(error.code, one_line(error.reason))
-        elif refusal is None:
-            try:
-                refusal = self._judge(pending, reply, num_bytes)
-            except Exception as problem:  # whatever a hostile reply makes it raise
-                refusal = Refusal("policy", type(problem).__name__, str(problem))
-            if refusal is not None:
-                log(WARNING, "%s: %s", refusal, one_line(refusal.detail))
-        if refusal is not None:
-            error = _error(refusal)
-        if error is None:
+                text = one_line(text)
+            error = Message(Error(reply.error.code, text), reply_to=pending.message)
+            return self._leave(pending, error, text)
+        try:
+            judgement = self._judge(pending, reply, num_bytes)
+        except Exception as problem:  # whatever a hostile reply makes it raise
+            judgement = Refusal("policy", type(problem).__name__, str(problem))
+        if judgement is None:
             return Message(reply.content, reply_to=pending.message)
-        answer = Message(error, reply_to=pending.message)
-        self._record(pending, len(error.reason or ""), error=error.reason or "")
+        log(WARNING, "%s: %s", judgement, one_line(judgement.detail))
+        return self._leave(pending, _answer(pending.message, judgement, {}), str(judgement))
+
+    def _leave(self, pending: _Pending, answer: Message, text: str) -> Message:
+        """Record an error, and let it leave."""
+        self._record(pending, len(text), error=one_line(text))
         return answer
 
     def _asked(self, message: Message, context: Context, bundle: bytes) -> Asked:
@@ -340,14 +346,14 @@ class _GatedState:
         message.metadata.__dict__["_message_id"] = name
         series = self._state.get_run(run_id).series_id
         context, fab = self._state.get_run_series_context(series), self._state.get_fab(fab_hash)
-        error = self._gate.admit(message, context, fab.content)
-        if error is None:
+        refusal = self._gate.admit(message, context, fab.content)
+        if refusal is None:
             created: int | None = self._state.create_task(run_id=run_id, fab_hash=fab_hash, **task)
             return created
         self._store.delete(name)
         self._state.record_message_processing_start(name)
         self._state.record_message_processing_end(name)
-        _insert_message(Message(error, reply_to=message), self._state, self._store)
+        _insert_message(refusal, self._state, self._store)
         return None
 
     def __getattr__(self, name: str) -> Any:
@@ -364,8 +370,14 @@ def _contents(tree: ObjectTree, store: Any) -> dict[str, bytes]:
     return contents
 
 
-def _error(refusal: Refusal) -> Error:
-    return Error(REFUSED, one_line(refusal))
+def _answer(message: Message, refusal: Refusal, node_config: Mapping[str, Any]) -> Message:
+    """The reply that names the rule: an error, or at the first meeting what the node lacks."""
+    text = one_line(refusal)
+    if message.metadata.message_type != DESCRIBE:
+        return Message(Error(REFUSED, text), reply_to=message)
+    metrics, config = identity(node_config)
+    content = {METRICS: metrics, CONFIG: ConfigRecord({**config, "lacks": [text]})}
+    return Message(RecordDict(content), reply_to=message)
 
 
 def _described(name: str, record: object) -> str:

@@ -22,10 +22,11 @@ def _unless_any(value: object) -> object:
     return None if value == ANY else value
 
 
+_OrAny = BeforeValidator(_unless_any)
+"""Of fields where None, ``any`` in a file, allows all."""
 Name = Annotated[str, Field(min_length=1, max_length=200)]
-Names = Annotated[list[Name] | None, BeforeValidator(_unless_any)]
-"""A list of names; None, ``any`` in a file, allows all."""
 BundleHash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=1)]
 
 
 class Policy(Block):
@@ -64,19 +65,19 @@ class Policy(Block):
         When the node works, by its clock: ``20:00-06:00``.
     """
 
-    strategies: Names = None
-    message_types: Names = None
-    bundles: Annotated[list[BundleHash] | None, BeforeValidator(_unless_any)] = None
+    strategies: Annotated[list[Name] | None, _OrAny] = None
+    message_types: Annotated[list[Name] | None, _OrAny] = None
+    bundles: Annotated[list[BundleHash] | None, _OrAny] = None
     replies: Literal["declared", "any"] = "any"
     raw_data: Literal["never", "allowed"] = "allowed"
-    starts: Names = None
+    starts: Annotated[list[Name] | None, _OrAny] = None
     least_noise: Annotated[float, Field(ge=0)] = 0.0
     most_delta: Annotated[float, Field(gt=0, le=1)] = 1.0
-    most_epsilon: Annotated[float | None, BeforeValidator(_unless_any), Field(gt=0)] = None
-    most_epochs: Annotated[int | None, BeforeValidator(_unless_any), Field(ge=1)] = None
+    most_epsilon: Annotated[Annotated[float, Field(gt=0)] | None, _OrAny] = None
+    most_epochs: Annotated[Count | None, _OrAny] = None
     direct_links: bool = True
-    most_bytes_a_day: Annotated[int | None, BeforeValidator(_unless_any), Field(ge=1)] = None
-    hours: Annotated[str | None, BeforeValidator(_unless_any)] = None
+    most_bytes_a_day: Annotated[Count | None, _OrAny] = None
+    hours: Annotated[str | None, _OrAny] = None
 
     @field_validator("most_epsilon")
     @classmethod
@@ -173,6 +174,16 @@ def in_words(policy: Policy) -> list[str]:
         if p.most_bytes_a_day is None
         else f"Sends {p.most_bytes_a_day:,} bytes in 24 hours at most.",
         "Works at any hour." if p.hours is None else f"Works at {p.hours} by its own clock.",
+    ]
+
+
+def cannot_hold(policy: Policy) -> list[str]:
+    """What a policy does not keep an app from, a sentence each."""
+    if policy.bundles is not None:
+        return []
+    return [
+        "Not held: any app bundle is run, and one that was changed can hide data in a model's "
+        "weights, or open connections of its own. Name the ones you have read (bundles).",
     ]
 
 

@@ -25,6 +25,7 @@ from types import FrameType
 from typing import Any
 
 from links.store import remove_old_runs
+from node.policy import OPEN, Policy, cannot_hold, in_words
 from node.processes import start_bound, stop
 from node.reachability import check_superlink
 from node.settings import NodeError, NodeSettings, flat_toml
@@ -94,6 +95,7 @@ class Node:
     def _prepare(self) -> None:
         settings = self._settings
         settings.state_dir.mkdir(parents=True, exist_ok=True)
+        _log_policy(settings.policy)
         self._node_config.write_text(flat_toml(settings.app_config), encoding="utf-8")
         self._write_secret()
         check_superlink(
@@ -236,6 +238,16 @@ class Node:
 def status_file(state_dir: Path) -> Path:
     """Return the file with the state and process ids of a running node."""
     return state_dir / "node.json"
+
+
+def _log_policy(policy: Policy) -> None:
+    """Log what the node refuses, and what its policy cannot hold."""
+    if policy == OPEN:
+        lines = ["policy=open: runs may ask for anything (policy=hospital, or a file, refuses)"]
+    else:
+        lines = [*in_words(policy), *cannot_hold(policy)]
+    for line in lines:
+        print(f"flwr-distill node: {line}", file=sys.stderr, flush=True)
 
 
 def _log_data(folder: Path) -> None:

@@ -90,7 +90,7 @@ class Node:
         run.fab_hash = fab.hash_str
         self.state.store_run(run)
         self.state.store_fab(fab)
-        node_config: Any = {"data": "/data/ward-3"}
+        node_config: Any = {"data": "/data/ward-3", "name": "ward-3"}
         config: Any = self.run_config
         context = Context(run_id, NODE, node_config, RecordDict(), config, run.series_id)
         self.state.set_run_series_context(run.series_id, context)
@@ -233,6 +233,18 @@ def test_the_app_never_sees_a_message_that_the_policy_refuses(
     assert refused(answer, rule)
     assert not node.store.store  # neither message nor reply stays in memory
     assert rule in node.log()[0]["error"]
+
+
+def test_at_the_first_meeting_a_node_that_refuses_says_its_name_too(make_node: MakeNode) -> None:
+    node = make_node(strategy="fedavg")
+    assert node.takes(RecordDict(), "query.describe") is None
+    answer = node.arrived()
+    assert answer
+    config = answer.content.config_records["config"]
+    assert config["name"] == "ward-3"
+    assert "least-noise" in config["lacks"][0]
+    assert answer.content.metric_records["metrics"] == {"num-examples": 0}
+    assert "least-noise" in node.log()[0]["error"]
 
 
 def test_a_message_type_of_another_strategy_is_refused(make_node: MakeNode) -> None:
