@@ -263,8 +263,9 @@ def _noise(policy: Policy, asked: Asked) -> Refusal | None:
         return None
     noises = asked.values("dp-noise") or [Setting("train.", "dp-noise", None)]
     odd = [s for s in noises if not _number(s.value) >= least]
-    # In a request to distil, 0 turns differential privacy off.
-    odd += [s for s in asked.values(EPSILON) if s.where == THE_MESSAGES and not s.value]
+    said = {setting.name: setting for setting in asked.said}
+    if "dp-noise" not in said and EPSILON in said and not _number(said[EPSILON].value) > 0:
+        odd.append(said[EPSILON])  # of a request to distil: 0 turns differential privacy off
     if odd:
         return _first("least-noise", f"{least:g}", odd, f"set it to {least:g} or more")
     try:

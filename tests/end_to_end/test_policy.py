@@ -50,7 +50,7 @@ def test_a_hospitals_node_trains_with_noise_and_has_no_part_in_raw_data(tmp_path
         for run in (private, raw)
     )
     assert [line["type"] for line in trained] == ["query.describe", "train"]
-    assert trained[1]["lifetime"] == trained[1]["epsilon"] > 0
+    assert trained[1]["lifetime"] == trained[1]["epsilon"] > 0, trained[1]
     assert {line["type"] for line in refused} == {"query.describe"}
     assert all("raw-data" in line["error"] for line in refused)
     assert "raw" not in json.dumps([line for line in entries(others / FOLDER) if "error" in line])

@@ -189,7 +189,8 @@ def refused(answer: Message, rule: str) -> bool:
 
 def test_a_model_with_noise_leaves_and_is_in_the_outbox_first(make_node: MakeNode) -> None:
     node = make_node()
-    answer = node.answers(train_message(), "train", trained(2.0))
+    settings = {"dp-noise": 1.0, "dp-delta": 1e-5, "dp-epsilon": 0.0, "local-epochs": 2}
+    answer = node.answers(train_message(**settings), "train", trained(2.0))
     weight = answer.content.array_records["arrays"]["weight"].numpy()
     np.testing.assert_array_equal(weight, np.ones((3, 2)))
     assert (answer.metadata.dst_node_id, answer.metadata.run_id) == (SERVER, 7)
@@ -220,6 +221,7 @@ def test_a_model_with_noise_leaves_and_is_in_the_outbox_first(make_node: MakeNod
             "starts",
         ),
         (PRIVATE, {"share-raw-data": True}, "raw-data"),
+        (PRIVATE, {"dp-epsilon": 0.0}, "least-noise"),  # as in a request to distil
         (PRIVATE, {"start": "real"}, "starts"),
     ],
 )
