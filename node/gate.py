@@ -31,6 +31,7 @@ from flwr.app import (
 from flwr.app.message import remove_content_from_message
 from flwr.common.logger import log
 from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
@@ -121,14 +122,14 @@ class Gate:
     def _outbox(self) -> Outbox:
         return Outbox(self._state_dir / FOLDER)
 
-    def admit(self, message: Message, context: Context, bundle: bytes) -> Message | None:
+    def admit(self, message: Message, context: Context, bundle: Fab) -> Message | None:
         """Judge a message that has come; return the refusal to answer with, None if there is none.
 
         Parameters
         ----------
         context : Context
             Of the run on this node.
-        bundle : bytes
+        bundle : Fab
             The app bundle that would answer.
         """
         asked, data = None, ""
@@ -193,12 +194,14 @@ class Gate:
         self._record(pending, len(text), error=one_line(text))
         return answer
 
-    def _asked(self, message: Message, context: Context, bundle: bytes) -> Asked:
+    def _asked(self, message: Message, context: Context, bundle: Fab) -> Asked:
         run_id = message.metadata.run_id
+        if hashlib.sha256(bundle.content).hexdigest() != bundle.hash_str:
+            raise ValueError("the app bundle is not the one that it is said to be")
         asked = Asked.by(
             message.content,
             message_type=message.metadata.message_type,
-            bundle=hashlib.sha256(bundle).hexdigest(),
+            bundle=bundle.hash_str,
             run_config=context.run_config,
             model=self._models.get(run_id),
         )
@@ -345,8 +348,8 @@ class _GatedState:
         message = cast(Message, inflate_object_from_contents(name, contents))
         message.metadata.__dict__["_message_id"] = name
         series = self._state.get_run(run_id).series_id
-        context, fab = self._state.get_run_series_context(series), self._state.get_fab(fab_hash)
-        refusal = self._gate.admit(message, context, fab.content)
+        context, bundle = self._state.get_run_series_context(series), self._state.get_fab(fab_hash)
+        refusal = self._gate.admit(message, context, bundle)
         if refusal is None:
             created: int | None = self._state.create_task(run_id=run_id, fab_hash=fab_hash, **task)
             return created
