@@ -63,23 +63,32 @@ def outbox_page(lines: Sequence[Entry], folder: Path, broken: str) -> str:
     refused = [line for line in lines if "error" in line]
     sections = [
         *([Section("This log was changed", [broken], alarm=True)] if broken else []),
-        Section("What this is", [EXPLAINED]),
-        Section("By run", tables=[_runs(lines)] if lines else [], text=[] if lines else ["None."]),
+        Section("What this is", [EXPLAINED, *_last_hash(lines)]),
+        *([Section("By run", tables=[_runs(lines)])] if lines else []),
         *_virtual_data(left, folder),
-        Section("All that left", tables=[_table(left, "All messages")]),
-        Section(
-            "Errors and refusals",
-            ["The texts that left in place of an answer. Nothing else did."],
-            [_table(refused, "All errors and refusals")],
-        ),
     ]
+    if left:
+        sections.append(Section("All that left", tables=[_table(left, "All messages")]))
+    if refused:
+        only = "These texts left in place of an answer, and nothing else."
+        table = _table(refused, "All errors and refusals")
+        sections.append(Section("Errors and refusals", [only], [table]))
     return page("What left this node", _subtitle(lines), sections, _numbers(lines))
 
 
 def _subtitle(lines: Sequence[Entry]) -> str:
     if not lines:
         return "Nothing has left it."
-    return f"{_time(lines[0])} to {_time(lines[-1])}. Hash of the last line: {lines[-1]['hash']}"
+    return f"{_time(lines[0])} to {_time(lines[-1])}"
+
+
+def _last_hash(lines: Sequence[Entry]) -> list[str]:
+    if not lines:
+        return []
+    text = (
+        "Note the last line's hash elsewhere: if this log is cut off or written anew, it is gone. "
+    )
+    return [Markup("{}<code>{}</code>").format(text, lines[-1]["hash"])]
 
 
 def _numbers(lines: Sequence[Entry]) -> list[tuple[str, str]]:
@@ -151,9 +160,10 @@ def _virtual_data(lines: Sequence[Entry], folder: Path) -> Iterator[Section]:
             figures.append(_picture(VirtualData.from_bytes(data), name))
         except (OSError, VirtualDataError):
             lacking += 1
+    shown = "" if len(names) <= MOST_PICTURES else f" The last {MOST_PICTURES} are shown."
     text = [
-        f"{counted(len(names), 'set')} of virtual images left; the last {len(figures)} are here. "
-        "Look whether one shows a person. Pixels are stretched from black to white."
+        f"Virtual images left {counted(len(names), 'time')}.{shown} Look whether one shows a "
+        "person. Pixels are stretched from black to white."
     ]
     if lacking:
         text.append(f"{counted(lacking, 'file')} cannot be read.")

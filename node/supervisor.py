@@ -95,7 +95,6 @@ class Node:
     def _prepare(self) -> None:
         settings = self._settings
         settings.state_dir.mkdir(parents=True, exist_ok=True)
-        _log_policy(settings.policy)
         self._node_config.write_text(flat_toml(settings.app_config), encoding="utf-8")
         self._write_secret()
         check_superlink(
@@ -104,6 +103,7 @@ class Node:
             root_certificates=settings.root_certificates,
             timeout=settings.connect_timeout,
         )
+        _log_policy(settings.policy)
         if settings.data is not None and settings.data.is_dir():
             threading.Thread(
                 target=_log_data, args=[settings.data], name="data", daemon=True

@@ -266,15 +266,9 @@ def test_only_the_bundles_that_the_owner_knows_are_run(make_node: MakeNode) -> N
     assert known in answer.error.reason  # so that the owner can add it
 
 
-def test_a_bundle_under_another_ones_hash_is_not_run(make_node: MakeNode) -> None:
-    node = make_node()
-    node.state.store_run(other := Run.create_empty(8))
-    other.series_id, other.fab_hash = 8, "1" * 64
-    node.state.store_fab(Fab("1" * 64, BUNDLE, {}))
-    context = node.state.get_run_series_context(7)
-    node.state.set_run_series_context(8, context)
-    node.run_id = 8
-    assert node.takes(train_message(), "train") is None
+def test_flower_takes_no_bundle_under_another_ones_hash(make_node: MakeNode) -> None:
+    with pytest.raises(ValueError, match="hash mismatch"):
+        make_node().state.store_fab(Fab("1" * 64, BUNDLE, {}))
 
 
 def test_outside_its_hours_a_node_does_nothing(make_node: MakeNode) -> None:
