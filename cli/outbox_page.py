@@ -162,7 +162,7 @@ def _virtual_data(lines: Sequence[Entry], folder: Path) -> Iterator[Section]:
             lacking += 1
     shown = "" if len(names) <= MOST_PICTURES else f" The last {MOST_PICTURES} are shown."
     text = [
-        f"Virtual images left {counted(len(names), 'time')}.{shown} Look whether one shows a "
+        f"{counted(len(names), 'set')} of virtual images left.{shown} Look whether one shows a "
         "person. Pixels are stretched from black to white."
     ]
     if lacking:
