@@ -1,5 +1,6 @@
 """A Flower Grid in memory, whose nodes are functions; stands in for a SuperLink in fast tests."""
 
+import gc
 import importlib.metadata
 import random
 import sys
@@ -19,6 +20,12 @@ from protocol.registry import all_methods
 torch.set_num_threads(1)  # tests and the processes they start share few cores
 settings.register_profile("shared cores", deadline=None)  # an example may have to wait
 settings.load_profile("shared cores")
+
+
+def pytest_collection_finish():
+    """Flower collects garbage for each array that it reads: do not look at what stays anyway."""
+    gc.collect()
+    gc.freeze()
 
 
 class MemoryGrid(InProcessGrid):
