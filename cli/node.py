@@ -18,6 +18,8 @@ from cli.options import (
     PeerAddress,
     PeerCertificate,
     PeerKey,
+    PeerNames,
+    PeerRevocations,
     RootCertificates,
     StateDir,
     node_option,
@@ -40,6 +42,8 @@ def node(
     peer_address: PeerAddress = None,
     peer_certificate: PeerCertificate = None,
     peer_key: PeerKey = None,
+    peer_revocations: PeerRevocations = None,
+    peer_names: PeerNames = None,
     data: Annotated[Path | None, node_option("data", "Directory with this node's data.")] = None,
     dataset: Annotated[
         str | None,

@@ -20,6 +20,7 @@ _OWN_KEYS = {
     *("name", "partition-id", "num-partitions", "sector", "device", "data", "dataset"),
     "state-dir",
     *("peer-address", "peer-certificate", "peer-key", "peer-authority"),
+    *("peer-revocations", "peer-names"),
 }
 
 
@@ -40,6 +41,11 @@ class NodeSettings(BaseModel):
     peer_certificate : Path | None (default: None)
         PEM certificate for client and server authentication, on an elliptic curve, signed by the
         authority in `root_certificates`. Needed to send directly to other machines.
+    peer_revocations : Path | None (default: None)
+        PEM revocation list of that authority. It is read for every parcel.
+    peer_names : str | None (default: None)
+        Names, with commas between them, of the nodes that this one sends to and takes parcels
+        from, as in their certificates; None for all of the authority's.
     dataset : str | None (default: None)
         Named data set that this node holds in place of the run's, converted to the run's image
         shape; the node is tested on that set's own test samples.
@@ -65,6 +71,8 @@ class NodeSettings(BaseModel):
     peer_address: str | None = Field(default=None, pattern=r"^.+:[0-9]{1,5}$")
     peer_certificate: Path | None = None
     peer_key: Path | None = None
+    peer_revocations: Path | None = None
+    peer_names: str | None = Field(default=None, pattern=r"^[^,\s]+(,[^,\s]+)*$")
     partition_id: int | None = Field(default=None, ge=0)
     num_partitions: int | None = Field(default=None, ge=1)
     sector: int | None = Field(default=None, ge=0)
@@ -81,7 +89,10 @@ class NodeSettings(BaseModel):
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
     node_config: dict[str, NodeConfigValue] = {}
 
-    @field_validator("root_certificates", "auth_key", "peer_certificate", "peer_key", "data")
+    @field_validator(
+        *("root_certificates", "auth_key", "peer_certificate", "peer_key", "peer_revocations"),
+        "data",
+    )
     @classmethod
     def _check_exists(cls, path: Path | None) -> Path | None:
         if path is None:
@@ -116,6 +127,9 @@ class NodeSettings(BaseModel):
             raise ValueError("auth-key needs TLS: drop insecure, and give root-certificates")
         if (self.peer_certificate is None) != (self.peer_key is None):
             raise ValueError("peer-certificate and peer-key need each other: give both")
+        for name in ("peer_revocations", "peer_names"):
+            if getattr(self, name) is not None and self.peer_certificate is None:
+                raise ValueError(f"{name.replace('_', '-')} needs peer-certificate and peer-key")
         if self.peer_certificate is not None and self.root_certificates is None:
             raise ValueError("peer-certificate needs root-certificates: their authority")
         if self.peer_address and not self.peer_certificate:
@@ -146,6 +160,8 @@ class NodeSettings(BaseModel):
             "peer-authority": self.root_certificates if self.peer_certificate else None,
             "peer-certificate": self.peer_certificate,
             "peer-key": self.peer_key,
+            "peer-revocations": self.peer_revocations,
+            "peer-names": self.peer_names,
         }
         config = {
             key: str(value) if isinstance(value, Path) else value
