@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from cli.connection import UserCertificate, UserKey, user_of
 from cli.errors import exit_on
 from cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir, ControlAddress, Timeout
 from fleet.certificates import (
@@ -17,6 +18,7 @@ from fleet.certificates import (
     CertificateError,
     CertificateFolder,
     Issued,
+    Role,
     request_node,
 )
 
@@ -48,10 +50,12 @@ def init(
 ) -> None:
     """Make the authority: ca.crt for every machine, and ca.key, which stays here."""
     authority = CertificateFolder(folder)
-    if keep and authority.certificate.exists():
-        typer.echo(f"{authority.certificate} is kept")
-        return
     with exit_on(CertificateError, command="certs"):
+        if keep and authority.certificate.exists():
+            if not authority.revocations.exists():
+                authority.write_revocations()
+            typer.echo(f"{authority.certificate} is kept")
+            return
         authority.create(days)
     typer.echo(f"{authority.certificate}: for {days} days; {folder / 'ca.key'} must stay here")
 
@@ -95,6 +99,28 @@ def node(
         days,
         lambda: CertificateFolder(folder).issue_node(name, host or [], days),
     )
+
+
+@certs.command()
+def user(
+    name: Annotated[str, typer.Argument(help="Name of a person or a service.")],
+    role: Annotated[
+        Role,
+        typer.Option(
+            help="viewer: runs, their logs, nodes; submitter: starts and stops runs as well; "
+            "operator: everything, as to register nodes."
+        ),
+    ],
+    folder: CertificatesDir = DEFAULT_CERTIFICATES_DIR,
+    days: Days = 30,
+    keep: Keep = False,
+) -> None:
+    """Issue a user's key and certificate, for the gate in front of the Control API.
+
+    Commands take them as --user-certificate and --user-key. Who may do what is in
+    docker/gate/nginx.conf; docs/deploy.md shows how to start it.
+    """
+    _issue(folder, name, keep, days, lambda: CertificateFolder(folder).issue_user(name, role, days))
 
 
 @certs.command()
@@ -155,10 +181,11 @@ def renew(
 @certs.command("list")
 def list_issued(folder: CertificatesDir = DEFAULT_CERTIFICATES_DIR) -> None:
     """List the certificates, with expiry and revocation."""
-    table = Table("name", "hosts", "expires", "revoked")
+    table = Table("name", "hosts or role", "expires", "revoked")
     with exit_on(CertificateError, command="certs"):
         for each in CertificateFolder(folder).issued():
-            table.add_row(each.name, " ".join(each.hosts), each.expires, each.revoked or "-")
+            purpose = each.role or " ".join(each.hosts)
+            table.add_row(each.name, purpose, each.expires, each.revoked or "-")
     Console().print(table)
 
 
@@ -167,6 +194,8 @@ def revoke(
     name: Annotated[str, typer.Argument(help="Name of the node, or server.")],
     folder: CertificatesDir = DEFAULT_CERTIFICATES_DIR,
     superlink: ControlAddress = "127.0.0.1:9093",
+    user_certificate: UserCertificate = None,
+    user_key: UserKey = None,
     timeout: Timeout = 60.0,
 ) -> None:
     """Shut a node out: the SuperLink no longer admits its key, and `list` shows it as revoked.
@@ -178,13 +207,14 @@ def revoke(
     from fleet.superlink import SuperLinkError
 
     authority = CertificateFolder(folder)
+    user = user_of(user_certificate, user_key, "certs")
     with exit_on(CertificateError, command="certs"):
         issued = authority.valid(name)
         if issued is None:
             raise CertificateError(f"{folder} has issued no {name}, or it is revoked already")
         if issued.is_node:
             try:
-                with SecureControl(superlink, authority.certificate) as control:
+                with SecureControl(superlink, authority.certificate, user) as control:
                     control.wait(timeout)
                     node_id = control.node_id(issued.public_key)
                     if node_id is not None:
@@ -210,4 +240,5 @@ def _issue(folder: Path, name: str, keep: bool, days: int, issue: Callable[[], I
 
 
 def _told(folder: Path, issued: Issued) -> str:
-    return f"{folder / issued.name}: for {', '.join(issued.hosts)}, until {issued.expires}"
+    purpose = issued.role or ", ".join(issued.hosts)
+    return f"{folder / issued.name}: for {purpose}, until {issued.expires}"

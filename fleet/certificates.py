@@ -7,6 +7,7 @@
     issued.json            everything it ever issued, with revocations
     server/                ca.crt, server.crt, server.key: for the SuperLink's machine
     NODE/                  ca.crt, node.crt, node.pub: for that node's machine
+    USER/                  ca.crt, user.crt, user.key: for who submits runs
 
 A node makes its key on its own machine, and asks with :func:`request_node` for a certificate. Where
 the authority makes keys as well, as for a federation on one machine, ``node.key`` is in the folder.
@@ -26,6 +27,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -36,6 +38,9 @@ from task.durable import replacing
 
 SERVER = "server"
 """Name of the SuperLink's certificate and folder."""
+
+Role = Literal["viewer", "submitter", "operator"]
+"""What a user may do, by docker/gate/nginx.conf."""
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
@@ -52,7 +57,10 @@ class CertificateError(Exception):
 
 @dataclass(frozen=True)
 class Issued:
-    """An issued certificate: serial number in hexadecimal, dates in UTC, key as for OpenSSH."""
+    """An issued certificate: serial number in hexadecimal, dates in UTC, key as for OpenSSH.
+
+    Users have a role; nodes and the SuperLink have none.
+    """
 
     name: str
     hosts: list[str]
@@ -60,11 +68,17 @@ class Issued:
     expires: str
     public_key: str
     revoked: str | None = None
+    role: str = ""
 
     @property
     def is_node(self) -> bool:
         """Whether it is a node's."""
-        return self.name != SERVER
+        return self.name != SERVER and not self.role
+
+    @property
+    def file(self) -> str:
+        """Name of its file."""
+        return "server.crt" if self.name == SERVER else "user.crt" if self.role else "node.crt"
 
     @property
     def days_left(self) -> int:
@@ -111,7 +125,7 @@ class CertificateFolder:
                 self._register: b"[]\n",
             }
         )
-        self._write_revocations([])
+        self.write_revocations()
 
     def issue_server(self, hosts: Sequence[str], days: int) -> Issued:
         """Issue the SuperLink's certificate for every DNS name and address that reaches it."""
@@ -120,10 +134,17 @@ class CertificateFolder:
 
     def issue_node(self, name: str, hosts: Sequence[str], days: int) -> Issued:
         """Issue a node's key and certificate; other nodes reach it at `hosts`, else at `name`."""
-        _check_node_name(name)
+        _check_name(name)
         key = ec.generate_private_key(ec.SECP384R1())
         files = {"node.key": _both_formats(key)}
         return self._issue(name, hosts or [name], days, key.public_key(), files)
+
+    def issue_user(self, name: str, role: Role, days: int) -> Issued:
+        """Issue a user's key and certificate, which bears the role; it is good for no node."""
+        _check_name(name)
+        key = ec.generate_private_key(ec.SECP384R1())
+        files = {"user.key": _pem(key, _PKCS8)}
+        return self._issue(name, [], days, key.public_key(), files, role)
 
     def sign(self, request: bytes, days: int, fingerprint: str | None = None) -> Issued:
         """Issue a certificate for a node's request (PEM), of :func:`request_node`.
@@ -149,7 +170,7 @@ class CertificateFolder:
             raise CertificateError(
                 f"fingerprint={fingerprint}: the request's key has {_fingerprint(_open_ssh(key))}"
             )
-        _check_node_name(str(name.value))
+        _check_name(str(name.value))
         return self._issue(str(name.value), [str(host.value) for host in hosts], days, key, {})
 
     def renew(self, name: str, days: int) -> Issued:
@@ -159,8 +180,8 @@ class CertificateFolder:
             raise CertificateError(f"{self._path} has issued no {name}, or it is revoked")
         key = serialization.load_ssh_public_key(last.public_key.encode())
         assert isinstance(key, ec.EllipticCurvePublicKey)
-        entry, certificate = self._signed(name, last.hosts, days, key)
-        with replacing(self._path / name / _certificate_of(name)) as partial:
+        entry, certificate = self._signed(name, last.hosts, days, key, last.role)
+        with replacing(self._path / name / entry.file) as partial:
             partial.write_bytes(certificate)
         self._save([*self.issued(), entry])
         return entry
@@ -187,9 +208,10 @@ class CertificateFolder:
             for each in self.issued()
         ]
         self._save(issued)
-        self._write_revocations(issued)
+        self.write_revocations()
 
-    def _write_revocations(self, issued: Sequence[Issued]) -> None:
+    def write_revocations(self) -> None:
+        """Write the revocation list anew."""
         key, authority = self._load_authority()
         builder = (
             x509.CertificateRevocationListBuilder()
@@ -197,7 +219,7 @@ class CertificateFolder:
             .last_update(_now() - _CLOCK_SKEW)
             .next_update(authority.not_valid_after_utc)
         )
-        for each in issued:
+        for each in self.issued():
             if each.revoked is not None:
                 date = datetime.datetime.fromisoformat(each.revoked)
                 builder = builder.add_revoked_certificate(
@@ -217,6 +239,7 @@ class CertificateFolder:
         days: int,
         key: ec.EllipticCurvePublicKey,
         files: dict[str, bytes],
+        role: str = "",
     ) -> Issued:
         issued = self.issued()
         if self.valid(name):
@@ -224,10 +247,10 @@ class CertificateFolder:
                 f"{name} is issued already, in {self._path / name}: `flwr-distill certs renew "
                 f"{name}` renews it; for another key, `flwr-distill certs revoke {name}` first"
             )
-        entry, certificate = self._signed(name, hosts, days, key)
+        entry, certificate = self._signed(name, hosts, days, key, role)
         files = {
             **files,
-            _certificate_of(name): certificate,
+            entry.file: certificate,
             "ca.crt": self.certificate.read_bytes(),
         }
         if entry.is_node:
@@ -237,7 +260,12 @@ class CertificateFolder:
         return entry
 
     def _signed(
-        self, name: str, hosts: Sequence[str], days: int, key: ec.EllipticCurvePublicKey
+        self,
+        name: str,
+        hosts: Sequence[str],
+        days: int,
+        key: ec.EllipticCurvePublicKey,
+        role: str,
     ) -> tuple[Issued, bytes]:
         """Return the entry of a new certificate, and the certificate in PEM."""
         ca_key, ca = self._load_authority()
@@ -245,16 +273,19 @@ class CertificateFolder:
             raise CertificateError(
                 f"days={days}: the authority ends on {ca.not_valid_after_utc.date()}, before that"
             )
-        usage = [ExtendedKeyUsageOID.SERVER_AUTH]
+        usage = []
         if name != SERVER:
-            usage.insert(0, ExtendedKeyUsageOID.CLIENT_AUTH)
+            usage.append(ExtendedKeyUsageOID.CLIENT_AUTH)
+        if not role:
+            usage.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        builder = _builder(_name(name, role), key, days)
+        if hosts:
+            builder = builder.add_extension(_hosts(hosts), critical=False)
         certificate = (
-            _builder(_name(name), key, days)
-            .issuer_name(ca.subject)
+            builder.issuer_name(ca.subject)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
-            .add_extension(_hosts(hosts), critical=False)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), False
             )
@@ -266,6 +297,7 @@ class CertificateFolder:
             serial=f"{certificate.serial_number:x}",
             expires=certificate.not_valid_after_utc.date().isoformat(),
             public_key=_open_ssh(key),
+            role=role,
         )
         return entry, certificate.public_bytes(serialization.Encoding.PEM)
 
@@ -307,7 +339,7 @@ def request_node(folder: Path, name: str, hosts: Sequence[str]) -> str:
     CertificateError
         If name or host is malformed, or a file cannot be written.
     """
-    _check_node_name(name)
+    _check_name(name)
     key = ec.generate_private_key(ec.SECP384R1())
     request = (
         x509.CertificateSigningRequestBuilder()
@@ -326,16 +358,12 @@ def request_node(folder: Path, name: str, hosts: Sequence[str]) -> str:
     return _fingerprint(public_key)
 
 
-def _check_node_name(name: str) -> None:
+def _check_name(name: str) -> None:
     if name == SERVER or not _NAME.fullmatch(name):
         raise CertificateError(
             f"name={name}: give lower-case letters, digits, hyphens and dots, as in node-0 "
             f"({SERVER} is the SuperLink's)"
         )
-
-
-def _certificate_of(name: str) -> str:
-    return "server.crt" if name == SERVER else "node.crt"
 
 
 def _fingerprint(public_key: str) -> str:
@@ -371,8 +399,11 @@ def _builder(
     )
 
 
-def _name(common_name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+def _name(common_name: str, role: str = "") -> x509.Name:
+    attributes = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)]
+    if role:
+        attributes.append(x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, role))
+    return x509.Name(attributes)
 
 
 def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:

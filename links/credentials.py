@@ -109,7 +109,7 @@ class Credentials:
                     x509.BasicConstraints, Criticality.AGNOSTIC, None
                 ),
                 ee_policy=ExtensionPolicy.permit_all().require_present(
-                    x509.ExtendedKeyUsage, Criticality.AGNOSTIC, _require_client_use
+                    x509.ExtendedKeyUsage, Criticality.AGNOSTIC, _require_both_uses
                 ),
             ).build_client_verifier().verify(certificate, [])
             key = certificate.public_key()
@@ -176,9 +176,9 @@ def _statement(public_key: bytes, run_id: int, node_id: str, name: str) -> bytes
     return json.dumps([_FORMAT, str(run_id), node_id, name, public_key.hex()]).encode()
 
 
-def _require_client_use(
+def _require_both_uses(
     policy: Policy, certificate: x509.Certificate, usage: x509.ExtendedKeyUsage
 ) -> None:
-    # The SuperLink's certificate is from the same authority, but for servers only.
-    if ExtendedKeyUsageOID.CLIENT_AUTH not in usage:
-        raise ValueError("its certificate is not for client authentication")
+    # The same authority has certified the SuperLink, for servers only, and users, for clients only.
+    if not {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH} <= set(usage):
+        raise ValueError("its certificate is not for client and server authentication")

@@ -132,7 +132,7 @@ def waybill(of):
 def test_a_nodes_certificate_vouches_for_its_keys_and_the_servers_for_nobodys(issued):
     judge = credentials(issued, "node-0")
     judge.check_peer(waybill(credentials(issued, "node-1")), 5, "7")
-    with pytest.raises(LinkError, match="not for client authentication"):
+    with pytest.raises(LinkError, match="not for client and server authentication"):
         judge.check_peer(waybill(credentials(issued, "server", "server")), 5, "7")
 
 

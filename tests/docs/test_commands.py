@@ -93,7 +93,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     (tmp_path / "presets").symlink_to(ROOT / "presets")
     (tmp_path / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
-    for name in ("ca.crt", "node.crt", "node.csr", "node.key", "node.yaml"):
+    for name in ("ca.crt", "node.crt", "node.csr", "node.key", "node.yaml", "user.crt", "user.key"):
         (tmp_path / name).touch()
     (tmp_path / "train.csv").write_text("height,weight,label\n1.7,70,a\n1.8,80,b\n")
     rng = np.random.default_rng(0)
