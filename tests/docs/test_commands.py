@@ -42,7 +42,7 @@ NOT_HERE = {
     r"(ssh|scp) ": "needs another machine",
     r"flower-superlink ": HOSTS,
     r"flwr-distill (node|register)\b": HOSTS,
-    r"flwr-distill certs (sign|renew|revoke) ": "of one that asked: tests/cli/test_certs_command.py",
+    r"flwr-distill certs (sign|renew|revoke) ": "see tests/cli/test_certs_command.py",
     r"flwr-distill (doctor|up) .*--device cuda": "needs a GPU: tests/gpu",
     r"flwr-distill up --data": "three real nodes, as docs/tutorial.md has them",
     r"flwr-distill distill digits": "half a minute: tests/cli/test_distill_command.py",
