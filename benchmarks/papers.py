@@ -20,11 +20,13 @@ import argparse
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from flwr.app import Message, RecordDict
 from flwr.common.config import flatten_dict
 from pydantic import BaseModel, ConfigDict
 from rich.console import Console
@@ -39,13 +41,12 @@ from rich.progress import (
 from rich.table import Table as Printed
 
 from benchmarks.in_process import Node, Settings, run_in_process
+from cli.run import PRESETS
 from server.record.checkpoint import checkpoints
 from task.datasets import DatasetError, load_dataset
 
-ROOT = Path(__file__).resolve().parent.parent
-TABLES = ROOT / "benchmarks" / "paper_tables"
+TABLES = Path(__file__).with_name("paper_tables")
 OUT = Path("runs") / "papers"
-DOMAINS = "private"
 
 
 class _Data(BaseModel):
@@ -64,7 +65,7 @@ class Row(_Data):
 
     name: str
     preset: str
-    settings: dict[str, bool | int | float | str] = {}
+    settings: Settings = {}
     paper: dict[str, Value] = {}
 
 
@@ -89,11 +90,11 @@ class Table(_Data):
         Data set of each node, where they have their own.
     shared : bool (default: False)
         Whether each of these nodes has only a part of its data set, another one than the others.
-    methods : dict[str, Settings]
+    methods : Mapping[str, Settings] (default: {})
         What a method changes of the preset.
-    quick : Settings
+    quick : Settings (default: {})
         What ``--quick`` changes of it.
-    rows : tuple[Row, ...]
+    rows : tuple[Row, ...] (default: ())
         Each is run with each method.
     """
 
@@ -106,18 +107,20 @@ class Table(_Data):
     samples: int = 0
     nodes: tuple[str, ...] = ()
     shared: bool = False
-    methods: dict[str, dict[str, bool | int | float | str]] = {}
-    quick: dict[str, bool | int | float | str] = {}
+    methods: Mapping[str, Settings] = {}
+    quick: Settings = {}
     rows: tuple[Row, ...] = ()
 
     def cells(self, *, quick: bool) -> "Iterator[Cell]":
         """A cell for each row and method."""
+        changed = {**(self.quick if quick else {})}
+        if self.nodes:
+            changed["min-nodes"] = len(self.nodes)
         for row in self.rows:
-            preset = flatten_dict(tomllib.loads(_preset(row.preset).read_text()))
+            preset = flatten_dict(tomllib.loads((PRESETS / f"{row.preset}.toml").read_text()))
             for method, changes in self.methods.items():
-                paper = {**preset, **row.settings, **changes}
-                ours = {**paper, **(self.quick if quick else {})}
-                yield Cell(row.name, method, row.paper.get(method), paper, ours)
+                full = {**preset, **row.settings, **changes}
+                yield Cell(row.name, method, row.paper.get(method), full, {**full, **changed})
 
     def node_configs(self, cell: "Cell") -> list[Settings]:
         """Node config of each node of a cell; on its GPU, if the machine has one."""
@@ -130,7 +133,7 @@ class Table(_Data):
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: the paper's settings as far as the data allow, and those that are run."""
+    """A cell of a table: the paper's value, its settings, and ours."""
 
     row: str
     method: str
@@ -143,22 +146,11 @@ class Cell:
         """Rounds of our run."""
         return int(self.ours["num-rounds"])
 
-    def folder(self, out: Path) -> Path:
-        """Folder of its run, another one for other settings."""
+    def folder(self, table: Path) -> Path:
+        """Folder of its run within its table's; another one for other settings."""
         digest = hashlib.sha256(json.dumps(self.ours, sort_keys=True).encode()).hexdigest()[:8]
         words = f"{self.row} {self.method} {digest}".lower()
-        return out / "".join(c if c.isalnum() or c in ".+" else "-" for c in words)
-
-    def differences(self, samples: tuple[int, int] | None) -> str:
-        """What our run has otherwise than the paper; `samples` are ours and the paper's."""
-        texts = [
-            f"{key} {value}, not {self.full.get(key, 'the default')}"
-            for key, value in self.ours.items()
-            if value != self.full.get(key)
-        ]
-        if samples and samples[0] != samples[1]:
-            texts.append(f"{samples[0]:,} training samples, not {samples[1]:,}")
-        return "; ".join(texts)
+        return table / "".join(c if c.isalnum() or c in ".+" else "-" for c in words)
 
 
 def read_tables() -> dict[str, Table]:
@@ -172,10 +164,6 @@ def read_tables() -> dict[str, Table]:
     return tables
 
 
-def _preset(name: str) -> Path:
-    return ROOT / "presets" / f"{name}.toml"
-
-
 def lacks(table: Table, data_root: str) -> str:
     """What this machine lacks for a table; empty if nothing."""
     if table.missing:
@@ -186,74 +174,89 @@ def lacks(table: Table, data_root: str) -> str:
             load_dataset(name, data_root or None)
         except DatasetError:
             absent.append(name)
-    return f"data not found: {', '.join(absent)}" if absent else ""
+    return f"no files of {', '.join(absent)} in --data-root" if absent else ""
 
 
-def run_cell(table: Table, cell: Cell, out: Path, data_root: str, progress: Progress) -> float:
-    """Run what is left of a cell; return its accuracy in percent."""
-    folder = cell.folder(out)
+def rounds_done(folder: Path) -> int:
+    """Finished rounds of the run in a cell's folder."""
     metrics = folder / "1" / "metrics.jsonl"
+    return len(metrics.read_text().splitlines()) - 1 if metrics.exists() else 0
 
-    def rounds_done() -> int:
-        return len(metrics.read_text().splitlines()) - 1 if metrics.exists() else 0
 
-    bar = progress.add_task(f"{cell.row}, {cell.method}", total=cell.rounds)
+def run_cell(
+    table: Table, cell: Cell, folder: Path, data_root: str, show: Callable[[], None]
+) -> None:
+    """Run a cell, or go on with it after its last round; calls `show` at each message to a node."""
 
     def watched(place: int, node: Node) -> Node:
-        def answer(message: Any) -> Any:
-            progress.update(bar, completed=rounds_done())
+        def answer(message: Message) -> RecordDict | None:
+            show()
             return node(message)
 
         return answer
 
-    if rounds_done() < cell.rounds:
-        config = {
-            **cell.ours,
-            "data-root": data_root,
-            "resume": "latest" if checkpoints(folder / "1") else "",
-        }
-        folder.mkdir(parents=True, exist_ok=True)
-        run_in_process(config, table.node_configs(cell), folder, watched)
-    progress.remove_task(bar)
-    last = json.loads(metrics.read_text().splitlines()[-1])
-    own = cell.ours["dataset"] == DOMAINS or last["accuracy"] is None
-    return 100 * float(last["node_accuracy" if own else "accuracy"])
+    resume = "latest" if checkpoints(folder / "1") else ""
+    config = {**cell.ours, "data-root": data_root, "resume": resume}
+    folder.mkdir(parents=True, exist_ok=True)
+    run_in_process(config, table.node_configs(cell), folder, watched)
 
 
-def _samples(table: Table, cell: Cell, data_root: str) -> tuple[int, int] | None:
-    """Training samples of our data set and of the paper's."""
-    if not table.samples:
-        return None
-    return len(load_dataset(str(cell.ours["dataset"]), data_root or None).train), table.samples
+def last_accuracy(folder: Path) -> float:
+    """Accuracy after the last round, in percent; the nodes' mean where there is no other."""
+    last = json.loads((folder / "1" / "metrics.jsonl").read_text().splitlines()[-1])
+    whole = last["accuracy"]
+    return 100 * float(last["node_accuracy"] if whole is None else whole)
 
 
 def run_table(
     table: Table, *, quick: bool, data_root: str, out: Path, console: Console
 ) -> list[dict[str, Any]]:
-    """Run what is left of a table's cells; return a row for each, and print it."""
-    out = out / table.name
-    lines = []
+    """Run what is left of a table's cells; return a line for each."""
+    cells = list(table.cells(quick=quick))
+    folders = [cell.folder(out / table.name) for cell in cells]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    lines = []
     with Progress(
         *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console
     ) as progress:
-        cells = list(table.cells(quick=quick))
-        whole = progress.add_task("rounds of the table", total=sum(cell.rounds for cell in cells))
-        for cell in cells:
-            ours = run_cell(table, cell, out, data_root, progress)
-            progress.advance(whole, cell.rounds)
-            lines.append(
-                {
-                    "row": cell.row,
-                    "method": cell.method,
-                    "paper": cell.paper and cell.paper.value,
-                    "source": cell.paper and cell.paper.source,
-                    "ours": round(ours, 2),
-                    "difference": cell.differences(_samples(table, cell, data_root)),
-                }
-            )
-            progress.console.print(f"{cell.row}, {cell.method}: {ours:.1f} %")
+        all_rounds, done = sum(cell.rounds for cell in cells), sum(map(rounds_done, folders))
+        bar = progress.add_task("rounds", total=all_rounds, completed=done)
+
+        def show() -> None:
+            progress.update(bar, completed=sum(map(rounds_done, folders)))
+
+        for cell, folder in zip(cells, folders, strict=True):
+            if rounds_done(folder) < cell.rounds:
+                progress.update(bar, description=f"rounds; {cell.row}, {cell.method}")
+                run_cell(table, cell, folder, data_root, show)
+            lines.append(_line(table, cell, last_accuracy(folder), data_root))
+            progress.console.print(f"{cell.row}, {cell.method}: {lines[-1]['ours']:.1f} %")
     return lines
+
+
+def _line(table: Table, cell: Cell, ours: float, data_root: str) -> dict[str, Any]:
+    texts = [
+        f"{key} {value}, not {cell.full.get(key, 'the default')}"
+        for key, value in cell.ours.items()
+        if value != cell.full.get(key)
+    ]
+    if table.samples:
+        samples = _num_samples(str(cell.ours["dataset"]), data_root)
+        if samples != table.samples:
+            texts.append(f"{samples:,} training samples, not {table.samples:,}")
+    return {
+        "row": cell.row,
+        "method": cell.method,
+        "paper": cell.paper and cell.paper.value,
+        "source": cell.paper and cell.paper.source,
+        "ours": round(ours, 2),
+        "difference": "; ".join(texts),
+    }
+
+
+@cache
+def _num_samples(dataset: str, data_root: str) -> int:
+    return len(load_dataset(dataset, data_root or None).train)
 
 
 def print_table(table: Table, lines: list[dict[str, Any]], console: Console) -> None:
@@ -302,7 +305,7 @@ def main() -> None:
         parser.error("name a table, or --list")
     table = tables[arguments.table]
     if missing := lacks(table, arguments.data_root):
-        parser.error(f"{table.name}: {missing} (set --data-root to their folder)")
+        parser.error(f"{table.name} cannot be run here: {missing}")
     lines = run_table(
         table,
         quick=arguments.quick,
