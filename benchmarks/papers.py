@@ -42,6 +42,7 @@ from rich.table import Table as Printed
 
 from benchmarks.in_process import Node, Settings, run_in_process
 from cli.run import PRESETS
+from protocol.registry import all_methods, find_method
 from server.record.checkpoint import checkpoints
 from task.datasets import DatasetError, load_dataset
 
@@ -229,16 +230,20 @@ def run_table(
             if rounds_done(folder) < cell.rounds:
                 progress.update(bar, description=f"rounds; {cell.row}, {cell.method}")
                 run_cell(table, cell, folder, data_root, show)
+                show()
             lines.append(_line(table, cell, last_accuracy(folder), data_root))
             progress.console.print(f"{cell.row}, {cell.method}: {lines[-1]['ours']:.1f} %")
     return lines
 
 
 def _line(table: Table, cell: Cell, ours: float, data_root: str) -> dict[str, Any]:
+    own = find_method(str(cell.ours["strategy"]))
+    others = {method.table_name for method in all_methods().values()}
+    others.discard(own.table_name if own else "")
     texts = [
         f"{key} {value}, not {cell.full.get(key, 'the default')}"
         for key, value in cell.ours.items()
-        if value != cell.full.get(key)
+        if value != cell.full.get(key) and key.partition(".")[0] not in others
     ]
     if table.samples:
         samples = _num_samples(str(cell.ours["dataset"]), data_root)

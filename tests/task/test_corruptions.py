@@ -86,7 +86,7 @@ def packed(image, quality):
 
 @pytest.mark.parametrize("name", ["fog-3", "jpeg-6", "jpeg-0", "jpeg", ""])
 def test_a_corruption_that_is_not_there_is_named_with_the_list(root, name):
-    with pytest.raises(DatasetError, match="write cifar10-c/NAME-SEVERITY .*zoom-blur"):
+    with pytest.raises(DatasetError, match=r"write cifar10-c/NAME-SEVERITY .*zoom-blur"):
         corrupted(load_dataset("cifar10", root), f"cifar10-c/{name}")
 
 
