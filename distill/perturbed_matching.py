@@ -73,7 +73,7 @@ def distill_around(
     generator: torch.Generator,
     progress: Progress | None = None,
 ) -> VirtualData:
-    """Distil by matching means around a model (FedDM eq. 6-8, algorithm 1).
+    """Distil by matching means around a model (FedDM; Xiong et al. 2023).
 
     In each step and for each class: squared distance of the mean features, and of the mean logits,
     of all virtual and of up to 256 real images, at weights drawn from a normal distribution around
@@ -137,7 +137,7 @@ def distill_around(
 
 
 def perturbed(model: nn.Module, radius: float, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Weights drawn from a normal distribution around a model's, within a ball (FedDM eq. 6).
+    """Weights drawn from a normal distribution around a model's, within a ball (FedDM).
 
     Returns
     -------

@@ -173,7 +173,7 @@ class FedDM(CheckedFedAvg):
 
 @torch.no_grad()
 def stay_within(weights: list[nn.Parameter], start: list[Tensor], radius: float) -> None:
-    """Move weights back, in place, to the ball around a start (FedDM eq. 9).
+    """Move weights back, in place, to the ball around a start (FedDM).
 
     Parameters
     ----------
