@@ -148,9 +148,8 @@ def hand_out(message: Message, context: Context) -> Message:
 def aggregate_sector(message: Message, context: Context) -> Message:
     """Reply with the mean of the sector's models (step 2)."""
     mean = mean_of_sector(Session.of(context), message.content)
-    metrics = MetricRecord({REJECTED: len(mean.rejected)})
     reasons = ConfigRecord({f"{REJECTED}.{rank}": why for rank, why in mean.rejected.items()})
-    content = RecordDict({ARRAYS: as_record(mean.arrays), METRICS: metrics, CONFIG: reasons})
+    content = RecordDict({ARRAYS: as_record(mean.arrays), CONFIG: reasons})
     return Message(content, reply_to=message)
 
 

@@ -106,12 +106,6 @@ class TrainSectorMetrics(TrainMetrics):
     update_norm: Annotated[float, Field(ge=0)]
 
 
-class AggregateMetrics(Block):
-    """Number of models that a sector's leader rejected."""
-
-    rejected: Count
-
-
 class RejectedModels(Block):
     """Why a leader rejected models: a text per ``rejected.<rank>``."""
 
@@ -164,13 +158,7 @@ PHASES = (
     Phase(
         AGGREGATE_SECTOR,
         "leaders average their sector",
-        (
-            Reply(
-                metrics=AggregateMetrics,
-                arrays={ARRAYS: like_the_model},
-                configs={CONFIG: RejectedModels},
-            ),
-        ),
+        (Reply(arrays={ARRAYS: like_the_model}, configs={CONFIG: RejectedModels}),),
         "client.fedhead:aggregate_sector",
     ),
     Phase(

@@ -31,8 +31,8 @@ DELIVERY = "delivery"
 """Record with a parcel for its receiver (``delivery.<rank>`` if there are several)."""
 
 REJECTED = "rejected"
-"""Metric: parcels or models that a head or leader rejected. A leader's config has the reasons,
-``rejected.<rank>``."""
+"""Metric: parcels that a head rejected. Config key of a leader's reply, ``rejected.<rank>``: why it
+rejected a model."""
 
 TOGETHER = "together"
 """Metric of the describe reply: 1 from a virtual node that can train together with others. Record

@@ -161,6 +161,8 @@ class FedHEAD(FedAvg):
         self._num_examples: dict[int, int]
         self._grid: Grid
         self._routes: dict[int, ConfigRecord]
+        self._rejected: dict[int, dict[int, str]]
+        """Why each leader of the round rejected models, by node."""
         self._global: Arrays = {}
 
     @classmethod
@@ -370,6 +372,7 @@ class FedHEAD(FedAvg):
     ) -> dict[int, Weighted]:
         """Step 2. Samples and w_m of each sector, by leader; failed leaders are replaced."""
         clusters = list(self.topology.clusters) if self.topology else []
+        self._rejected = {}
         means: dict[int, Weighted] = {}
         waiting = list(range(len(clusters)))
         while waiting:
@@ -387,7 +390,12 @@ class FedHEAD(FedAvg):
             for i in self._suspected(clusters, means):
                 clusters[i] = self._audited(server_round, clusters[i], means, num_examples)
         self.topology = Topology(tuple(clusters), groups=())
-        return {c.head: means[c.head] for c in clusters if c.head in means}
+        sectors = {c.head: means[c.head] for c in clusters if c.head in means}
+        for leader in sectors:
+            for node, reason in self._rejected[leader].items():
+                reason = f"leader {leader} rejects it: {reason}"
+                set_aside(self._grid, node, TRAIN_SECTOR, one_line(reason))
+        return sectors
 
     def _average(
         self,
@@ -413,7 +421,8 @@ class FedHEAD(FedAvg):
             if (reply := replies.get(cluster.head)) is None:
                 continue
             averaged = {n for n in cluster.members if n in deliveries} | {cluster.head}
-            averaged -= _rejected(cluster, reply)
+            self._rejected[cluster.head] = _rejected(cluster, reply)
+            averaged -= self._rejected[cluster.head].keys()
             try:
                 mean = self._model_of(reply)
                 self._norms.check_mean(mean, self._global, averaged)
@@ -564,13 +573,8 @@ def _is_direct(route: ConfigRecord) -> bool:
     return bool(route["address"]) and route["link"] != "relay"
 
 
-def _rejected(cluster: Cluster, reply: Message) -> set[int]:
-    """Nodes whose models a leader rejected; logged."""
+def _rejected(cluster: Cluster, reply: Message) -> dict[int, str]:
+    """Nodes whose models a leader rejected, and why."""
     reasons = reply.content.config_records.get(CONFIG, ConfigRecord())
-    rejected = set()
-    for rank, node in enumerate((cluster.head, *cluster.members)):
-        if reason := reasons.get(f"{REJECTED}.{rank}"):
-            text = "Model of node %d set aside by leader %d: %s"
-            log(WARNING, text, node, cluster.head, one_line(reason))
-            rejected.add(node)
-    return rejected
+    ranked = enumerate((cluster.head, *cluster.members))
+    return {n: str(reasons[key]) for rank, n in ranked if (key := f"{REJECTED}.{rank}") in reasons}

@@ -256,8 +256,7 @@ class Honest:
     hand_out = hand_in
 
     def aggregate_sector(self, content):
-        metrics = MetricRecord({"rejected": 0})
-        return {"arrays": as_record(self.moved()), "metrics": metrics, "config": ConfigRecord()}
+        return {"arrays": as_record(self.moved()), "config": ConfigRecord()}
 
     def distill_sector(self, content):
         metrics = MetricRecord({"distill-loss": 0.1, "distill-epochs": 1})

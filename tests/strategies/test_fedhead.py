@@ -199,7 +199,7 @@ def note_rejected(grid):
         def noting(message, answer=answer):
             content = answer(message)
             if message.metadata.message_type == AGGREGATE_SECTOR:
-                rejected.append(content["metrics"]["rejected"])
+                rejected.append(len(content["config"]))
             return content
 
         grid.nodes[node] = noting
@@ -235,7 +235,9 @@ def test_a_malformed_or_missing_models_node_is_left_out_and_the_round_goes_on(
     found = play(strategy, grid)
     assert rejected == [2]
     for node, reason in ((garbage, "header"), (nan, "0.bias holds NaN or infinity")):
-        said = f"Model of node {node} set aside by leader {cluster.head}: .*{reason}"
+        said = (
+            f"node {node} to train.sector set aside: leader {cluster.head} rejects it: .*{reason}"
+        )
         assert re.search(said, caplog.text), caplog.text
     pair = [type(cluster)(head=cluster.head, members=(honest,))]
     expected = federation.mean(federation.fedhead_round(pair, MODEL.state_dict()))
