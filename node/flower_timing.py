@@ -2,8 +2,9 @@
 
 In Flower 1.32.1 an idle SuperNode polls for messages every 3 s and for a ClientApp's reply every
 0.5 s; it waits 1 s before pulling an object again that has not arrived yet. It also offers a
-message as a task before the message is complete, and ends when a SuperLink has too many calls. Each override checks Flower's version and that
-the code it replaces still exists; if not, it warns, changes nothing and returns False.
+message as a task before the message is complete, and ends when a SuperLink has too many calls.
+Each override checks Flower's version and that the code it replaces still exists; if not, it warns,
+changes nothing and returns False.
 """
 
 from __future__ import annotations
@@ -121,16 +122,9 @@ def patch_spacing(pace: Pace) -> bool:
     def pull_and_store_message(
         *, pull_object: Callable[[int, str], bytes], **others: Any
     ) -> int | None:
-        spacing = 0.0
-
-        def pull_and_read(run_id: int, object_id: str) -> bytes:
-            nonlocal spacing
-            content = pull_object(run_id, object_id)
-            spacing = max(spacing, _spacing(content))
-            return content
-
-        if (run_id := pull_and_store(pull_object=pull_and_read, **others)) is not None:
-            pace.space(spacing)
+        reading = ReadingPull(pull_object)
+        if (run_id := pull_and_store(pull_object=reading, **others)) is not None:
+            pace.space(reading.spacing)
         return run_id
 
     setattr(start_client_internal, "_pull_and_store_message", pull_and_store_message)  # noqa: B010
@@ -200,12 +194,29 @@ def _run_end_as_error(call: Callable[[int, str], T]) -> Callable[[int, str], T]:
     return wrapper
 
 
-def _spacing(content: bytes) -> float:
-    """Seconds between looks that an object of a message asks for; 0 if it is about other things."""
-    if len(content) > SMALL_RECORD or get_object_type_from_object_content(content) != "ConfigRecord":
-        return 0.0
-    seconds = ConfigRecord.inflate(content).get(LOOK_EVERY)
-    return seconds if isinstance(seconds, float) else 0.0
+class ReadingPull:
+    """Pulls a message's objects, and reads in them how the server spaces this node's looks.
+
+    Attributes
+    ----------
+    spacing : float
+        Seconds between looks; 0 without a word about it.
+    """
+
+    def __init__(self, pull_object: Callable[[int, str], bytes]) -> None:
+        self._pull_object = pull_object
+        self.spacing = 0.0
+
+    def __call__(self, run_id: int, object_id: str) -> bytes:
+        """Pull an object."""
+        content = self._pull_object(run_id, object_id)
+        if (
+            len(content) <= SMALL_RECORD
+            and get_object_type_from_object_content(content) == ConfigRecord.__name__
+        ):
+            seconds = ConfigRecord.inflate(content).get(LOOK_EVERY)
+            self.spacing = seconds if isinstance(seconds, float) else self.spacing
+        return content
 
 
 class _DeferringState:

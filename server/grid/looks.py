@@ -1,7 +1,7 @@
 """Spaces the looks for messages of the many nodes that take part in a phase.
 
-Nodes look often once they have replied. A SuperLink answers a few hundred looks a second in all, and
-those of a hundred nodes would hold up the replies that the phase still waits for.
+Nodes look often once they have replied. A SuperLink answers a few hundred looks a second in all,
+and those of a hundred nodes would hold up the replies that the phase still waits for.
 """
 
 from collections.abc import Sequence

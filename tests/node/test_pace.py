@@ -4,21 +4,24 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.pace import JITTER, KEEN, LONG_SHARE, SHARE, Pace, pause
 
+properties = settings(derandomize=True, max_examples=50)
 seconds = st.floats(0, 1e6)
 bounds = st.tuples(st.floats(0.01, 60), st.floats(0.01, 600)).map(sorted)
 
 
+@properties
 @given(seconds, bounds, st.floats(0, 1e9))
 def test_a_pause_is_never_shorter_than_busy_nor_longer_than_idle(idle_for, bounds, spacing):
     busy, idle = bounds
     assert busy <= pause(idle_for, busy=busy, idle=idle, spacing=spacing) <= idle
 
 
+@properties
 @given(seconds, seconds, bounds, st.floats(0, 1e9))
 def test_the_longer_a_node_is_idle_the_longer_it_waits(one, other, bounds, spacing):
     busy, idle = bounds
@@ -28,11 +31,13 @@ def test_the_longer_a_node_is_idle_the_longer_it_waits(one, other, bounds, spaci
     assert shorter <= longer
 
 
+@properties
 @given(seconds)
 def test_a_message_waits_at_most_a_share_of_what_its_node_has_waited(idle_for):
     assert pause(idle_for, busy=0.05, idle=20) <= max(0.05, SHARE * idle_for)
 
 
+@properties
 @given(seconds, st.floats(0, 1e9))
 def test_no_server_puts_a_node_to_sleep(idle_for, spacing):
     assert pause(idle_for, busy=0.05, idle=20, spacing=spacing) <= max(KEEN, LONG_SHARE * idle_for)
