@@ -78,6 +78,16 @@ def node(
         float | None,
         node_option("release-after", "Idle seconds after which (GPU) memory is freed.", "120"),
     ] = None,
+    poll_busy: Annotated[
+        float | None,
+        node_option("poll-busy", "Shortest pause between looks for messages, in seconds.", "0.05"),
+    ] = None,
+    poll_idle: Annotated[
+        float | None,
+        node_option(
+            "poll-idle", "Longest pause, in seconds, for a node without work for an hour.", "20"
+        ),
+    ] = None,
     keep_runs: Annotated[
         float | None,
         node_option("keep-runs", "Days to keep what runs left behind, but for budgets.", "30"),

@@ -57,6 +57,8 @@ class NodeSettings(BaseModel):
     keep_runs : float (default: 30.0)
         Days after their last change that files of runs are kept in the state directory. What was
         spent of a privacy budget is kept for good.
+    poll_busy, poll_idle : float (default: 0.05, 20.0)
+        Shortest and longest pause between looks for messages, in seconds; see `node.pace.pause`.
     connect_timeout : float (default: 60.0)
         Seconds to wait for the SuperLink at the start. The node waits out later outages.
     """
@@ -84,6 +86,8 @@ class NodeSettings(BaseModel):
     preload: tuple[str, ...] = ("torch", "torch._dynamo")
     release_after: float = Field(default=120.0, gt=0)
     keep_runs: float = Field(default=30.0, gt=0)
+    poll_busy: float = Field(default=0.05, ge=0.01, le=60)
+    poll_idle: float = Field(default=20.0, ge=0.01, le=600)
     metrics_port: int | None = Field(default=None, ge=1, le=65535)
     connect_timeout: float = Field(default=60.0, ge=0)
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
@@ -118,6 +122,10 @@ class NodeSettings(BaseModel):
             raise ValueError(
                 f"partition-id={self.partition_id} must be below "
                 f"num-partitions={self.num_partitions}: partitions are counted from 0"
+            )
+        if self.poll_busy > self.poll_idle:
+            raise ValueError(
+                f"poll-busy={self.poll_busy} must not be above poll-idle={self.poll_idle}"
             )
         if self.data is not None and self.dataset is not None:
             raise ValueError(f"data and dataset={self.dataset} exclude each other: drop one")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import sys
 import traceback
 from multiprocessing.connection import Connection
@@ -15,6 +16,8 @@ from node.flower_timing import (
     patch_intake,
     patch_nonce_cleanup,
     patch_pull_backoff,
+    patch_retries,
+    patch_spacing,
     patch_supernode_sleep,
 )
 from node.pace import Pace
@@ -63,15 +66,23 @@ def _why_unfit(error: str) -> str:
 
 
 def main() -> None:
-    """Run a SuperNode; arguments: the report's file descriptor, the state directory, Flower's."""
+    """Run a SuperNode.
+
+    Arguments: the report's file descriptor, the state directory, seconds of the shortest and the
+    longest pause between looks for messages, then Flower's.
+    """
     report = Connection(int(sys.argv[1]))
+    state_dir, busy, idle = Path(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
+    pace = Pace(busy=busy, idle=idle, generator=random.Random())
     logging.getLogger("flwr").addHandler(_Reporter(report))
-    patch_supernode_sleep(Pace(busy=0.05, idle=0.25))
+    patch_supernode_sleep(pace)
     patch_pull_backoff()
+    patch_retries()
     patch_intake()
+    patch_spacing(pace)
     patch_nonce_cleanup()
-    patch_run_ends(Path(sys.argv[2]))
-    sys.argv = ["flower-supernode", *sys.argv[3:]]
+    patch_run_ends(state_dir)
+    sys.argv = ["flower-supernode", *sys.argv[5:]]
     try:
         flower_supernode()
     except KeyboardInterrupt:

@@ -169,6 +169,7 @@ class Node:
         settings = self._settings
         command = [
             *(sys.executable, "-P", "-m", "node.supernode", str(report), str(settings.state_dir)),
+            *(str(settings.poll_busy), str(settings.poll_idle)),
             *("--superlink", settings.superlink),
             *("--isolation", "process"),
             *("--clientappio-api-address", appio_address),
