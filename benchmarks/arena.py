@@ -61,6 +61,8 @@ STRATEGIES: Mapping[str, Settings] = {
     "fedfa": {},
     "feddf": {},
     "vhl": {},
+    "feddm": {},
+    "fedaf": {},
     "fedseq": {},
     "dynafed": {"dynafed.trajectory": 10},
     "fedhkd": {},
