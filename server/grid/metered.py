@@ -223,6 +223,7 @@ class MeteredGrid(Grid):
 
     def book_set_aside(self, node: int, phase: str, reason: str) -> None:
         """Record that a node's reply was set aside; see `protocol.replies.set_aside`."""
+        self.failures.setdefault(node, []).append(first_line(reason))
         if self._journal:
             self._journal.book_set_aside(node, phase, reason)
 
