@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import sys
 import traceback
 from multiprocessing.connection import Connection
@@ -15,9 +16,11 @@ from node.flower_timing import (
     patch_intake,
     patch_nonce_cleanup,
     patch_pull_backoff,
+    patch_retries,
+    patch_spacing,
     patch_supernode_sleep,
 )
-from node.gate import Gate, patch_gate
+from node.guard import Guard, patch_guard
 from node.pace import Pace
 from node.policy import OPEN, Policy
 from node.run_ends import patch_run_ends
@@ -65,19 +68,27 @@ def _why_unfit(error: str) -> str:
 
 
 def main() -> None:
-    """Run a SuperNode; arguments: report's file descriptor, state directory, policy, Flower's."""
-    report, state_dir = Connection(int(sys.argv[1])), Path(sys.argv[2])
-    policy = Policy.model_validate_json(sys.argv[3], by_alias=True)
+    """Run a SuperNode.
+
+    Arguments: the report's file descriptor, the state directory, seconds of the shortest and the
+    longest pause between looks for messages, the policy as JSON, then Flower's.
+    """
+    report = Connection(int(sys.argv[1]))
+    state_dir, busy, idle = Path(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
+    policy = Policy.model_validate_json(sys.argv[5], by_alias=True)
+    pace = Pace(busy=busy, idle=idle, generator=random.Random())
     logging.getLogger("flwr").addHandler(_Reporter(report))
-    patch_supernode_sleep(Pace(busy=0.05, idle=0.25))
+    patch_supernode_sleep(pace)
     patch_pull_backoff()
+    patch_retries()
     patch_intake()
+    patch_spacing(pace)
     patch_nonce_cleanup()
     patch_run_ends(state_dir)
-    if not patch_gate(Gate(policy, state_dir)) and policy != OPEN:
+    if not patch_guard(Guard(policy, state_dir)) and policy != OPEN:
         report.send(("unfit", "the policy cannot be kept with this version of flwr"))
         return
-    sys.argv = ["flower-supernode", *sys.argv[4:]]
+    sys.argv = ["flower-supernode", *sys.argv[6:]]
     try:
         flower_supernode()
     except KeyboardInterrupt:

@@ -171,6 +171,7 @@ class Node:
         settings = self._settings
         command = [
             *(sys.executable, "-P", "-m", "node.supernode", str(report), str(settings.state_dir)),
+            *(str(settings.poll_busy), str(settings.poll_idle)),
             settings.policy.model_dump_json(by_alias=True),
             *("--superlink", settings.superlink),
             *("--isolation", "process"),

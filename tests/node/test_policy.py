@@ -131,7 +131,7 @@ def test_what_a_hospital_lets_pass_keeps_all_of_its_rules(
     try:
         refusal = judge_message(HOSPITAL, message, NOON)
     except SettingsError:
-        return  # the gate refuses what cannot be read
+        return  # the guard refuses what cannot be read
     event("refused" if refusal else "passes")
     if refusal is not None:
         assert str(refusal).startswith("the node's policy refuses it: ")

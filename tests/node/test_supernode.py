@@ -28,7 +28,10 @@ def test_it_waits_for_no_thread_that_flower_left_behind(
 ) -> None:
     ended = subprocess.run(
         # reports would go to stdout
-        [sys.executable, "-c", FAILS.format(error=error), "1", str(tmp_path), "{}"],
+        [
+            *(sys.executable, "-c", FAILS.format(error=error)),
+            *("1", str(tmp_path), "0.05", "20", "{}"),
+        ],
         capture_output=True,
         text=True,
         timeout=60,

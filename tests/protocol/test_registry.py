@@ -37,6 +37,7 @@ def test_our_methods_have_their_names():
         "dynafed",
         "fedadagrad",
         "fedadam",
+        "fedaf",
         "fedavg",
         "fedavgm",
         "feddf",

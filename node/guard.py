@@ -1,4 +1,4 @@
-"""The gate of a node: between SuperLink and app, in the SuperNode's process, outside the app's.
+"""The guard of a node: between SuperLink and app, in the SuperNode's process, outside the app's.
 
 A message that the policy refuses is answered with an error that names the rule, and the app never
 sees it. A reply is read from what the app handed in, judged, and written anew from what was read:
@@ -91,7 +91,7 @@ class _Pending:
     refusal: tuple[Refusal, Message] | None
 
 
-class Gate:
+class Guard:
     """Judges what comes to a node and what leaves it, by the node's policy.
 
     Parameters
@@ -280,8 +280,8 @@ class Gate:
         return f"{origin.folder.parent.name}/{origin.folder.name}"
 
 
-def patch_gate(gate: Gate) -> bool:
-    """Put a gate into the SuperNode's loop, after `patch_intake`; False if it does not fit."""
+def patch_guard(guard: Guard) -> bool:
+    """Put a guard into the SuperNode's loop, after `patch_intake`; False if it does not fit."""
     from flwr.supernode import start_client_internal as loop
 
     present = hasattr(loop, "_pull_and_store_message") and hasattr(loop, "_push_messages")
@@ -290,8 +290,8 @@ def patch_gate(gate: Gate) -> bool:
     pull, push = loop._pull_and_store_message, loop._push_messages
 
     def pull_and_store_message(*, state: Any, object_store: Any, **others: Any) -> int | None:
-        gated = cast(NodeState, _GatedState(state, object_store, gate))
-        return pull(state=gated, object_store=object_store, **others)
+        guarded = cast(NodeState, _GuardedState(state, object_store, gate))
+        return pull(state=guarded, object_store=object_store, **others)
 
     def push_messages(
         *,
@@ -304,7 +304,7 @@ def patch_gate(gate: Gate) -> bool:
             contents = _contents(tree, object_store)
             num_bytes = sum(map(len, contents.values()))
             reply = cast(Message, inflate_object_from_contents(tree.object_id, contents))
-            answer = gate.release(reply, num_bytes)
+            answer = guard.release(reply, num_bytes)
             with no_object_id_recompute():
                 answer.metadata.__dict__["_message_id"] = answer.object_id
                 objects = get_all_nested_objects(answer)
@@ -322,13 +322,13 @@ def patch_gate(gate: Gate) -> bool:
     return True
 
 
-class _GatedState:
-    """A SuperNode's state that offers a message as a task only if the gate admits it."""
+class _GuardedState:
+    """A SuperNode's state that offers a message as a task only if the guard admits it."""
 
-    def __init__(self, state: Any, store: Any, gate: Gate) -> None:
+    def __init__(self, state: Any, store: Any, guard: Guard) -> None:
         self._state = state
         self._store = store
-        self._gate = gate
+        self._guard = guard
         self._message: Message | None = None
 
     def store_message(self, message: Message) -> Any:
@@ -346,7 +346,7 @@ class _GatedState:
         message.metadata.__dict__["_message_id"] = name
         series = self._state.get_run(run_id).series_id
         context, bundle = self._state.get_run_series_context(series), self._state.get_fab(fab_hash)
-        refusal = self._gate.admit(message, context, bundle)
+        refusal = self._guard.admit(message, context, bundle)
         if refusal is None:
             created: int | None = self._state.create_task(run_id=run_id, fab_hash=fab_hash, **task)
             return created

@@ -1,4 +1,4 @@
-"""The gate in Flower's own loop: what a hostile server or a changed app tries is stopped there."""
+"""The guard in Flower's own loop: what a hostile server or a changed app tries is stopped there."""
 
 import datetime
 import hashlib
@@ -38,7 +38,7 @@ from links.routes import Links
 from links.store import NodeStore
 from links.transfer import introduce, send
 from node.flower_timing import patch_intake
-from node.gate import Gate, patch_gate
+from node.guard import Guard, patch_guard
 from node.outbox import FOLDER, entries, virtual_data_file
 from node.policy import HOSPITAL, OPEN, Policy
 from protocol.replies import REFUSED
@@ -76,9 +76,9 @@ class Node:
         self.state.set_node_id(NODE)
         self.state_dir, self.run_config = state_dir, run_config
         self.now = datetime.datetime(2026, 1, 5, 12, tzinfo=datetime.UTC)
-        self.gate = Gate(policy, state_dir, lambda: self.now)
+        self.guard = Guard(policy, state_dir, lambda: self.now)
         assert patch_intake()
-        assert patch_gate(self.gate)
+        assert patch_guard(self.guard)
         self.count = 0
         self.begin(7)
 
