@@ -11,7 +11,7 @@ import datetime
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
 from logging import WARNING
@@ -43,9 +43,10 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.supernode.nodestate import NodeState
 
+from links.credentials import Credentials
 from links.errors import LinkError
 from links.folder import LinkFolder
-from links.records import Parcel, Route
+from links.records import Delivery, Parcel, Peered, Route
 from links.seal import unseal
 from links.store import NodeStore
 from node.account import LifetimeAccount
@@ -60,13 +61,14 @@ from node.rules import (
     judge_message,
     judge_reply,
     judge_spending,
+    model_of_parcel,
     parcels_of,
     releases,
     route_of,
     virtual_data,
 )
 from protocol.meeting import DESCRIBE, identity, one_line
-from protocol.messages import CONFIG, METRICS
+from protocol.messages import CONFIG, DELIVERY, METRICS
 from protocol.replies import REFUSED
 from task.settings import SettingsError
 from task.words import counted
@@ -114,6 +116,7 @@ class Guard:
         self._state_dir = state_dir
         self._now = now
         self._account = LifetimeAccount(state_dir / "lifetime-epsilon.json")
+        self._credentials: Credentials | None = None
         self._pending: dict[str, _Pending] = {}
         self._models: dict[int, Mapping[str, Form]] = {}
 
@@ -133,6 +136,7 @@ class Guard:
         """
         asked, data = None, ""
         try:
+            self._credentials = Credentials.of(context.node_config)
             asked = self._asked(message, context, bundle)
             data = _data_of(context.node_config, asked.run_config)
             refusal = judge_message(self._policy, asked, self._now()) or judge_spending(
@@ -202,6 +206,8 @@ class Guard:
             run_config=context.run_config,
             model=self._models.get(run_id),
         )
+        if not asked.model:
+            asked = replace(asked, model=self._delivered_model(message))
         self._models[run_id] = asked.model
         if len(self._models) > _MOST_MODELS:
             del self._models[next(iter(self._models))]
@@ -261,17 +267,32 @@ class Guard:
 
         The node's key and the receiver's make the seal's key, so the sender can open it too.
         """
-        run_id, node_id = message.metadata.run_id, message.metadata.dst_node_id
-        store = NodeStore.open(self._state_dir, run_id, node_id)
         opened = {}
         for name in parcels_of(content):
             try:
                 route = Route.checked(route_of(asked, name), "route")
-                sealed = Parcel.checked(content.config_records[name], name).payload
-                opened[name] = unseal(sealed, route, run_id, LinkFolder(store).private_key())
+                if self._credentials is not None:
+                    run_id = message.metadata.run_id
+                    self._credentials.check_peer(route, run_id, route.receiver)
+                parcel = Parcel.checked(content.config_records[name], name)
+                opened[name] = self._unsealed(message, route, parcel.payload)
             except (LinkError, SettingsError):
                 continue
         return opened
+
+    def _delivered_model(self, message: Message) -> dict[str, Form]:
+        """The form of the model that another node has sent this one, if the message brings it."""
+        record = message.content.config_records.get(DELIVERY, ConfigRecord())
+        try:
+            delivery = Delivery.checked(record, DELIVERY)
+            return model_of_parcel(self._unsealed(message, delivery, delivery.payload))
+        except (LinkError, SettingsError):
+            return {}
+
+    def _unsealed(self, message: Message, waybill: Peered, sealed: bytes) -> bytes:
+        run_id, node_id = message.metadata.run_id, message.metadata.dst_node_id
+        folder = LinkFolder(NodeStore.open(self._state_dir, run_id, node_id))
+        return unseal(sealed, waybill, run_id, folder.private_key())
 
     def _first_run(self, message: Message) -> str:
         """The first of the chain of runs that this one resumes; they share a privacy account."""
@@ -290,7 +311,7 @@ def patch_guard(guard: Guard) -> bool:
     pull, push = loop._pull_and_store_message, loop._push_messages
 
     def pull_and_store_message(*, state: Any, object_store: Any, **others: Any) -> int | None:
-        guarded = cast(NodeState, _GuardedState(state, object_store, gate))
+        guarded = cast(NodeState, _GuardedState(state, object_store, guard))
         return pull(state=guarded, object_store=object_store, **others)
 
     def push_messages(

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from links.records import VIRTUAL_DATA, Parcel
 from node.policy import Policy
@@ -100,7 +102,7 @@ class Asked:
         Parameters
         ----------
         model : Mapping[str, Form], optional (default: None)
-            That of the run's messages before, if this one brings none.
+            That which the run's messages before have brought, if this one brings none.
 
         Raises
         ------
@@ -384,16 +386,29 @@ def _check_parcel(
 
 
 def _check_model(name: str, payload: bytes, model: Mapping[str, Form]) -> None:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load, save
-
-    try:
-        arrays = load(payload)
-    except (SafetensorError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{name}: no model ({type(error).__name__})") from None
-    check_arrays(arrays, _arrays(model, {k: (a.shape, str(a.dtype)) for k, a in arrays.items()}))
-    if save(arrays) != payload:
+    arrays = _loaded(payload)
+    check_arrays(arrays, _arrays(model, _forms(arrays)))
+    if save(dict(arrays)) != payload:
         raise ValueError(f"{name}: more than a model")
+
+
+def model_of_parcel(payload: bytes) -> dict[str, Form]:
+    """Shapes and types of the model in a parcel; empty if it holds none."""
+    try:
+        return _forms(_loaded(payload))
+    except ValueError:
+        return {}
+
+
+def _loaded(payload: bytes) -> Arrays:
+    try:
+        return load(payload)
+    except (SafetensorError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"not a model ({type(error).__name__})") from None
+
+
+def _forms(arrays: Arrays) -> dict[str, Form]:
+    return {name: (array.shape, str(array.dtype)) for name, array in arrays.items()}
 
 
 def _judge_virtual_data(policy: Policy, payload: bytes) -> Refusal | None:

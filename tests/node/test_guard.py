@@ -31,8 +31,10 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.nodestate import NodeStateFactory
+from safetensors.numpy import save
 
 from distill.virtual_data import VirtualData
+from links.errors import LinkError
 from links.records import VIRTUAL_DATA, Introduction
 from links.routes import Links
 from links.store import NodeStore
@@ -469,6 +471,43 @@ def test_a_parcel_that_another_key_seals_does_not_leave(make_node: MakeNode) -> 
     message, _ = parcel_of(node, virtual())
     _, reply = parcel_of(node, virtual())  # for another route
     assert refused(node.answers(message, "train.distill", reply), "replies")
+
+
+def test_a_parcel_for_a_key_that_no_authority_signed_does_not_leave(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The app checks that too, but one that was changed does not."""
+
+    class Strict:
+        def check_peer(self, *route: object) -> None:
+            raise LinkError("its key is not signed")
+
+    node = make_node(SEALED, **HFLDD)
+    message, reply = parcel_of(node, virtual())
+    monkeypatch.setattr("node.guard.Credentials.of", lambda node_config: Strict())
+    assert refused(node.answers(message, "train.distill", reply), "replies")
+
+
+def test_a_node_knows_the_model_from_the_one_that_another_node_sent_it(
+    make_node: MakeNode,
+) -> None:
+    """The last node of a superclient gets no model from the server, and sends one there."""
+    node = make_node(SEALED.model_copy(update={"strategies": None}), strategy="fedseq")
+    other = Sender(node.state_dir / "other", OTHER)
+    introductions = {
+        name: Introduction.checked(introduce(sender), "introduction")
+        for name, sender in ((OTHER, other), (NODE, Sender(node.state_dir)))
+    }
+    links = Links(introductions, "relay")
+    route = links.route(OTHER, NODE, "passed-model")
+    delivery = links.forward(route, send(other, route, save(MODEL)))
+    numbers = MetricRecord({"num-examples": 3, "num-steps": 1})
+    content = RecordDict({"delivery": delivery})
+    reply = RecordDict({"arrays": model(), "metrics": numbers})
+    assert node.answers(content, "train.fedseq_last", reply).has_content()
+    odd = RecordDict({"arrays": model(weight=np.zeros((9, 9))), "metrics": numbers})
+    content = RecordDict({"delivery": delivery})
+    assert refused(node.answers(content, "train.fedseq_last", odd), "replies")
 
 
 def test_a_route_past_the_node_is_refused_before_the_app_can_take_it(make_node: MakeNode) -> None:
