@@ -11,6 +11,7 @@ import datetime
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
@@ -21,13 +22,13 @@ from typing import Any, cast
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
-    Context,
     Error,
     Message,
     MetricRecord,
     RecordDict,
 )
 from flwr.app.message import remove_content_from_message
+from flwr.common.config import get_fused_config_from_fab
 from flwr.common.logger import log
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.fab import Fab
@@ -41,6 +42,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
     inflate_object_from_contents,
     push_object_contents_from_iterable,
 )
+from flwr.supercore.run import Run
 from flwr.supernode.nodestate import NodeState
 
 from links.credentials import Credentials
@@ -51,7 +53,7 @@ from links.seal import unseal
 from links.store import NodeStore
 from node.account import LifetimeAccount
 from node.flower_timing import can_override
-from node.outbox import FOLDER, Outbox
+from node.outbox import FOLDER, Outbox, OutboxError
 from node.policy import Policy
 from node.rules import (
     Asked,
@@ -84,13 +86,13 @@ _MOST_RECORDS = 100
 class _Pending:
     """A message that waits for its reply: its header, what it asks and of which data.
 
-    Without `asked` it could not be read. With a refusal, nothing else may answer it.
+    Without `asked` it could not be read. With an answer, which refuses it, nothing else leaves.
     """
 
     message: Message
     asked: Asked | None
     data: str
-    refusal: tuple[Refusal, Message] | None
+    answer: Message | None
 
 
 class Guard:
@@ -102,6 +104,8 @@ class Guard:
         The owner's.
     state_dir : Path
         The node's; holds account and outbox.
+    node_config : Mapping[str, bool | int | float | str]
+        The node's. That of a run's context is not taken: the app hands the context back changed.
     now : callable, optional
         The node's clock, with its time zone.
     """
@@ -110,13 +114,14 @@ class Guard:
         self,
         policy: Policy,
         state_dir: Path,
+        node_config: Mapping[str, Any],
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now().astimezone(),
     ) -> None:
         self._policy = policy
         self._state_dir = state_dir
+        self._node_config = node_config
         self._now = now
         self._account = LifetimeAccount(state_dir / "lifetime-epsilon.json")
-        self._credentials: Credentials | None = None
         self._pending: dict[str, _Pending] = {}
         self._models: dict[int, Mapping[str, Form]] = {}
 
@@ -124,21 +129,20 @@ class Guard:
     def _outbox(self) -> Outbox:
         return Outbox(self._state_dir / FOLDER)
 
-    def admit(self, message: Message, context: Context, bundle: Fab) -> Message | None:
+    def admit(self, message: Message, run: Run, bundle: Fab) -> Message | None:
         """Judge a message that has come; return the refusal to answer with, None if there is none.
 
         Parameters
         ----------
-        context : Context
-            Of the run on this node.
+        run : Run
+            As the SuperLink describes it.
         bundle : Fab
             The app bundle that would answer.
         """
         asked, data = None, ""
         try:
-            self._credentials = Credentials.of(context.node_config)
-            asked = self._asked(message, context, bundle)
-            data = _data_of(context.node_config, asked.run_config)
+            asked = self._asked(message, run, bundle)
+            data = _data_of(self._node_config, asked.run_config)
             refusal = judge_message(self._policy, asked, self._now()) or judge_spending(
                 self._policy,
                 epsilon=self._account.left(data),
@@ -146,13 +150,12 @@ class Guard:
             )
         except Exception as error:  # whatever a hostile message makes it raise
             refusal = Refusal("policy", f"{type(error).__name__}: {error}")
-        header, name = remove_content_from_message(message), message.metadata.message_id
-        if refusal is None:
-            self._pending[name] = _Pending(header, asked, data, None)
-            return None
-        log(WARNING, "%s", refusal)
-        answer = _answer(header, refusal, context.node_config)
-        self._pending[name] = _Pending(header, asked, data, (refusal, answer))
+        header, answer = remove_content_from_message(message), None
+        if refusal is not None:
+            log(WARNING, "%s", refusal)
+            answer = _answer(header, refusal, self._node_config)
+        # One at a time: the SuperNode waits for a reply before it looks for the next message.
+        self._pending = {message.metadata.message_id: _Pending(header, asked, data, answer)}
         return answer
 
     def release(self, reply: Message, num_bytes: int) -> Message:
@@ -167,43 +170,46 @@ class Guard:
         ------
         LookupError
             If it answers nothing that is open.
-        OutboxError
-            If not even an error can be recorded.
         """
         try:
             pending = self._pending.pop(reply.metadata.reply_to_message_id)
         except KeyError:
             raise LookupError("a reply of the app to nothing that it was asked") from None
-        if pending.refusal is not None:
-            refusal, answer = pending.refusal
-            return self._leave(pending, answer, str(refusal))
-        if reply.has_error():
-            text = reply.error.reason or ""
-            if self._policy.replies == "declared":
-                text = one_line(text)
-            error = Message(Error(reply.error.code, text), reply_to=pending.message)
-            return self._leave(pending, error, text)
         try:
-            judgement = self._judge(pending, reply, num_bytes)
+            if pending.answer is not None:
+                return self._leave(pending, pending.answer)
+            if reply.has_error():
+                text = reply.error.reason or ""
+                if self._policy.replies == "declared":
+                    text = one_line(text)
+                error = Error(reply.error.code, text)
+                return self._leave(pending, Message(error, reply_to=pending.message))
+            refusal = self._judge(pending, reply, num_bytes)
+            if refusal is None:
+                return Message(reply.content, reply_to=pending.message)
+        except OutboxError as problem:
+            refusal = Refusal("outbox", "it cannot be written", str(problem))
         except Exception as problem:  # whatever a hostile reply makes it raise
-            judgement = Refusal("policy", type(problem).__name__, str(problem))
-        if judgement is None:
-            return Message(reply.content, reply_to=pending.message)
-        log(WARNING, "%s: %s", judgement, one_line(judgement.detail))
-        return self._leave(pending, _answer(pending.message, judgement, {}), str(judgement))
-
-    def _leave(self, pending: _Pending, answer: Message, text: str) -> Message:
-        """Record an error, and let it leave."""
-        self._record(pending, len(text), error=one_line(text))
+            refusal = Refusal("policy", type(problem).__name__, str(problem))
+        log(WARNING, "%s: %s", refusal, one_line(refusal.detail))
+        answer = _answer(pending.message, refusal, self._node_config)
+        with suppress(OutboxError):  # these are the node's own words
+            self._leave(pending, answer)
         return answer
 
-    def _asked(self, message: Message, context: Context, bundle: Fab) -> Asked:
+    def _leave(self, pending: _Pending, answer: Message) -> Message:
+        """Record an error, and let it leave."""
+        text = answer.error.reason if answer.has_error() else _lacks(answer)
+        self._record(pending, len(text or ""), error=one_line(text or ""))
+        return answer
+
+    def _asked(self, message: Message, run: Run, bundle: Fab) -> Asked:
         run_id = message.metadata.run_id
         asked = Asked.by(
             message.content,
             message_type=message.metadata.message_type,
             bundle=bundle.hash_str,  # Flower has checked it
-            run_config=context.run_config,
+            run_config=get_fused_config_from_fab(bundle.content, run),
             model=self._models.get(run_id),
         )
         if not asked.model:
@@ -268,12 +274,12 @@ class Guard:
         The node's key and the receiver's make the seal's key, so the sender can open it too.
         """
         opened = {}
+        credentials = Credentials.of(self._node_config)
         for name in parcels_of(content):
             try:
                 route = Route.checked(route_of(asked, name), "route")
-                if self._credentials is not None:
-                    run_id = message.metadata.run_id
-                    self._credentials.check_peer(route, run_id, route.receiver)
+                if credentials is not None:
+                    credentials.check_peer(route, message.metadata.run_id, route.receiver)
                 parcel = Parcel.checked(content.config_records[name], name)
                 opened[name] = self._unsealed(message, route, parcel.payload)
             except (LinkError, SettingsError):
@@ -365,9 +371,8 @@ class _GuardedState:
         contents = _contents(self._store.get_object_tree(name), self._store)
         message = cast(Message, inflate_object_from_contents(name, contents))
         message.metadata.__dict__["_message_id"] = name
-        series = self._state.get_run(run_id).series_id
-        context, bundle = self._state.get_run_series_context(series), self._state.get_fab(fab_hash)
-        refusal = self._guard.admit(message, context, bundle)
+        run, bundle = self._state.get_run(run_id), self._state.get_fab(fab_hash)
+        refusal = self._guard.admit(message, run, bundle)
         if refusal is None:
             created: int | None = self._state.create_task(run_id=run_id, fab_hash=fab_hash, **task)
             return created
@@ -399,6 +404,11 @@ def _answer(message: Message, refusal: Refusal, node_config: Mapping[str, Any]) 
     metrics, config = identity(node_config)
     content = {METRICS: metrics, CONFIG: ConfigRecord({**config, "lacks": [text]})}
     return Message(RecordDict(content), reply_to=message)
+
+
+def _lacks(answer: Message) -> str:
+    (text,) = cast(list[str], answer.content.config_records[CONFIG]["lacks"])
+    return text
 
 
 def _described(name: str, record: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import hashlib
 import json
 import os
@@ -39,7 +40,7 @@ class Outbox:
     Raises
     ------
     OutboxError
-        If the chain is broken.
+        If the chain is broken, or cannot be read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,12 +48,15 @@ class Outbox:
         self._file = log_file(folder)
         self._number, self._last = 0, FIRST
         self._of_today: deque[tuple[datetime.datetime, int]] = deque()
-        _drop_torn_line(self._file)
-        for entry in entries(folder):
-            self._number, self._last = entry["number"], entry["hash"]
-            self._of_today.append((datetime.datetime.fromisoformat(entry["time"]), entry["bytes"]))
-            self._forget(self._of_today[-1][0])
-        self._size = self._file.stat().st_size if self._file.exists() else 0
+        try:
+            self._size = _whole_lines(self._file)
+            for entry in entries(folder):
+                self._number, self._last = entry["number"], entry["hash"]
+                now = datetime.datetime.fromisoformat(entry["time"])
+                self._of_today.append((now, entry["bytes"]))
+                self._forget(now)
+        except OSError as error:
+            raise OutboxError(f"{self._file} cannot be read: {error.strerror}") from error
 
     def append(self, now: datetime.datetime, num_bytes: int, **about: Any) -> None:
         """Append a line, and sync it to disk.
@@ -86,8 +90,7 @@ class Outbox:
             try:
                 if os.fstat(number).st_size != self._size:
                     raise OutboxError(f"{self._file} was changed by another process")
-                os.write(number, line)
-                os.fsync(number)
+                self._write(number, line)
             finally:
                 os.close(number)
         except OSError as error:
@@ -95,6 +98,16 @@ class Outbox:
         self._number, self._last = self._number + 1, entry["hash"]
         self._size += len(line)
         self._of_today.append((now, num_bytes))
+
+    def _write(self, number: int, line: bytes) -> None:
+        """Write a whole line, or nothing."""
+        try:
+            if os.write(number, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(number)
+        except OSError:
+            os.ftruncate(number, self._size)
+            raise
 
     def keep(self, payload: bytes) -> str:
         """Keep virtual data that leave; return their SHA-256, which is their file's name.
@@ -172,10 +185,15 @@ def _hash(entry: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _drop_torn_line(file: Path) -> None:
-    """Cut off a line that a power cut left half written: what it tells of has not left."""
+def _whole_lines(file: Path) -> int:
+    """Bytes of a log, from which half a line that a power cut left is cut off.
+
+    What that line tells of has not left.
+    """
     if not file.exists():
-        return
+        return 0
     content = file.read_bytes()
-    if content and not content.endswith(b"\n"):
-        os.truncate(file, content.rfind(b"\n") + 1)
+    size = content.rfind(b"\n") + 1
+    if size < len(content):
+        os.truncate(file, size)
+    return size

@@ -16,6 +16,8 @@ from links.records import NodeName
 from node.policy import OPEN, Policy, read_policy
 
 NodeConfigValue = bool | int | float | str
+NODE_CONFIG = "node-config.toml"
+"""File in the state directory with what apps see of these settings."""
 
 _OWN_KEYS = {
     *("name", "partition-id", "num-partitions", "sector", "device", "data", "dataset"),

@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import sys
+import tomllib
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,6 +25,7 @@ from node.guard import Guard, patch_guard
 from node.pace import Pace
 from node.policy import OPEN, Policy
 from node.run_ends import patch_run_ends
+from node.settings import NODE_CONFIG
 
 _REMEDIES = {
     "No SuperNode found with the given public key": (
@@ -76,6 +78,7 @@ def main() -> None:
     report = Connection(int(sys.argv[1]))
     state_dir, busy, idle = Path(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
     policy = Policy.model_validate_json(sys.argv[5], by_alias=True)
+    node_config = tomllib.loads((state_dir / NODE_CONFIG).read_text(encoding="utf-8"))
     pace = Pace(busy=busy, idle=idle, generator=random.Random())
     logging.getLogger("flwr").addHandler(_Reporter(report))
     patch_supernode_sleep(pace)
@@ -85,7 +88,7 @@ def main() -> None:
     patch_spacing(pace)
     patch_nonce_cleanup()
     patch_run_ends(state_dir)
-    if not patch_guard(Guard(policy, state_dir)) and policy != OPEN:
+    if not patch_guard(Guard(policy, state_dir, node_config)) and policy != OPEN:
         report.send(("unfit", "the policy cannot be kept with this version of flwr"))
         return
     sys.argv = ["flower-supernode", *sys.argv[6:]]

@@ -28,7 +28,7 @@ from links.store import remove_old_runs
 from node.policy import OPEN, Policy, cannot_hold, in_words
 from node.processes import start_bound, stop
 from node.reachability import check_superlink
-from node.settings import NodeError, NodeSettings, flat_toml
+from node.settings import NODE_CONFIG, NodeError, NodeSettings, flat_toml
 from task.durable import replacing
 
 MAILBOX_ENVIRONMENT = {"GRPC_VERBOSITY": "info"}
@@ -62,7 +62,7 @@ class Node:
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
-        self._node_config = settings.state_dir / "node-config.toml"
+        self._node_config = settings.state_dir / NODE_CONFIG
         self._secret = settings.state_dir / "appio-secret"
         self._status: dict[str, Any] = {"pid": os.getpid(), "starts": 0}
         self._parts: list[_Part] = []

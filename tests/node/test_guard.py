@@ -2,7 +2,10 @@
 
 import datetime
 import hashlib
-from collections.abc import Callable, Iterator
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +49,25 @@ from node.policy import HOSPITAL, OPEN, Policy
 from protocol.replies import REFUSED
 
 SERVER, NODE, OTHER = 1, 5, 6
-BUNDLE = b"the app"
+NODE_CONFIG: dict[str, Any] = {"data": "/data/ward-3", "name": "ward-3"}
 PLANTED = b"a patient's record, all of it!"
 PRIVATE = {"strategy": "fedavg", "train.dp-noise": 1.0, "train.dp-delta": 1e-5}
 HFLDD = {"strategy": "hfldd", "hfldd.start": "noise", "train.dp-delta": 1e-5}
 SEALED = HOSPITAL.model_copy(update={"least_noise": 0.0, "most_epsilon": None})
 """Looks at what leaves, without asking for differential privacy."""
+PYPROJECT = """
+[project]
+name = "app"
+version = "1.0.0"
+description = ""
+license = "Apache-2.0"
+[tool.flwr.app]
+publisher = "tests"
+[tool.flwr.app.components]
+serverapp = "a:b"
+clientapp = "a:b"
+[tool.flwr.app.config]
+"""
 MODEL = {"weight": np.zeros((3, 2), np.float32), "count": np.zeros((), np.float32)}
 
 
@@ -68,6 +84,15 @@ def trained(epsilon: float = 1.0, **records: Any) -> RecordDict:
     return RecordDict({"arrays": arrays, "metrics": metrics(**{"dp-epsilon": epsilon})} | records)
 
 
+def bundle(run_config: Mapping[str, Any]) -> Fab:
+    """An app whose run config has these values."""
+    lines = "".join(f"{json.dumps(key)} = {json.dumps(v)}\n" for key, v in run_config.items())
+    content = BytesIO()
+    with zipfile.ZipFile(content, "w") as file:
+        file.writestr(zipfile.ZipInfo("pyproject.toml"), PYPROJECT + lines)
+    return Fab(hashlib.sha256(content.getvalue()).hexdigest(), content.getvalue(), {})
+
+
 class Node:
     """A SuperNode's loop with its real state and store; what reaches the SuperLink is `arrived`."""
 
@@ -76,9 +101,9 @@ class Node:
         self.store: Any = stores.store()
         self.state: Any = NodeStateFactory(stores).state()
         self.state.set_node_id(NODE)
-        self.state_dir, self.run_config = state_dir, run_config
+        self.state_dir, self.bundle = state_dir, bundle(run_config)
         self.now = datetime.datetime(2026, 1, 5, 12, tzinfo=datetime.UTC)
-        self.guard = Guard(policy, state_dir, lambda: self.now)
+        self.guard = Guard(policy, state_dir, NODE_CONFIG, lambda: self.now)
         assert patch_intake()
         assert patch_guard(self.guard)
         self.count = 0
@@ -88,14 +113,9 @@ class Node:
         """Let a run begin."""
         run = Run.create_empty(run_id)
         self.run_id, run.series_id = run_id, run_id
-        fab = Fab(hashlib.sha256(BUNDLE).hexdigest(), BUNDLE, {})
-        run.fab_hash = fab.hash_str
+        run.fab_hash = self.bundle.hash_str
         self.state.store_run(run)
-        self.state.store_fab(fab)
-        node_config: Any = {"data": "/data/ward-3", "name": "ward-3"}
-        config: Any = self.run_config
-        context = Context(run_id, NODE, node_config, RecordDict(), config, run.series_id)
-        self.state.set_run_series_context(run.series_id, context)
+        self.state.store_fab(self.bundle)
 
     def takes(self, content: RecordDict, message_type: str) -> Message | None:
         """Send a message; the app's task, or None if it never sees it."""
@@ -164,11 +184,12 @@ MakeNode = Callable[..., Node]
 
 
 @pytest.fixture
-def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeNode]:
+def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeNode:
     for name in ("_pull_and_store_message", "_push_messages"):
         monkeypatch.setattr(loop, name, getattr(loop, name))  # puts them back afterwards
 
     originals = loop._pull_and_store_message, loop._push_messages
+    monkeypatch.setattr("os.fsync", lambda number: None)  # a busy disk takes its time
 
     def make(policy: Policy = HOSPITAL, **run_config: Any) -> Node:
         loop._pull_and_store_message, loop._push_messages = originals
@@ -255,8 +276,19 @@ def test_a_message_type_of_another_strategy_is_refused(make_node: MakeNode) -> N
     assert make_node().takes(train_message(), "train.distill") is None
 
 
+def test_a_context_that_the_app_hands_back_changed_is_not_believed(make_node: MakeNode) -> None:
+    """Flower keeps it: the next message's run and data would be what the app says."""
+    node = make_node(strategy="fedavg")
+    config: Any = {"data": "/data/elsewhere"}
+    context = Context(7, NODE, config, RecordDict(), {**PRIVATE})
+    node.state.set_run_series_context(7, context)
+    assert node.takes(train_message(), "train") is None
+    node.arrived()
+    assert node.log()[0]["data"] == "/data/ward-3"
+
+
 def test_only_the_bundles_that_the_owner_knows_are_run(make_node: MakeNode) -> None:
-    known = hashlib.sha256(BUNDLE).hexdigest()
+    known = bundle(PRIVATE).hash_str
     assert make_node(HOSPITAL.model_copy(update={"bundles": [known]})).takes(
         train_message(), "train"
     )
@@ -270,7 +302,7 @@ def test_only_the_bundles_that_the_owner_knows_are_run(make_node: MakeNode) -> N
 
 def test_flower_takes_no_bundle_under_another_ones_hash(make_node: MakeNode) -> None:
     with pytest.raises(ValueError, match="hash mismatch"):
-        make_node().state.store_fab(Fab("1" * 64, BUNDLE, {}))
+        make_node().state.store_fab(Fab("1" * 64, b"another", {}))
 
 
 def test_outside_its_hours_a_node_does_nothing(make_node: MakeNode) -> None:
@@ -532,4 +564,6 @@ def test_what_cannot_be_written_down_does_not_leave(make_node: MakeNode) -> None
     node.push(Message(trained(), reply_to=message))
     (node.state_dir / FOLDER).mkdir(exist_ok=True)
     (node.state_dir / FOLDER / "log.jsonl").mkdir()
-    assert node.arrived() is None
+    answer = node.arrived()
+    assert answer
+    assert refused(answer, "outbox")

@@ -26,6 +26,7 @@ supernode.main()
 def test_it_waits_for_no_thread_that_flower_left_behind(
     error: str, told: str, tmp_path: Path
 ) -> None:
+    (tmp_path / "node-config.toml").touch()
     ended = subprocess.run(
         # reports would go to stdout
         [
