@@ -26,7 +26,6 @@ from protocol.method import Phase
 from protocol.registry import find_method, phases_of
 from task.settings import SettingsError, TrainSettings, nested
 
-THE_MESSAGES = "the message's "
 Form = tuple[tuple[int, ...], str]
 """Shape and type of an array."""
 EPSILON = "dp-epsilon"
@@ -50,7 +49,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of the run (``train.``, ``hfldd.``) or of a message."""
+    """A setting of the run (``train.``, ``hfldd.``) or of a message's record."""
 
     where: str
     name: str
@@ -111,9 +110,9 @@ class Asked:
         """
         records = content.config_records
         said = [
-            Setting(THE_MESSAGES, name, value)
-            for record in records.values()
-            for name, value in record.items()
+            Setting(f"message {record}.", name, value)
+            for record, values in records.items()
+            for name, value in values.items()
             if not isinstance(value, bytes)  # parcels are large
         ]
         sent = content.array_records.get(ARRAYS) or next(iter(content.array_records.values()), None)
@@ -176,15 +175,16 @@ def judge_reply(
     opened : Mapping[str, bytes]
         Payloads of its parcels, by the name of the record; one that is missing does not open.
     """
-    if policy.replies == "any":
+    if policy.replies == "declared":
+        try:
+            _check_declared(asked, reply)
+            for name in parcels_of(reply):
+                _check_parcel(policy, asked, name, reply.config_records[name], opened)
+        except ValueError as error:
+            reason = f"the app's reply is not what strategy = {asked.strategy!r} declares"
+            return Refusal("replies", f"{reason} (the node's log says more)", str(error))
+    if policy.raw_data == "allowed" and policy.starts is None:
         return None
-    try:
-        _check_declared(asked, reply)
-        for name in parcels_of(reply):
-            _check_parcel(policy, asked, name, reply.config_records[name], opened)
-    except ValueError as error:
-        reason = f"the app's reply is not what strategy = {asked.strategy!r} declares"
-        return Refusal("replies", f"{reason} (the node's log says more)", str(error))
     refusals = (
         _judge_virtual_data(policy, payload) for payload in virtual_data(asked, reply, opened)
     )
@@ -265,9 +265,12 @@ def _noise(policy: Policy, asked: Asked) -> Refusal | None:
         return None
     noises = asked.values("dp-noise") or [Setting("train.", "dp-noise", None)]
     odd = [s for s in noises if not _number(s.value) >= least]
-    said = {setting.name: setting for setting in asked.said}
-    if "dp-noise" not in said and EPSILON in said and not _number(said[EPSILON].value) > 0:
-        odd.append(said[EPSILON])  # of a request to distil: 0 turns differential privacy off
+    training = {s.where for s in asked.said if s.name == "dp-noise"}
+    odd += [  # in a request to distil, 0 turns differential privacy off
+        s
+        for s in asked.said
+        if s.name == EPSILON and s.where not in training and not _number(s.value) > 0
+    ]
     if odd:
         return _first("least-noise", f"{least:g}", odd, f"set it to {least:g} or more")
     try:

@@ -495,6 +495,19 @@ def test_a_parcel_is_opened_before_it_leaves(
     assert refused(node.answers(message, "train.distill", reply), rule)
 
 
+def test_raw_data_stay_where_that_is_the_only_rule(make_node: MakeNode) -> None:
+    node = make_node(Policy(raw_data="never"), **HFLDD)
+    message, reply = parcel_of(node, virtual(method="raw"))
+    assert refused(node.answers(message, "train.distill", reply), "raw-data")
+
+
+def test_a_second_record_hides_nothing_of_the_one_that_counts(make_node: MakeNode) -> None:
+    node = make_node()
+    message = train_message(**{"dp-epsilon": 0.0})
+    message["other"] = ConfigRecord({"dp-epsilon": 5.0, "dp-noise": 1.0})
+    assert node.takes(message, "train") is None
+
+
 def test_a_parcel_that_another_key_seals_does_not_leave(make_node: MakeNode) -> None:
     node = make_node(SEALED, **HFLDD)
     message, reply = parcel_of(node, virtual())
