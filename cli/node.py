@@ -92,6 +92,10 @@ def node(
         float | None,
         node_option("keep-runs", "Days to keep what runs left behind, but for budgets.", "30"),
     ] = None,
+    policy: Annotated[
+        str | None,
+        node_option("policy", "What runs may ask: open, hospital, or a YAML file.", "open"),
+    ] = None,
     node_config: Annotated[
         list[str] | None,
         typer.Option("--node-config", help="More node config, KEY=VALUE; can be repeated."),

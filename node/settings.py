@@ -13,8 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from links.records import NodeName
+from node.policy import OPEN, Policy, read_policy
 
 NodeConfigValue = bool | int | float | str
+NODE_CONFIG = "node-config.toml"
+"""File in the state directory with what apps see of these settings."""
 
 _OWN_KEYS = {
     *("name", "partition-id", "num-partitions", "sector", "device", "data", "dataset"),
@@ -57,6 +60,8 @@ class NodeSettings(BaseModel):
     keep_runs : float (default: 30.0)
         Days after their last change that files of runs are kept in the state directory. What was
         spent of a privacy budget is kept for good.
+    policy : Policy (default: OPEN)
+        What runs may ask of the node: a preset's name, a YAML file, or what such a file holds.
     poll_busy, poll_idle : float (default: 0.05, 20.0)
         Shortest and longest pause between looks for messages, in seconds; see `node.pace.pause`.
     connect_timeout : float (default: 60.0)
@@ -92,6 +97,12 @@ class NodeSettings(BaseModel):
     connect_timeout: float = Field(default=60.0, ge=0)
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
     node_config: dict[str, NodeConfigValue] = {}
+    policy: Policy = OPEN
+
+    @field_validator("policy", mode="before")
+    @classmethod
+    def _read_policy(cls, source: object) -> object:
+        return source if isinstance(source, Policy) else read_policy(source)
 
     @field_validator(
         *("root_certificates", "auth_key", "peer_certificate", "peer_key", "peer_revocations"),

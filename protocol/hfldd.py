@@ -285,7 +285,7 @@ class HFLDDSettings(LabelKnowledge, Distillation):
         return Distillation(**self.model_dump(include=set(Distillation.model_fields)))
 
 
-class LabelKnowledgeMetrics(Block):
+class LabelKnowledgeMetrics(PrivacyMetrics):
     """Metrics sent with soft labels; the divergence, in nats, if it was asked for."""
 
     num_examples: Count

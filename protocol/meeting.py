@@ -1,13 +1,23 @@
 """First messages to a node: who it is, what it lacks, and what it stored in an earlier run."""
 
 import json
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
+from flwr.app import MetricRecord
 from pydantic import Field
 
 from links.records import Introduction, NodeId, NodeName, NotAnId, Printable
 from links.store import SECRET_BYTES
-from protocol.messages import CONFIG, INTRODUCTION
+from protocol.messages import (
+    CONFIG,
+    DATASET,
+    INTRODUCTION,
+    NAME,
+    NUM_EXAMPLES,
+    PARTITION_ID,
+    SECTOR,
+)
 from protocol.method import Method, Phase
 from protocol.schema import Count, Reply
 from task.image_files import LONGEST_NAME
@@ -119,6 +129,15 @@ def requirement_of(method: Method | None, settings: Block | None = None) -> Requ
         package=method.package,
         settings=json.dumps(settings.model_dump(by_alias=True) if settings else {}),
     )
+
+
+def identity(node_config: Mapping[str, Any]) -> tuple[MetricRecord, dict[str, Any]]:
+    """Metrics and config with which a node says who it is, before it says what it has."""
+    metrics = MetricRecord({NUM_EXAMPLES: 0})
+    for key in (PARTITION_ID, SECTOR):
+        if key in node_config:
+            metrics[key] = int(node_config[key])
+    return metrics, {key: str(node_config[key]) for key in (NAME, DATASET) if key in node_config}
 
 
 def one_line(text: object) -> str:

@@ -94,6 +94,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
     for name in ("ca.crt", "node.crt", "node.csr", "node.key", "node.yaml", "user.crt", "user.key"):
         (tmp_path / name).touch()
+    (tmp_path / "policy.yaml").write_text(files(ROOT / "docs" / "policy.md")["policy.yaml"])
+    (tmp_path / "state" / "node").mkdir(parents=True)
     (tmp_path / "train.csv").write_text("height,weight,label\n1.7,70,a\n1.8,80,b\n")
     rng = np.random.default_rng(0)
     for name in ("mnist", "fashion-mnist"):
@@ -243,6 +245,7 @@ ACTIONS = {
     r"flwr-distill run\b": train,
     r"flwr-distill distill\b": distil,
     r"flwr-distill (certs|data|doctor|partition|predict|report|runs|settings)\b": invoke,
+    r"flwr-distill (outbox|policy)\b": invoke,
     r"(\w+=\S+ )*python -m benchmarks\.": parse_benchmark,
     r"(\w+=\S+ )*make ": plan,
 }
