@@ -4,9 +4,12 @@ from task.models import papers, papers_cadis, papers_fedhead, papers_fedlgd, tor
 from task.models.last_layer import last_dense, last_dense_layer
 from task.models.registry import ModelError, create_model, model_names, register
 
+from task.backbones import efficientnet, random_features  # isort: skip  (they need the registry)
+
 __all__ = [
     "ModelError",
     "create_model",
+    "efficientnet",
     "last_dense",
     "last_dense_layer",
     "model_names",
@@ -14,6 +17,7 @@ __all__ = [
     "papers_cadis",
     "papers_fedhead",
     "papers_fedlgd",
+    "random_features",
     "register",
     "torchvision_models",
 ]

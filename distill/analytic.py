@@ -1,0 +1,191 @@
+"""Linear heads in closed form, from sums over samples of frozen features.
+
+Sums do not care which node holds which class: those of nodes, added up, are those of all samples,
+and so is the head. Everything is computed in float64.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distill.errors import DistillError
+
+Floats = NDArray[np.float64]
+
+SLACK = 1e-4
+"""Share of the features' mean square by which sums may contradict each other: they travel in
+float32."""
+STRENGTHS = np.logspace(-6, 2, 33)
+"""Ridge penalties to choose from, in units of the greatest eigenvalue of the scatter."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """Sums over samples: all that a head in closed form needs of them.
+
+    Parameters
+    ----------
+    gram : ndarray
+        Sum of ``x x^T`` over features x, (d, d), symmetric.
+    by_class : ndarray
+        Sum of the features of each class, (classes, d); this is ``Y^T X`` for one-hot Y.
+    counts : ndarray
+        Samples of each class, (classes,). With noise they are no whole numbers.
+    """
+
+    gram: Floats
+    by_class: Floats
+    counts: Floats
+
+    @classmethod
+    def of(cls, features: NDArray[np.floating], labels: NDArray[np.int64], classes: int) -> Self:
+        """Sums of features (n, d) with labels (n,)."""
+        x = features.astype(np.float64)
+        y = np.eye(classes)[labels]
+        return cls(x.T @ x, y.T @ x, y.sum(0))
+
+    @classmethod
+    def total(cls, parts: Iterable["Sums"]) -> Self:
+        """Sums of all parts together; at least one."""
+        gram, by_class, counts = (
+            sum(arrays[1:], start=arrays[0])
+            for arrays in zip(*((p.gram, p.by_class, p.counts) for p in parts), strict=True)
+        )
+        return cls(gram, by_class, counts)
+
+    def times(self, factor: float) -> "Sums":
+        """The sums as if each sample counted `factor` times."""
+        return Sums(factor * self.gram, factor * self.by_class, factor * self.counts)
+
+    def projected(self, directions: Floats) -> "Sums":
+        """Sums of ``directions^T x``, for directions (d, k)."""
+        gram = directions.T @ self.gram @ directions
+        return Sums(gram, self.by_class @ directions, self.counts)
+
+    @property
+    def size(self) -> float:
+        """Number of samples."""
+        return float(self.counts.sum())
+
+    def check(self, largest: float) -> None:
+        """Check that samples with these sums can exist, with features of norm `largest` at most.
+
+        Raises
+        ------
+        ValueError
+            If they cannot; the text says why.
+        """
+        counts = self.counts
+        if (counts < 0).any() or (counts != np.round(counts)).any() or not counts.any():
+            raise ValueError("its counts are not numbers of samples")
+        if self.by_class[counts == 0].any():
+            raise ValueError("it sums features of a class of which it has no sample")
+        bound = largest**2 * self.size
+        if np.trace(self.gram) > (1 + SLACK) * bound:
+            raise ValueError(f"its features are longer than {largest:g}")
+        try:  # a covariance has no negative eigenvalue
+            np.linalg.cholesky(self.within() + SLACK * bound * np.eye(len(self.gram)))
+        except np.linalg.LinAlgError:
+            raise ValueError("no samples have these sums") from None
+
+    def within(self) -> Floats:
+        """Scatter of the features around the means of their classes, (d, d)."""
+        return self.gram - self.by_class.T @ (self.by_class / np.maximum(self.counts, 1)[:, None])
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """A linear head, ``x -> weight x + bias``: weight (classes, d), bias (classes,)."""
+
+    weight: Floats
+    bias: Floats
+
+    def of_projection(self, directions: Floats) -> "Head":
+        """The head of features x that this one, of ``directions^T x``, amounts to."""
+        return Head(self.weight @ directions.T, self.bias)
+
+
+def ridge(sums: Sums, penalty: float) -> Head:
+    """Least squares on one-hot labels, with ``penalty |W|^2`` and an intercept without penalty.
+
+    Parameters
+    ----------
+    penalty : float
+        lambda, > 0, in units of summed squared features.
+    """
+    mean, centred, moved = _centred(sums)
+    penalised = centred + penalty * np.eye(len(centred))
+    weight = np.linalg.solve(penalised, moved.T).T
+    return Head(weight, sums.counts / sums.size - weight @ mean)
+
+
+def best_penalty(sums: Sums) -> float:
+    """The penalty of `STRENGTHS` with the least generalised cross-validation error.
+
+    That error is leave-one-out's, with the mean leverage in place of each sample's (Golub, Heath
+    and Wahba 1979), which is what sums can tell: ``n RSS / (n - degrees of freedom)^2``.
+    """
+    _, centred, moved = _centred(sums)
+    values, vectors = np.linalg.eigh(centred)
+    values, n = values.clip(min=0), sums.size
+    moved_squares = np.square(moved @ vectors).sum(0)
+    label_squares = (sums.counts * (1 - sums.counts / n)).sum()
+    penalties = STRENGTHS * max(values[-1], np.finfo(np.float64).tiny)
+    shrunk = values + penalties[:, None]
+    residual = label_squares + (moved_squares * (values / shrunk - 2) / shrunk).sum(1)
+    freedom = 1 + (values / shrunk).sum(1)
+    # More features than samples: without a penalty nothing is left over, and 0 / 0 tells nothing.
+    errors = np.where(freedom < n * (1 - SLACK), residual / (n - freedom) ** 2, np.inf)
+    return float(penalties[errors.argmin()])
+
+
+def discriminant(sums: Sums, shrinkage: float) -> Head:
+    """Linear discriminant analysis: Gaussian classes with one covariance.
+
+    A class without samples counts as half a sample at the mean of all.
+
+    Parameters
+    ----------
+    shrinkage : float
+        Share, in (0, 1], of a multiple of the identity with the same trace in the covariance.
+    """
+    covariance = sums.within() / sums.size
+    d = len(covariance)
+    shrunk = (1 - shrinkage) * covariance
+    shrunk[np.diag_indices(d)] += shrinkage * np.trace(covariance) / d
+    mean = sums.by_class.sum(0) / sums.size
+    held = sums.counts[:, None] >= 1
+    means = np.where(held, sums.by_class / np.maximum(sums.counts, 1)[:, None], mean)
+    weight = np.linalg.solve(shrunk, means.T).T
+    priors = np.maximum(sums.counts, 0.5) / sums.size
+    return Head(weight, np.log(priors) - 0.5 * (weight * means).sum(1))
+
+
+def best_shrinkage(sums: Sums) -> float:
+    """Oracle approximating shrinkage of the covariance within classes (Chen et al. 2010, eq. 23).
+
+    Unlike Ledoit and Wolf's it needs no fourth moments, and so nothing but the sums.
+    """
+    covariance = sums.within() / sums.size
+    d, n = len(covariance), sums.size
+    square, mean = np.square(covariance).mean(), np.trace(covariance) / d
+    spread = (n + 1) * (square - mean**2 / d)
+    return 1.0 if spread <= 0 else float(min(1.0, (square + mean**2) / spread))
+
+
+def random_directions(d: int, k: int, seed: int) -> Floats:
+    """Directions (d, k) of a Gaussian random projection, that keeps lengths on average."""
+    if not 0 < k <= d:
+        raise DistillError(f"cannot project {d} features onto {k} directions")
+    return np.random.default_rng(seed).standard_normal((d, k)) / math.sqrt(k)
+
+
+def _centred(sums: Sums) -> tuple[Floats, Floats, Floats]:
+    """Mean of the features; their scatter around it; class sums of features less the mean."""
+    mean = sums.by_class.sum(0) / sums.size
+    centred = sums.gram - sums.size * np.outer(mean, mean)
+    return mean, centred, sums.by_class - np.outer(sums.counts, mean)
