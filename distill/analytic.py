@@ -109,6 +109,13 @@ class Head:
         return Head(self.weight @ directions.T, self.bias)
 
 
+def clipped(features: NDArray[np.floating], largest: float) -> Floats:
+    """Features (n, d), with those scaled down whose norm is above `largest`."""
+    x = features.astype(np.float64)
+    norms = np.linalg.norm(x, axis=1, keepdims=True)
+    return x * (largest / np.maximum(norms, largest))
+
+
 def ridge(sums: Sums, penalty: float) -> Head:
     """Least squares on one-hot labels, with ``penalty |W|^2`` and an intercept without penalty.
 

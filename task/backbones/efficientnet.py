@@ -10,7 +10,7 @@ from task.datasets.types import DataSpec
 from task.models.registry import ModelError, register
 
 STRIDE = 32
-SMALLEST, LARGEST = 96, 224
+SMALLEST, LARGEST = 128, 224
 """Sides of the images that it sees; it was trained on the largest."""
 WIDTH = 1280
 MIDDLE = (0.5, 0.5, 0.5)
@@ -40,6 +40,6 @@ class _Lite(nn.Module):
 
 @register("efficientnet-lite0", fits=lambda spec: spec.kind == "image")
 def efficientnet_lite0(spec: DataSpec) -> nn.Module:
-    """EfficientNet-Lite0 on images of 96 to 224 pixels a side, and a linear head."""
+    """EfficientNet-Lite0 on images of 128 to 224 pixels a side, and a linear head."""
     size = min(max(STRIDE * round(max(spec.shape[1:]) / STRIDE), SMALLEST), LARGEST)
     return Frozen(_Lite(size), WIDTH, spec, size=size, mean=MIDDLE, std=MIDDLE)
