@@ -12,7 +12,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.dp_sgd import require_no_privacy
+from client.dp_sgd import PrivacyAccount, secret_generator
 from client.session import Session
 from client.terms import extractor
 from distill.analytic import Sums, clipped, random_directions
@@ -30,11 +30,13 @@ LONG = 1.1
 
 
 def send_sums(message: Message, context: Context) -> Message:
-    """Reply with the sums of the features of the node's training samples."""
+    """Reply with the sums of the features of the node's training samples.
+
+    With ``train.dp-noise``, noise is added to them, and booked in the node's privacy account.
+    """
     session = Session.of(context)
     request = SummedFeatures.checked(message.content.config_records[FEATURES], "message")
-    require_no_privacy(session.task.train, "what analytic sends of samples")
-    samples = session.data.train
+    samples, train = session.data.train, session.task.train
     features = kept_features(session)
     usual = float(np.median(np.linalg.norm(features.astype(np.float64), axis=1)))
     if usual > LONG * request.clip:
@@ -45,10 +47,13 @@ def send_sums(message: Message, context: Context) -> Message:
         features = features @ random_directions(features.shape[1], request.projection, seed)
     labels = samples.labels.cpu().numpy()
     sums = Sums.of(clipped(features, request.clip), labels, session.data.spec.num_classes)
-    content = RecordDict(
-        {METRICS: MetricRecord({NUM_EXAMPLES: len(samples)}), SUMS: record_of(sums)}
-    )
-    return Message(content, reply_to=message)
+    metrics = MetricRecord({NUM_EXAMPLES: len(samples)})
+    if train.dp_noise:
+        account = PrivacyAccount.of(session, train)
+        account.spend(train.dp_noise, rate=1.0, steps=1)
+        sums = sums.with_noise(request.clip, train.dp_noise, secret_generator())
+        metrics.update(account.numbers())
+    return Message(RecordDict({METRICS: metrics, SUMS: record_of(sums)}), reply_to=message)
 
 
 def kept_features(session: Session) -> NDArray[np.float16]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from distill.errors import DistillError
@@ -19,6 +20,10 @@ Floats = NDArray[np.float64]
 SLACK = 1e-4
 """Share of the features' mean square by which sums may contradict each other: they travel in
 float32."""
+TAIL = 10.0
+"""Standard deviations that noise may have beyond its usual norm."""
+SHARES = (0.2, 0.75, 0.05)
+"""Shares of gram, class sums and counts in the privacy that is spent on them together."""
 STRENGTHS = np.logspace(-6, 2, 33)
 """Ridge penalties to choose from, in units of the greatest eigenvalue of the scatter."""
 
@@ -68,8 +73,8 @@ class Sums:
 
     @property
     def size(self) -> float:
-        """Number of samples."""
-        return float(self.counts.sum())
+        """Number of samples; noise does not make it less than 1."""
+        return max(float(self.counts.sum()), 1.0)
 
     def check(self, largest: float) -> None:
         """Check that samples with these sums can exist, with features of norm `largest` at most.
@@ -91,6 +96,52 @@ class Sums:
             np.linalg.cholesky(self.within() + SLACK * bound * np.eye(len(self.gram)))
         except np.linalg.LinAlgError:
             raise ValueError("no samples have these sums") from None
+
+    def with_noise(self, largest: float, noise: float, generator: torch.Generator) -> "Sums":
+        """The sums with Gaussian noise: differential privacy of each sample.
+
+        One sample more or less moves them by 1 / `noise` standard deviations at most, all together.
+
+        Parameters
+        ----------
+        largest : float
+            Largest norm of a sample's features.
+        noise : float
+            Noise multiplier of the Gaussian mechanism.
+        generator : torch.Generator
+            On the CPU; its state must stay secret.
+        """
+
+        def drawn(like: Floats) -> Floats:
+            values = torch.randn(like.shape, generator=generator, dtype=torch.float64)
+            return values.numpy()
+
+        of_gram, of_classes, of_counts = deviations(largest, noise)
+        square = drawn(self.gram)
+        return Sums(
+            # Entries off the diagonal count twice in a matrix's norm, and get half the variance.
+            self.gram + of_gram * (square + square.T) / 2,
+            self.by_class + of_classes * drawn(self.by_class),
+            self.counts + of_counts * drawn(self.counts),
+        )
+
+    def check_noisy(self, samples: int, largest: float, noise: float) -> None:
+        """Check that sums with noise are no larger than those of so many samples, and their noise.
+
+        Raises
+        ------
+        ValueError
+            If they are.
+        """
+        of_gram, of_classes, of_counts = deviations(largest, noise)
+        for name, array, each, deviation in (
+            ("products", self.gram, largest**2, of_gram),
+            ("class sums", self.by_class, largest, of_classes),
+            ("counts", self.counts, 1.0, of_counts),
+        ):
+            bound = samples * each + deviation * (math.sqrt(array.size) + TAIL)
+            if np.linalg.norm(array) > bound:
+                raise ValueError(f"its {name} are larger than those of {samples} samples")
 
     def within(self) -> Floats:
         """Scatter of the features around the means of their classes, (d, d)."""
@@ -114,6 +165,25 @@ def clipped(features: NDArray[np.floating], largest: float) -> Floats:
     x = features.astype(np.float64)
     norms = np.linalg.norm(x, axis=1, keepdims=True)
     return x * (largest / np.maximum(norms, largest))
+
+
+def deviations(largest: float, noise: float) -> tuple[float, float, float]:
+    """Standard deviations of the noise on gram, class sums and counts; see `Sums.with_noise`."""
+    gram, by_class, counts = (noise / math.sqrt(share) for share in SHARES)
+    return gram * largest**2, by_class * largest, counts
+
+
+def noisy_penalty(d: int, deviation: float) -> float:
+    """Penalty of `ridge` on a gram matrix (d, d) with noise: twice the noise's spectral norm.
+
+    As in AdaSSP (Wang 2018), with what is known of the noise in place of an estimate from the data.
+
+    Parameters
+    ----------
+    deviation : float
+        Standard deviation of the noise on the diagonal.
+    """
+    return 2 * deviation * math.sqrt(2 * d)
 
 
 def ridge(sums: Sums, penalty: float) -> Head:
@@ -163,7 +233,7 @@ def discriminant(sums: Sums, shrinkage: float) -> Head:
     covariance = sums.within() / sums.size
     d = len(covariance)
     shrunk = (1 - shrinkage) * covariance
-    shrunk[np.diag_indices(d)] += shrinkage * np.trace(covariance) / d
+    shrunk[np.diag_indices(d)] += max(shrinkage * np.trace(covariance) / d, SLACK**2)
     mean = sums.by_class.sum(0) / sums.size
     held = sums.counts[:, None] >= 1
     means = np.where(held, sums.by_class / np.maximum(sums.counts, 1)[:, None], mean)

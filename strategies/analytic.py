@@ -1,8 +1,9 @@
 """Closed-form heads: one linear head from the nodes' sums of frozen features."""
 
+import math
 from collections.abc import Collection, Iterable
 from logging import INFO, WARNING
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -15,7 +16,9 @@ from distill.analytic import (
     Sums,
     best_penalty,
     best_shrinkage,
+    deviations,
     discriminant,
+    noisy_penalty,
     random_directions,
     ridge,
 )
@@ -31,9 +34,11 @@ from protocol.analytic import (
 )
 from protocol.arrays import Arrays, as_arrays, as_record, sent_arrays
 from protocol.meeting import one_line
-from protocol.replies import usable
+from protocol.messages import NUM_EXAMPLES
+from protocol.replies import number, usable
 from strategies.common.checked import CheckedFedAvg
 from strategies.common.directory import Directory, listed
+from strategies.common.run import Run
 from task.backbones import fingerprint
 from task.models import last_dense, last_dense_layer
 from task.settings import SettingsError
@@ -57,6 +62,8 @@ class Analytic(CheckedFedAvg):
         The run's architecture, of which only the last dense layer is learnt.
     head, regularisation, projection, clip
         See `protocol.analytic.AnalyticSettings`.
+    noise : float (default: 0.0)
+        Noise multiplier with which nodes make their sums differentially private; 0 is without.
     seed : int (default: 0)
         Seed of the projection.
     directory : Directory, optional (default: None)
@@ -81,6 +88,7 @@ class Analytic(CheckedFedAvg):
         regularisation: float = 0.0,
         projection: int = 0,
         clip: float = 1.0,
+        noise: float = 0.0,
         seed: int = 0,
         directory: Directory | None = None,
         **kwargs: Any,
@@ -103,6 +111,7 @@ class Analytic(CheckedFedAvg):
         """Sums of each node, by id, as they were sent."""
         self.names: dict[int, str] = {}
         """Names of these nodes."""
+        self._noise = noise
         self._layer = last_dense(model)
         dense = last_dense_layer(model)
         if dense.bias is None:
@@ -117,6 +126,11 @@ class Analytic(CheckedFedAvg):
             )
         self._directions = random_directions(width, projection, seed) if projection else None
         self._directory = directory or Directory(most_samples=0)
+
+    @classmethod
+    def from_run(cls, settings: Any, run: Run, **arguments: Any) -> Self:
+        """Make the strategy for a run of our ServerApp; see `CheckedFedAvg`."""
+        return super().from_run(settings, run, **{"noise": run.train.dp_noise, **arguments})
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -178,13 +192,17 @@ class Analytic(CheckedFedAvg):
         if arrays[BY_CLASS].shape != (self._classes, self._width):
             wanted = f"{self._classes} classes by {self._width} features"
             raise ValueError(f"its sums are of shape {arrays[BY_CLASS].shape}, not {wanted}")
-        sums = sums_of(arrays)
-        sums.check(self.settings.clip)
-        if counting is None or sums.size <= counting:
+        sums, samples = sums_of(arrays), int(number(reply, NUM_EXAMPLES))
+        if self._noise:
+            sums.check_noisy(samples, self.settings.clip, self._noise)
+        else:
+            sums.check(self.settings.clip)
+            samples = round(sums.size)
+        if counting is None or samples <= counting:
             return arrays
         node = reply.metadata.src_node_id
-        log(WARNING, "Node %d sums %d samples: %d count", node, sums.size, counting)
-        factor = counting / sums.size
+        log(WARNING, "Node %d sums %d samples: %d count", node, samples, counting)
+        factor = counting / samples
         scaled = {name: factor * array for name, array in arrays.items() if name in _SCALED}
         return {**arrays, **scaled}
 
@@ -193,7 +211,7 @@ class Analytic(CheckedFedAvg):
         settings, sums = self.settings, Sums.total(map(sums_of, self.sums.values()))
         strength = settings.regularisation
         if settings.head == "ridge":
-            strength = strength or best_penalty(sums)
+            strength = strength or self._penalty(sums)
             head = ridge(sums, strength)
         else:
             strength = strength or best_shrinkage(sums)
@@ -208,8 +226,14 @@ class Analytic(CheckedFedAvg):
         )
         return {**model, **self._arrays(head)}
 
+    def _penalty(self, sums: Sums) -> float:
+        if not self._noise:
+            return best_penalty(sums)
+        of_gram, _, _ = deviations(self.settings.clip, self._noise)
+        return noisy_penalty(self._width, of_gram * math.sqrt(len(self.sums)))
+
     def _arrays(self, head: Head) -> Arrays:
         if self._directions is not None:
             head = head.of_projection(self._directions)
         solved = {"weight": head.weight, "bias": head.bias}
-        return {f"{self._layer}.{name}": a.astype(np.float32) for name, a in solved.items()}
+        return {f"{self._layer}.{name}": a.astype(np.float32, "C") for name, a in solved.items()}

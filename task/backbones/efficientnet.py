@@ -41,5 +41,9 @@ class _Lite(nn.Module):
 @register("efficientnet-lite0", fits=lambda spec: spec.kind == "image")
 def efficientnet_lite0(spec: DataSpec) -> nn.Module:
     """EfficientNet-Lite0 on images of 128 to 224 pixels a side, and a linear head."""
-    size = min(max(STRIDE * round(max(spec.shape[1:]) / STRIDE), SMALLEST), LARGEST)
+    return at_size(spec, min(max(STRIDE * round(max(spec.shape[1:]) / STRIDE), SMALLEST), LARGEST))
+
+
+def at_size(spec: DataSpec, size: int) -> nn.Module:
+    """The network on images of another size, a multiple of 32 pixels."""
     return Frozen(_Lite(size), WIDTH, spec, size=size, mean=MIDDLE, std=MIDDLE)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
@@ -14,7 +15,9 @@ from distill.analytic import (
     Sums,
     best_penalty,
     best_shrinkage,
+    deviations,
     discriminant,
+    noisy_penalty,
     random_directions,
     ridge,
 )
@@ -140,3 +143,35 @@ def test_sums_that_no_samples_have_are_refused(spoil, reason):
     x, labels = samples()
     with pytest.raises(ValueError, match=reason):
         Sums(*spoil(*vars_of(x, labels))).check(1.0)
+
+
+def test_one_sample_moves_noisy_sums_by_one_deviation_at_most():
+    x, labels = samples(n=30, d=5)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)  # all as long as they may be
+    noise = 1.7
+    of_gram, of_classes, of_counts = deviations(1.0, noise)
+    whole = Sums.of(x, labels, CLASSES)
+    for left_out in range(5):
+        rest = Sums.of(np.delete(x, left_out, 0), np.delete(labels, left_out), CLASSES)
+        # the diagonal, and above it half the variance: the whole matrix once
+        moved = np.linalg.norm(whole.gram - rest.gram) / of_gram
+        classes = np.linalg.norm(whole.by_class - rest.by_class) / of_classes
+        counts = np.linalg.norm(whole.counts - rest.counts) / of_counts
+        assert np.hypot(np.hypot(moved, classes), counts) == pytest.approx(1 / noise)
+
+
+def test_noise_is_as_large_as_it_is_said_to_be():
+    zero = Sums(np.zeros((200, 200)), np.zeros((50, 200)), np.zeros(5000))
+    noisy = zero.with_noise(2.0, 1.5, torch.Generator().manual_seed(0))
+    of_gram, of_classes, of_counts = deviations(2.0, 1.5)
+    upper = noisy.gram[np.triu_indices(200, 1)]
+    assert_allclose(noisy.gram, noisy.gram.T)
+    assert np.diag(noisy.gram).std() == pytest.approx(of_gram, rel=0.2)
+    assert upper.std() == pytest.approx(of_gram / np.sqrt(2), rel=0.05)
+    assert noisy.by_class.std() == pytest.approx(of_classes, rel=0.05)
+    assert noisy.counts.std() == pytest.approx(of_counts, rel=0.05)
+    largest = np.abs(np.linalg.eigvalsh(noisy.gram)).max()
+    assert largest < noisy_penalty(200, of_gram) < 3 * largest
+    noisy.check_noisy(0, 2.0, 1.5)
+    with pytest.raises(ValueError, match="class sums are larger than those of 0 samples"):
+        Sums(noisy.gram, 3 * noisy.by_class, noisy.counts).check_noisy(0, 2.0, 1.5)

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from flwr.app import ConfigRecord
 from numpy.testing import assert_allclose
 
 from distill.analytic import Sums, best_penalty, best_shrinkage, clipped, discriminant, ridge
@@ -184,6 +185,22 @@ def test_features_are_computed_once(client_grid, monkeypatch):
     monkeypatch.setattr("client.analytic._features", None)  # whoever computes them fails
     arrays = play(strategy_of(), client_grid(2, IID), 1, start(MODEL))
     assert_head(arrays, pooled(IID, 2))
+
+
+def test_noisy_sums_are_booked_and_a_node_whose_budget_is_spent_sends_none(client_grid):
+    config = {**IID, "train.dp-noise": 8.0, "train.dp-delta": 1e-5, "train.dp-epsilon": 1.0}
+    grid, strategy = client_grid(2, config), strategy_of(noise=8.0)
+    message, *_ = strategy.configure_train(1, start(MODEL), ConfigRecord(), grid)
+    (reply,) = grid.send_and_receive([message])
+    metrics = reply.content["metrics"]
+    assert 0 < metrics["dp-epsilon"] < 1
+    counts = as_arrays(reply.content[SUMS])[COUNTS]
+    assert np.abs(counts - counts.round()).max() > 1e-3
+    strategy.aggregate_train(1, [reply])
+    assert np.isfinite(strategy.sums[FIRST][BY_CLASS]).all()
+    for _ in range(4):
+        (reply,) = grid.send_and_receive([message])
+    assert "this node has spent" in reply.error.reason
 
 
 @pytest.mark.parametrize(
