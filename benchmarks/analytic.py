@@ -22,6 +22,8 @@ import statistics
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -204,10 +206,11 @@ def private(features: Features, k: int, noise: float, seed: int) -> float:
     """Accuracy of the head of nodes that add noise to their sums."""
     directions = random_directions(features.train.shape[1], k, seed)
     draws = torch.Generator().manual_seed(seed)
-    total = Sums.total(
+    nodes = (
         features.sums(slice(place, None, PRIVATE_NODES), directions).with_noise(1.0, noise, draws)
         for place in range(PRIVATE_NODES)
     )
+    total = reduce(add, nodes)
     of_gram, _, _ = deviations(1.0, noise)
     head = ridge(total, noisy_penalty(k, of_gram * PRIVATE_NODES**0.5))
     return features.score(head.of_projection(directions))

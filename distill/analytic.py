@@ -5,7 +5,6 @@ and so is the head. Everything is computed in float64.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -18,8 +17,8 @@ from distill.errors import DistillError
 Floats = NDArray[np.float64]
 
 SLACK = 1e-4
-"""Share of the features' mean square by which sums may contradict each other: they travel in
-float32."""
+"""Share of the features' summed squares by which sums may contradict each other: they travel
+rounded."""
 TAIL = 10.0
 """Standard deviations that noise may have beyond its usual norm."""
 SHARES = (0.2, 0.75, 0.05)
@@ -53,23 +52,11 @@ class Sums:
         y = np.eye(classes)[labels]
         return cls(x.T @ x, y.T @ x, y.sum(0))
 
-    @classmethod
-    def total(cls, parts: Iterable["Sums"]) -> Self:
-        """Sums of all parts together; at least one."""
-        gram, by_class, counts = (
-            sum(arrays[1:], start=arrays[0])
-            for arrays in zip(*((p.gram, p.by_class, p.counts) for p in parts), strict=True)
+    def __add__(self, other: "Sums") -> "Sums":
+        """Sums of both together."""
+        return Sums(
+            self.gram + other.gram, self.by_class + other.by_class, self.counts + other.counts
         )
-        return cls(gram, by_class, counts)
-
-    def times(self, factor: float) -> "Sums":
-        """The sums as if each sample counted `factor` times."""
-        return Sums(factor * self.gram, factor * self.by_class, factor * self.counts)
-
-    def projected(self, directions: Floats) -> "Sums":
-        """Sums of ``directions^T x``, for directions (d, k)."""
-        gram = directions.T @ self.gram @ directions
-        return Sums(gram, self.by_class @ directions, self.counts)
 
     @property
     def size(self) -> float:

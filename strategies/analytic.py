@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Collection, Iterable
+from functools import reduce
 from logging import INFO, WARNING
+from operator import add
 from typing import Any, Self
 
 import numpy as np
@@ -208,7 +210,8 @@ class Analytic(CheckedFedAvg):
 
     def _solved(self, model: Arrays) -> Arrays:
         """The model with the head of all sums."""
-        settings, sums = self.settings, Sums.total(map(sums_of, self.sums.values()))
+        settings = self.settings
+        sums = reduce(add, map(sums_of, self.sums.values()))  # one node's at a time in memory
         strength = settings.regularisation
         if settings.head == "ridge":
             strength = strength or self._penalty(sums)
