@@ -57,7 +57,8 @@ def _failing(checks: Iterable[Check]) -> list[str]:
 
 
 def _check_model(task: TaskSettings, data_root: str, frozen: str) -> None:
-    if _frozen(task.model, data_spec(task, data_root), task.seed) != frozen and frozen:
+    own = _frozen(task.model, data_spec(task, data_root), task.seed)
+    if frozen and own != frozen:
         raise SettingsError(
             f"model = {task.model!r} has other frozen weights on this node than on the server "
             "(install the same version of the package that brings them on both)"

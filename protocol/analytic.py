@@ -129,7 +129,8 @@ def _unprotected(settings: AnalyticSettings, train: TrainSettings) -> str:
 def _disclosed(settings: AnalyticSettings) -> str:
     return (
         "Nodes sent sums over their samples' features, and how many samples they hold of each "
-        "class; the server saw those of each node. The sums of a single sample are its features."
+        "class; the server saw those of each node. Without noise (train.dp-noise), the sums of a "
+        "single sample are its features."
     )
 
 
