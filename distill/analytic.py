@@ -16,9 +16,11 @@ from distill.errors import DistillError
 
 Floats = NDArray[np.float64]
 
-SLACK = 1e-4
+SLACK = 1e-5
 """Share of the features' summed squares by which sums may contradict each other: they travel
 rounded."""
+LEAST_VARIANCE = 1e-9
+"""Of features within classes, so that a few samples have a discriminant, too."""
 TAIL = 10.0
 """Standard deviations that noise may have beyond its usual norm."""
 SHARES = (0.2, 0.75, 0.05)
@@ -220,7 +222,7 @@ def discriminant(sums: Sums, shrinkage: float) -> Head:
     covariance = sums.within() / sums.size
     d = len(covariance)
     shrunk = (1 - shrinkage) * covariance
-    shrunk[np.diag_indices(d)] += max(shrinkage * np.trace(covariance) / d, SLACK**2)
+    shrunk[np.diag_indices(d)] += max(shrinkage * np.trace(covariance) / d, LEAST_VARIANCE)
     mean = sums.by_class.sum(0) / sums.size
     held = sums.counts[:, None] >= 1
     means = np.where(held, sums.by_class / np.maximum(sums.counts, 1)[:, None], mean)

