@@ -37,10 +37,9 @@ from distill.augmentation import draw_augmentation
 from distill.distribution_matching import Probe, real_means
 from distill.features import RandomConvNet
 from distill.gradient_matching import draw_weights, matching_step
-from distill.kernels import inner_product_kernel, relu_ntk
 from distill.kip import kip_gradient
+from distill.ntk import DEPTH
 
-DEPTH = 3
 CLASSES = 10
 PER_CLASS = 10
 REAL_PER_CLASS = 256
@@ -49,7 +48,6 @@ CIFAR = (3, 32, 32)
 QUICK_STEPS = {"dm": 60, "gm": 15}
 FULL_STEPS = {"dm": 400, "gm": 100}
 KipProblem = tuple[Tensor, Tensor, Tensor, Tensor]
-KERNEL = inner_product_kernel(functools.partial(relu_ntk, depth=DEPTH))
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ def kip_large(setting: Setting, dtype: torch.dtype) -> Comparison:
     naive = in_float64(large) if dtype == torch.float64 else large
     return Comparison(
         lambda: distill_reference.kip_gradient(*naive, depth=DEPTH),
-        lambda: kip_gradient(*large, kernel=KERNEL),
+        lambda: kip_gradient(*large),
         repeats=40,
     )
 
@@ -110,7 +108,7 @@ def kip_clients(setting: Setting) -> Comparison:
     singles = [in_float64((a, b, c, d)) for a, b, c, d in zip(*clients, strict=True)]
     return Comparison(
         lambda: [distill_reference.kip_gradient(*one, depth=DEPTH) for one in singles],
-        lambda: kip_gradient(*clients, kernel=KERNEL),
+        lambda: kip_gradient(*clients),
         repeats=200,
     )
 

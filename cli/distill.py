@@ -28,7 +28,7 @@ def distill(
     network: Annotated[
         str,
         typer.Option(
-            help="Own network for the features of dm or kip-features: package.module:Class.",
+            help="Own network for the features of dm: package.module:Class.",
             show_default="random networks",
         ),
     ] = "",

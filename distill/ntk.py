@@ -1,13 +1,12 @@
-"""Kernels of infinitely wide networks, each with a pull-back for its gradient.
+"""The neural tangent kernel of an infinitely wide network, with a pull-back for its gradient.
 
-A `Kernel` compares virtual points with real ones, or with each other, and turns dL/dK into
-dL/dvirtual without autograd. Most are functions of inner products alone (`Recursion`), made into
-kernels by `inner_product_kernel`.
+It compares virtual points with real ones, or with each other, and turns dL/dK into dL/dvirtual
+without autograd.
 """
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,75 +22,91 @@ _TWO_PI = 2 * math.pi
 Pullback = Callable[[Tensor], Tensor]
 
 
-class Kernel(Protocol):
-    """A kernel and its gradient by the virtual points."""
+def ntk(virtual: Tensor, real: Tensor | None = None) -> tuple[Tensor, Pullback]:
+    """Compare virtual points (..., n, d) with real ones (..., m, d), or with each other.
 
-    def __call__(self, virtual: Tensor, real: Tensor | None = None) -> tuple[Tensor, Pullback]:
-        """Compare virtual points (..., n, d) with real ones (..., m, d), or with each other.
+    The kernel is that of a fully connected ReLU network with three hidden layers (`relu_ntk`). Adds
+    two matrix products of (m, d) by (d, n) to it, one each way.
 
-        Leading dimensions are separate problems. Returns K, (..., m, n), and the function from
-        dL/dK to dL/dvirtual.
-        """
-        ...
+    Returns
+    -------
+    tuple[Tensor, callable]
+        K (..., m, n), and the function from dL/dK to dL/dvirtual. Leading dimensions are separate
+        problems.
+    """
+    d = virtual.shape[-1]
+    others = virtual if real is None else real
+    right = _squares(virtual)
+    left = right if real is None else _squares(others)
+    gram = others @ virtual.mT / d
+    if real is None:
+        gram.diagonal(dim1=-2, dim2=-1).copy_(right)
+    value, pullback = relu_ntk(gram, left, right)
+
+    def by_virtual(upstream: Tensor) -> Tensor:
+        if real is None:  # each virtual point is on both sides of a symmetric K
+            upstream = upstream + upstream.mT
+        gradient = pullback(upstream)
+        by_squares = (2 / d * gradient.right).unsqueeze(-1)
+        return torch.addcmul((gradient.gram / d).mT @ others, by_squares, virtual)
+
+    return value, by_virtual
 
 
 class InnerProductGradient(NamedTuple):
-    """Gradient of a loss by a recursion's inner products."""
+    """Gradient of a loss by inner products and the squares on the right."""
 
     gram: Tensor
     right: Tensor
 
 
-class Recursion(Protocol):
-    """A function of inner products with its pull-back."""
+def relu_ntk(
+    gram: Tensor, left: Tensor, right: Tensor, *, depth: int = DEPTH
+) -> tuple[Tensor, Callable[[Tensor], InnerProductGradient]]:
+    """Neural tangent kernel of a fully connected ReLU network in its infinite-width limit.
 
-    def __call__(
-        self, gram: Tensor, left: Tensor, right: Tensor
-    ) -> tuple[Tensor, Callable[[Tensor], InnerProductGradient]]:
-        """Compute K (..., m, n), and the function from dL/dK to the gradient by gram and right.
+    Jacot et al. 2018, theorem 1: S_0 = T_0 = w gram + b, and with `relu_layer` for each of `depth`
+    hidden layers S <- S' + b, T <- S + T'. Costs about a dozen element-wise passes over (m, n) per
+    layer each way.
 
-        Parameters
-        ----------
-        gram : Tensor
-            (..., m, n), the products <x_i, z_j> / d. For a point with itself it must equal left and
-            right to the last bit: the kernels have infinite slope there, so rounding would show.
-        left, right : Tensor
-            (..., m) and (..., n), the squares |x_i|^2 / d and |z_j|^2 / d.
-        """
-        ...
+    Parameters
+    ----------
+    gram : Tensor
+        (..., m, n), the products <x_i, z_j> / d. For a point with itself it must equal left and
+        right to the last bit: the kernel has infinite slope there, so rounding would show.
+    left, right : Tensor
+        (..., m) and (..., n), the squares |x_i|^2 / d and |z_j|^2 / d.
+    depth : int (default: 3)
+        Hidden layers.
 
-
-def inner_product_kernel(recursion: Recursion) -> Kernel:
-    """Make a kernel of points from a function of their inner products.
-
-    Adds two matrix products of (m, d) by (d, n) to the recursion, one each way.
+    Returns
+    -------
+    tuple[Tensor, callable]
+        K (..., m, n), and the function from dL/dK to the gradient by gram and right.
     """
+    w, b = WEIGHT_VARIANCE, BIAS_VARIANCE
+    covariance = tangent = w * gram + b
+    left, right = w * left + b, w * right + b
+    layers: list[tuple[ReluLayer, Tensor]] = []
+    for _ in range(depth):
+        squares = left.unsqueeze(-1) * right.unsqueeze(-2)
+        covariance, tangent, layer = relu_layer(covariance, tangent, squares)
+        covariance = covariance.add_(b)
+        tangent = tangent.add_(covariance)
+        layers.append((layer, right))
+        left, right = w / 2 * left + b, w / 2 * right + b
 
-    def kernel(virtual: Tensor, real: Tensor | None = None) -> tuple[Tensor, Pullback]:
-        d = virtual.shape[-1]
-        others = virtual if real is None else real
-        right = _squares(virtual)
-        left = right if real is None else _squares(others)
-        gram = others @ virtual.mT / d
-        if real is None:
-            gram.diagonal(dim1=-2, dim2=-1).copy_(right)
-        value, pullback = recursion(gram, left, right)
+    def pullback(upstream: Tensor) -> InnerProductGradient:
+        by_tangent, by_covariance = upstream, torch.zeros_like(upstream)
+        by_right = torch.zeros((), dtype=upstream.dtype, device=upstream.device)
+        for layer, right in reversed(layers):
+            by_covariance, by_tangent, by_log_norm = relu_layer_pullback(
+                layer, by_covariance + by_tangent, by_tangent
+            )
+            by_right = w / 2 * by_right + by_log_norm.sum(-2) / (2 * right)
+        return InnerProductGradient(w * (by_covariance + by_tangent), w * by_right)
 
-        def by_virtual(upstream: Tensor) -> Tensor:
-            if real is None:  # each virtual point is on both sides of a symmetric K
-                upstream = upstream + upstream.mT
-            gradient = pullback(upstream)
-            by_squares = (2 / d * gradient.right).unsqueeze(-1)
-            return torch.addcmul((gradient.gram / d).mT @ others, by_squares, virtual)
-
-        return value, by_virtual
-
-    return kernel
-
-
-def _squares(points: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(points, dim=-1)
-    return norm.square() / points.shape[-1]
+    return tangent, pullback
 
 
 class ReluLayer(NamedTuple):
@@ -144,71 +159,6 @@ def relu_layer_pullback(
     return by_inputs, by_tangent * scaled_slope, by_log_norm
 
 
-def relu_ntk(
-    gram: Tensor, left: Tensor, right: Tensor, *, depth: int = DEPTH
-) -> tuple[Tensor, Callable[[Tensor], InnerProductGradient]]:
-    """Neural tangent kernel of a fully connected ReLU network in its infinite-width limit.
-
-    Jacot et al. 2018, theorem 1: S_0 = T_0 = w gram + b, and with `relu_layer` for each of `depth`
-    hidden layers S <- S' + b, T <- S + T'. Costs about a dozen element-wise passes over (m, n) per
-    layer each way.
-    """
-    return _relu_recursion(gram, left, right, depth=depth, tangent_kernel=True)
-
-
-def relu_nngp(
-    gram: Tensor, left: Tensor, right: Tensor, *, depth: int = DEPTH
-) -> tuple[Tensor, Callable[[Tensor], InnerProductGradient]]:
-    """Covariance of the outputs of a wide, fully connected ReLU network with random weights.
-
-    Lee et al. 2018, eq. 4-6: the S of `relu_ntk` after the last layer.
-    """
-    return _relu_recursion(gram, left, right, depth=depth, tangent_kernel=False)
-
-
-def _relu_recursion(
-    gram: Tensor, left: Tensor, right: Tensor, *, depth: int, tangent_kernel: bool
-) -> tuple[Tensor, Callable[[Tensor], InnerProductGradient]]:
-    w, b = WEIGHT_VARIANCE, BIAS_VARIANCE
-    covariance = tangent = w * gram + b
-    left, right = w * left + b, w * right + b
-    layers: list[tuple[ReluLayer, Tensor]] = []
-    for _ in range(depth):
-        squares = left.unsqueeze(-1) * right.unsqueeze(-2)
-        covariance, tangent, layer = relu_layer(covariance, tangent, squares)
-        covariance = covariance.add_(b)
-        tangent = tangent.add_(covariance)
-        layers.append((layer, right))
-        left, right = w / 2 * left + b, w / 2 * right + b
-
-    def pullback(upstream: Tensor) -> InnerProductGradient:
-        zeros = torch.zeros_like(upstream)
-        by_tangent, by_covariance = (upstream, zeros) if tangent_kernel else (zeros, upstream)
-        by_right = torch.zeros((), dtype=upstream.dtype, device=upstream.device)
-        for layer, right in reversed(layers):
-            by_covariance, by_tangent, by_log_norm = relu_layer_pullback(
-                layer, by_covariance + by_tangent, by_tangent
-            )
-            by_right = w / 2 * by_right + by_log_norm.sum(-2) / (2 * right)
-        return InnerProductGradient(w * (by_covariance + by_tangent), w * by_right)
-
-    return (tangent if tangent_kernel else covariance), pullback
-
-
-def rbf(
-    gram: Tensor, left: Tensor, right: Tensor, *, bandwidth: float = 1.0
-) -> tuple[Tensor, Callable[[Tensor], InnerProductGradient]]:
-    """Gaussian kernel exp(-|x - z|^2 / (2 d bandwidth^2))."""
-    distance = left.unsqueeze(-1) + right.unsqueeze(-2) - 2 * gram
-    value = torch.exp(distance / (-2 * bandwidth**2))
-
-    def pullback(upstream: Tensor) -> InnerProductGradient:
-        by_gram = upstream * value / bandwidth**2
-        return InnerProductGradient(by_gram, -0.5 * by_gram.sum(-2))
-
-    return value, pullback
-
-
-fully_connected_ntk = inner_product_kernel(relu_ntk)
-fully_connected_nngp = inner_product_kernel(relu_nngp)
-gaussian = inner_product_kernel(rbf)
+def _squares(points: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(points, dim=-1)
+    return norm.square() / points.shape[-1]

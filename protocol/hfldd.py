@@ -120,8 +120,8 @@ class Distillation(Block):
         B_2, bits of a pixel of the virtual images that are sent. The parcel is packed without loss
         besides.
     network : str (default: "")
-        Network whose features ``dm`` or ``kip-features`` match in place of random ones',
-        ``module:Class`` of a package that is on every node; called without arguments.
+        Network whose features ``dm`` matches in place of random ones', ``module:Class`` of a
+        package that is on every node; called without arguments.
     network_weights : str (default: "")
         Safetensors file with its weights, on every node.
     start : str (default: "class-stats")
@@ -163,6 +163,24 @@ class Distillation(Block):
             except DistillError as error:
                 raise ValueError(str(error)) from None
         return name
+
+    @field_validator("network")
+    @classmethod
+    def _is_taken(cls, name: str, info: ValidationInfo) -> str:
+        method = info.data.get("distiller", ":")
+        if name and ":" not in method:
+            from distill.own_network import takes_network  # here: imports torch
+
+            if not takes_network(method):
+                raise ValueError(f"distiller = {method!r} takes none (take dm)")
+        return name
+
+    @field_validator("network_weights")
+    @classmethod
+    def _are_of_a_network(cls, weights: str, info: ValidationInfo) -> str:
+        if weights and not info.data.get("network", True):
+            raise ValueError("are of no network (name it by network)")
+        return weights
 
     @field_validator("start")
     @classmethod

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.virtual_device import VirtualDevice
-from distill import DistillError, VirtualData, distiller
+from distill import DistillError, VirtualData, distiller, kip
 from distill.augmentation import draw_augmentation
 from distill.gradient_matching import draw_weights, matching_step
-from distill.kip import KERNELS, distill_kip, kip_gradient
+from distill.kip import distill_kip, kip_gradient
 from tests.task import cpu_graphs
 
 GPU = "cuda:1"
@@ -89,12 +89,12 @@ def test_divergence_is_an_error_though_cuda_does_not_tell_of_nan(gpus, asked, mo
         return factor.masked_fill(broken[..., None, None], torch.nan), info.masked_fill(broken, 0)
 
     monkeypatch.setattr(torch.linalg, "cholesky_ex", as_on_cuda)
-    kernel = KERNELS["ntk"]((1, 8, 8), GPU)
+    kernel = kip.ntk
 
     def diverged(virtual: Tensor, real: Tensor | None = None):
         return kernel(virtual * torch.nan, real)
 
-    monkeypatch.setitem(KERNELS, "ntk", lambda shape, device: diverged)
+    monkeypatch.setattr(kip, "ntk", diverged)
     with pytest.raises(DistillError, match="lower learning rate"):
         run("kip", GPU, **asked)
     with pytest.raises(DistillError, match="lower learning rate"):
