@@ -38,7 +38,7 @@ from distill import VirtualData, distiller
 from distill.registry import Progress, formation_arguments
 from task.datasets import DataSpec, Samples, load_dataset
 
-METHODS = ("kip", "kip-negatives", "dm", "gm")
+METHODS = ("kip", "kip-negatives", "dm")
 CLASSES_A_NODE = ("all", "1")
 IMAGES_A_CLASS = 600
 SEEDS = 3

@@ -108,7 +108,9 @@ class Distillation(Block):
     Parameters
     ----------
     distiller : str (default: "auto")
-        ``auto``, ``dm``, ``kip`` (the paper's), another registered one or ``module:function``.
+        ``dm`` for images from 16 pixels a side on, and for smaller ones where a node has few
+        classes; ``kip`` (the paper's) for smaller ones of most classes, ``kip-negatives`` of a
+        single class; ``auto`` chooses so. Also a plug-in's name, or ``module:function``.
     distilled_size : int (default: 40)
         |D~_i|, virtual samples of a node, spread evenly over its classes.
     distill_steps : int (default: 0)
