@@ -101,7 +101,21 @@ def train_and_score(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
 ) -> float:
-    """Train a judge's network and return its accuracy in [0, 1].
+    """Train a judge's network (see `trained`) and return its accuracy in [0, 1]."""
+    model = trained(judge, train, spec, seed=seed, device=device, progress=progress)
+    return evaluate_model(model, test, torch.device(device))[0]
+
+
+def trained(
+    judge: Judge,
+    train: Samples,
+    spec: DataSpec,
+    *,
+    seed: int,
+    device: torch.device | str = "cpu",
+    progress: Progress | None = None,
+) -> nn.Module:
+    """Train a judge's network.
 
     Training sets of different sizes get the same initial weights and the same number of steps, not
     of epochs.
@@ -121,7 +135,7 @@ def train_and_score(
     for step, loss in enumerate(islice(losses, judge.steps), start=1):
         if progress and (step % REPORT_EVERY == 0 or step == judge.steps):
             progress(step, judge.steps, float(loss))
-    return evaluate_model(model, test, device)[0]
+    return model
 
 
 def training_seconds(
