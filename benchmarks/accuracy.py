@@ -193,9 +193,9 @@ def by_distiller(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _panel(arguments: argparse.Namespace, usual: Judge, spec: DataSpec) -> list[Judge]:
-    """The named judges that fit the data."""
-    names = arguments.judges or [usual.name]
-    return [judge for judge in judges("full", spec) if judge.name in names]
+    """The named judges, in that order, that fit the data."""
+    fitting = {judge.name: judge for judge in judges("full", spec)}
+    return [fitting[name] for name in arguments.judges or [usual.name] if name in fitting]
 
 
 def _write(results: Any, file: Path | None) -> None:
