@@ -108,7 +108,9 @@ class Distillation(Block):
     Parameters
     ----------
     distiller : str (default: "auto")
-        ``auto``, ``dm``, ``kip`` (the paper's), another registered one or ``module:function``.
+        ``dm`` for images from 16 pixels a side on, and for smaller ones where a node has few
+        classes; ``kip`` (the paper's) for smaller ones of most classes, ``kip-negatives`` of a
+        single class; ``auto`` chooses so. Also a plug-in's name, or ``module:function``.
     distilled_size : int (default: 40)
         |D~_i|, virtual samples of a node, spread evenly over its classes.
     distill_steps : int (default: 0)
@@ -120,8 +122,8 @@ class Distillation(Block):
         B_2, bits of a pixel of the virtual images that are sent. The parcel is packed without loss
         besides.
     network : str (default: "")
-        Network whose features ``dm`` or ``kip-features`` match in place of random ones',
-        ``module:Class`` of a package that is on every node; called without arguments.
+        Network whose features ``dm`` matches in place of random ones', ``module:Class`` of a
+        package that is on every node; called without arguments.
     network_weights : str (default: "")
         Safetensors file with its weights, on every node.
     start : str (default: "class-stats")
@@ -163,6 +165,24 @@ class Distillation(Block):
             except DistillError as error:
                 raise ValueError(str(error)) from None
         return name
+
+    @field_validator("network")
+    @classmethod
+    def _is_taken(cls, name: str, info: ValidationInfo) -> str:
+        method = info.data.get("distiller", ":")
+        if name and ":" not in method:
+            from distill.own_network import takes_network  # here: imports torch
+
+            if not takes_network(method):
+                raise ValueError(f"distiller = {method!r} takes none (take dm)")
+        return name
+
+    @field_validator("network_weights")
+    @classmethod
+    def _are_of_a_network(cls, weights: str, info: ValidationInfo) -> str:
+        if weights and not info.data.get("network", True):
+            raise ValueError("are of no network (name it by network)")
+        return weights
 
     @field_validator("start")
     @classmethod
