@@ -43,17 +43,20 @@ class Requirement(Block):
 
     Parameters
     ----------
-    method : str
-        Name of the run's method.
+    method : str (default: "")
+        Name of the run's method; empty if that needs nothing.
     package : str (default: "")
         The package (``name==version``) that it comes from; empty for ours.
     settings : str (default: "{}")
         JSON object of the method's settings, with those of ``strategy-args``.
+    frozen : str (default: "")
+        Fingerprint of the part of the server's model that is not trained; empty if all of it is.
     """
 
-    method: str
+    method: str = ""
     package: str = ""
     settings: str = "{}"
+    frozen: str = ""
 
 
 class DescribeMetrics(Block):
@@ -112,8 +115,10 @@ class ContinueMetrics(Block):
     files: Annotated[int, Field(ge=0)]
 
 
-def requirement_of(method: Method | None, settings: Block | None = None) -> Requirement | None:
-    """What a method needs on nodes; None if its code is ours and it needs nothing else.
+def requirement_of(
+    method: Method | None, settings: Block | None = None, frozen: str = ""
+) -> Requirement | None:
+    """What a run needs on nodes; None if its code is ours and it needs nothing else.
 
     Parameters
     ----------
@@ -121,13 +126,16 @@ def requirement_of(method: Method | None, settings: Block | None = None) -> Requ
         None for strategies of no method.
     settings : Block, optional (default: None)
         The method's.
+    frozen : str (default: "")
+        See `Requirement`.
     """
     if method is None or not (method.needs or (method.package and (method.phases or method.terms))):
-        return None
+        return Requirement(frozen=frozen) if frozen else None
     return Requirement(
         method=method.name,
         package=method.package,
         settings=json.dumps(settings.model_dump(by_alias=True) if settings else {}),
+        frozen=frozen,
     )
 
 

@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from benchmarks.in_process import FIRST_NODE, InProcessGrid
+from distill.analytic import Sums
 from distill.virtual_data import VirtualData
+from protocol.analytic import record_of
 from protocol.arrays import as_arrays, as_record
 from protocol.meeting import requirement_of
 from protocol.registry import built_in_methods, phases_of
@@ -223,6 +225,11 @@ class Honest:
     def knowledge(self, content):
         own = self.means({"features": 4, "predictions": 3})
         return {**self.train(content), "hyper-knowledge": own}
+
+    def analytic_sums(self, content):
+        features = self.draws.dirichlet(np.ones(4), 20 + self.place)
+        sums = Sums.of(features, self.draws.integers(3, size=len(features)), 3)
+        return {"sums": record_of(sums), "metrics": self.metrics()}
 
     def consensus(self, content):
         logits = self.draws.normal(size=(8, 3)).astype(np.float32)

@@ -115,6 +115,27 @@ def test_without_a_main_cluster_nodes_weigh_by_their_samples(memory_grid, caplog
     np.testing.assert_allclose(paper, sum(directions) / 6)
 
 
+def test_nodes_are_regularised_once_there_is_a_main_cluster(memory_grid):
+    def weights(strategy, changes):
+        """The regulariser's weight in two rounds, the second by a resumed run."""
+        grid = grid_of(memory_grid, *map(made_up, changes))
+        play(strategy, grid)
+        resumed = strategy_of()
+        resumed.load_state_dict(strategy.state_dict())
+        play(resumed, grid, server_round=2)
+        return {
+            m.content["config"]["server-round"]: m.content["config"]["kd-lambda"]
+            for m in grid.pushed
+        }
+
+    directions = np.eye(6).reshape(6, 2, 3)
+    alike = [directions[node] for node in (0, 0, 0, 1, 2)]
+    assert weights(strategy_of(), alike) == {1: 0.0, 2: 1.0}
+    assert weights(strategy_of(), directions) == {1: 0.0, 2: 0.0}
+    assert weights(strategy_of(main_cluster=0.0), alike)[1] == 1.0
+    assert weights(strategy_of(aggregation="samples"), directions)[1] == 1.0
+
+
 @pytest.mark.parametrize(("settings", "say"), [({}, 1 / 4), ({"most_say": 5.0}, 1 / 2)])
 def test_a_small_cluster_has_the_same_say_as_a_large_one_up_to_a_cap(memory_grid, settings, say):
     many, few = np.array([[1.0, 0, 0], [0, 0, 0]]), np.array([[0, 1.0, 0], [0, 0, 0]])
@@ -171,7 +192,8 @@ def test_without_its_aggregation_it_is_fedavg(memory_grid):
 
 
 def test_nodes_are_asked_for_the_regulariser(memory_grid):
-    strategy, grid = strategy_of(kd_lambda=0.3, layer="last"), grid_of(memory_grid, made_up(1.0))
+    strategy = strategy_of(kd_lambda=0.3, layer="last", main_cluster=0.0)
+    grid = grid_of(memory_grid, made_up(1.0))
     play(strategy, grid)
     config = grid.pushed[0].content.config_records["config"]
     assert (config["kd-lambda"], config["feature-layer"]) == (0.3, "last")

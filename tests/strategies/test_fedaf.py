@@ -136,7 +136,7 @@ def test_a_node_that_missed_the_model_of_the_round_says_so(client_grid):
     strategy = strategy_of()
     list(strategy.configure_train(1, start(MODEL), ConfigRecord(), grid))
     messages = list(strategy.configure_train(2, start(MODEL), ConfigRecord(), grid))
-    messages[0].content["config"]["server-round"] = 3
+    messages[0].content["config"] = ConfigRecord({"server-round": 3})
     first, second = grid.send_and_receive(messages)
     assert "no global model of round 3" in first.error.reason
     assert not second.has_error()
@@ -199,7 +199,8 @@ def flower_log(caplog, monkeypatch):
 def test_bad_knowledge_is_set_aside_and_its_node_is_asked_no_more(memory_grid, how, flower_log):
     good = node(knowledge(), data())
     with_bad = memory_grid({1: good, 2: node(BAD[how], data())})
-    found, expected = play(strategy_of(), with_bad), play(strategy_of(), memory_grid({1: good}))
+    alone = memory_grid({1: good, 3: lambda _: 1 / 0})
+    found, expected = play(strategy_of(), with_bad), play(strategy_of(), alone)
     for name, array in expected.items():
         assert np.array_equal(found[name].numpy(), array.numpy())
     asked = [m.metadata.dst_node_id for m in with_bad.pushed]
@@ -211,7 +212,8 @@ def test_bad_data_are_set_aside_and_without_any_the_model_stays(memory_grid, flo
     broken = node(knowledge(), b"\x00" * 20)
     assert play(strategy_of(), memory_grid({1: broken, 2: broken})) is None
     assert f"Reply of node 2 to {DISTILL_WITH_PEERS} set aside" in flower_log.text
-    assert play(strategy_of(), memory_grid({1: node(RecordDict(), b"")})) is None
+    silent = node(RecordDict(), b"")
+    assert play(strategy_of(), memory_grid({1: silent, 2: silent})) is None
 
 
 @pytest.mark.parametrize("how", sorted({*BAD} - {"another class", "another width"}))

@@ -45,7 +45,11 @@ QUICK = {
     "hfldd.groups": 2,
     "fedlgd.every": 2,
 }
-STATEFUL = [name for name in built_in_methods() if hasattr(find_strategy(name)[0], "state_dict")]
+STATEFUL = [
+    name
+    for name in built_in_methods()
+    if hasattr(find_strategy(name)[0], "state_dict") and name != "analytic"  # trains once
+]
 TRAINING = {
     *("train", DISTILL_AROUND, DISTILL_WITH_PEERS, TRAIN_VIRTUAL, TRAIN_POOL, TRAIN_SECTOR),
     *(TRAIN_LAST, TRAIN_CONSENSUS, TRAIN_KNOWLEDGE, TRAIN_PROTOTYPES),
