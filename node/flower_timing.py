@@ -17,14 +17,11 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 import grpc
-from flwr.app import ConfigRecord
 from flwr.common.logger import log
-from flwr.supercore.inflatable.inflatable_object import get_object_type_from_object_content
 from flwr.supercore.retry import RetryInvoker
 from flwr.supercore.run import RunNotRunningException
 
 from node.pace import Pace
-from protocol.messages import LOOK_EVERY
 
 T = TypeVar("T")
 
@@ -32,8 +29,6 @@ FLOWER_VERSION = "1.32.1"
 IDLE_SLEEP = 3
 REPLY_SLEEP = 0.5
 """Flower's sleeps in the SuperNode's loop, in seconds; `_PacedTime` tells them apart by value."""
-SMALL_RECORD = 256
-"""Bytes of an object beyond which it is no record about the pace."""
 
 
 def patch_pull_backoff(*, initial: float = 0.02, cap: float = 0.25) -> bool:
@@ -107,30 +102,6 @@ def patch_intake() -> bool:
     return True
 
 
-def patch_spacing(pace: Pace) -> bool:
-    """Let the server space this node's looks for messages, by a record in what it sends.
-
-    Without one in a message, the node looks at its own pace.
-    """
-    from flwr.supernode import start_client_internal
-
-    present = hasattr(start_client_internal, "_pull_and_store_message")
-    if not can_override("the SuperNode's intake", present):
-        return False
-    pull_and_store: Callable[..., int | None] = start_client_internal._pull_and_store_message
-
-    def pull_and_store_message(
-        *, pull_object: Callable[[int, str], bytes], **others: Any
-    ) -> int | None:
-        reading = ReadingPull(pull_object)
-        if (run_id := pull_and_store(pull_object=reading, **others)) is not None:
-            pace.space(reading.spacing)
-        return run_id
-
-    setattr(start_client_internal, "_pull_and_store_message", pull_and_store_message)  # noqa: B010
-    return True
-
-
 def patch_retries() -> bool:
     """Let the SuperNode wait and try again when the SuperLink has too many calls at once.
 
@@ -192,31 +163,6 @@ def _run_end_as_error(call: Callable[[int, str], T]) -> Callable[[int, str], T]:
             raise RuntimeError("the run has ended") from None
 
     return wrapper
-
-
-class ReadingPull:
-    """Pulls a message's objects, and reads in them how the server spaces this node's looks.
-
-    Attributes
-    ----------
-    spacing : float
-        Seconds between looks; 0 without a word about it.
-    """
-
-    def __init__(self, pull_object: Callable[[int, str], bytes]) -> None:
-        self._pull_object = pull_object
-        self.spacing = 0.0
-
-    def __call__(self, run_id: int, object_id: str) -> bytes:
-        """Pull an object."""
-        content = self._pull_object(run_id, object_id)
-        if (
-            len(content) <= SMALL_RECORD
-            and get_object_type_from_object_content(content) == ConfigRecord.__name__
-        ):
-            seconds = ConfigRecord.inflate(content).get(LOOK_EVERY)
-            self.spacing = seconds if isinstance(seconds, float) else self.spacing
-        return content
 
 
 class _DeferringState:

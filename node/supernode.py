@@ -18,7 +18,6 @@ from node.flower_timing import (
     patch_nonce_cleanup,
     patch_pull_backoff,
     patch_retries,
-    patch_spacing,
     patch_supernode_sleep,
 )
 from node.guard import Guard, patch_guard
@@ -26,6 +25,7 @@ from node.pace import Pace
 from node.policy import OPEN, Policy
 from node.run_ends import patch_run_ends
 from node.settings import NODE_CONFIG
+from node.spacing import patch_spacing
 
 _REMEDIES = {
     "No SuperNode found with the given public key": (

@@ -23,10 +23,10 @@ from node.flower_timing import (
     patch_intake,
     patch_pull_backoff,
     patch_retries,
-    patch_spacing,
     patch_supernode_sleep,
 )
 from node.pace import Pace
+from node.spacing import patch_spacing
 from protocol.messages import LOOK_EVERY, PACE
 
 start_client_internal: Any = flower_supernode  # mypy: Flower does not export its `time`
