@@ -50,7 +50,8 @@ def _gaussian_blur(images: Tensor, deviation: float, rng: np.random.Generator) -
     from torchvision.transforms.v2 import functional
 
     width = 2 * round(4 * deviation) + 1
-    return functional.gaussian_blur(images, [width, width], [deviation, deviation])
+    blurred: Tensor = functional.gaussian_blur(images, [width, width], [deviation, deviation])
+    return blurred
 
 
 def _zoom_blur(images: Tensor, most: float, rng: np.random.Generator) -> Tensor:
@@ -62,7 +63,7 @@ def _zoom_blur(images: Tensor, most: float, rng: np.random.Generator) -> Tensor:
         functional.center_crop(functional.resize(images, [round(s * factor) for s in size]), size)
         for factor in np.arange(1, most, 0.01)
     ]
-    return (images + sum(zoomed)) / (len(zoomed) + 1)
+    return torch.stack([images, *zoomed]).mean(dim=0)
 
 
 def _brightness(images: Tensor, more: float, rng: np.random.Generator) -> Tensor:
@@ -91,7 +92,8 @@ def _pixelate(images: Tensor, share: float, rng: np.random.Generator) -> Tensor:
 def _jpeg(images: Tensor, quality: float, rng: np.random.Generator) -> Tensor:
     from torchvision.transforms.v2 import functional
 
-    return functional.jpeg((images * 255).round().to(torch.uint8), int(quality)) / 255
+    pixels: Tensor = functional.jpeg((images * 255).round().to(torch.uint8), int(quality))
+    return pixels / 255
 
 
 _CORRUPTIONS: Mapping[str, tuple[Corruption, tuple[float, ...]]] = {
@@ -134,7 +136,7 @@ def corrupted(clean: Dataset, name: str) -> Dataset:
     parts = []
     for place, part in enumerate((clean.train, clean.test)):
         rng = np.random.default_rng([zlib.crc32(name.encode()), place])
-        chunks = torch.from_numpy(part.images).split(_CHUNK)
+        chunks = torch.split(torch.from_numpy(part.images), _CHUNK)
         changed = [change(chunk / 255, degrees[int(severity) - 1], rng) for chunk in chunks]
         pixels = (torch.cat(changed) * 255).round().clamp(0, 255).to(torch.uint8)
         parts.append(RawSamples(pixels.numpy(), part.labels))
