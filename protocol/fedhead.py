@@ -63,7 +63,7 @@ class FedHEADSettings(EnsembleDistillation):
         classes (with differential privacy) distil. 0 is the paper's.
     rule : str (default: "mean")
         How leaders average sectors of five or more: ``mean``, ``agreement`` (without models that
-        are out of line, none longer than the median), ``multi-krum`` or ``trimmed-mean``.
+        are out of line, none much longer than the median), ``multi-krum`` or ``trimmed-mean``.
         With any but the mean, students that point away from those of other sectors do not count.
     audit : bool (default: False)
         Whether up to four members average again where a leader's mean points away from those of

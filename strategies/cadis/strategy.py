@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 from protocol.arrays import Arrays, as_arrays
 from protocol.averages import weighted_mean
 from protocol.cadis import CADISSettings
-from protocol.robust import Rule, agreement, inner_products, robust_mean, shortening, too_long
+from protocol.robust import (
+    Rule,
+    agreement,
+    inner_products,
+    robust_mean,
+    room,
+    shortening,
+    too_long,
+)
 from strategies.cadis.similarity import (
     KnownPairs,
     aggregation_weights,
@@ -75,7 +83,7 @@ class CADIS(CheckedFedAvg):
         *,
         aggregation: Literal["clusters", "samples"] = "clusters",
         kd_lambda: float = 1.0,
-        most_say: float = 2.5,
+        most_say: float = 1.5,
         main_cluster: float = 0.4,
         rule: Rule = "mean",
         layer: str = "",
@@ -161,7 +169,7 @@ class CADIS(CheckedFedAvg):
         return weighted_mean(means)
 
     def _judged(self, updates: list[Update]) -> list[Update]:
-        """Updates moved back to the median length, without those that turn back or are too long.
+        """Updates moved back to a usual length, without those that turn back or are too long.
 
         The former point against both the last global step and most others of the round: against one
         of them, an honest client may, whose data are unlike the others'.
@@ -173,11 +181,11 @@ class CADIS(CheckedFedAvg):
         products = inner_products([*models, step], start)
         against, products = products[-1, :-1] < 0, products[:-1, :-1]
         turning = against & ~agreement(products)
-        long = too_long(products, np.array([update.num_examples for update in updates]))
+        num_examples = np.array([update.num_examples for update in updates], dtype=np.float64)
+        long = too_long(products, num_examples)
+        factors = shortening(products, room(num_examples))
         judged = []
-        for update, factor, turns, is_long in zip(
-            updates, shortening(products), turning, long, strict=True
-        ):
+        for update, factor, turns, is_long in zip(updates, factors, turning, long, strict=True):
             if turns:
                 self.set_aside(update.reply, "it points against the last step and most others")
             elif is_long:
