@@ -1,25 +1,30 @@
 """Accuracy of networks trained on virtual data, by distiller and by classes per node.
 
-``python -m benchmarks.accuracy [--dataset mnist --data-root DIR] [--per-class N] [--methods kip dm
-...] [--judge quick|full] [--json FILE]``
+``python -m benchmarks.accuracy [--dataset mnist --data-root DIR] [--methods kip dm ...]
+[--per-class 1 10] [--seconds S] [--judges quick LeNet ...] [--json FILE]``
 
-All classes on one node, or two or one class per node (with at most 600 images per class, as on 100
-nodes of MNIST). A network is trained on the pooled virtual data, original and sent with 8 bits per
-pixel, and tested on the dataset's test part (mean of three); with ``--judge full`` each of the
-judges of ``flwr-distill distill``.
+All classes on one node, or one class per node (with at most 600 images per class, as on 100 nodes
+of MNIST). Networks are trained on the pooled virtual data as they arrive, with 4 bits per pixel,
+and tested on the dataset's test part (mean of three). Seconds are a core's, of all nodes one after
+another; set OMP_NUM_THREADS=1. With ``--seconds`` each method does as many steps as fit into them,
+not as many as it would.
 
-``python -m benchmarks.accuracy --quick --data-root DIR [--json FILE]``
+``python -m benchmarks.accuracy --quick --data-root DIR [--judges LeNet ConvNet ...] [--json FILE]``
 
-MNIST, the bytes of 10 images per class (7,840 each), one seed: LeNet trained with random changes on
-what the best distiller makes of all classes on one node, and of single classes on ten nodes; and on
-random real images. With 4 bits a pixel, packed, these bytes hold 30 virtual images a class, of four
-smaller ones each, or 90 real ones; what was sent is printed.
+MNIST, the bytes of 10 images per class (7,840 each), one seed: networks trained with random changes
+on what the best distiller makes of all classes on one node, and of single classes on ten nodes; and
+on random real images. With 4 bits a pixel, packed, these bytes hold 30 virtual images a class, of
+four smaller ones each, or 90 real ones; what was sent is printed. The last row has 10 real images.
 """
 
 import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,29 +33,29 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from cli.judge import LENET, Judge, judges, train_and_score
+from cli.judge import JUDGES, LENET, QUICK, Judge, judges, train_and_score
 from distill import VirtualData, distiller
+from distill.registry import Progress, formation_arguments
 from task.datasets import DataSpec, Samples, load_dataset
 
-METHODS = ("kip", "kip-negatives", "kip-labels", "kip-nngp", "kip-rbf", "dm", "gm")
-CLASSES_A_NODE = ("all", "2", "1")
+METHODS = ("kip", "kip-negatives", "dm")
+CLASSES_A_NODE = ("all", "1")
 IMAGES_A_CLASS = 600
 SEEDS = 3
+TRIAL_STEPS = 10
+TRIAL_SECONDS = 2.0
 BEST = "dm"
-FORMATION = 2
 BITS = 4
 IN_TEN, REAL_IN_TEN = 30, 90
 """Images per class, virtual and real, that take at most the bytes of 10 with 8 bits, not packed."""
 
 
 def nodes(train: Samples, num_classes: int, classes: str) -> list[tuple[Tensor, Tensor]]:
-    """Split the training part: all on one node, or `held` classes per node."""
+    """Split the training part: all on one node, or one class per node."""
     if classes == "all":
         return [(train.inputs, train.labels)]
-    groups = torch.split(torch.arange(num_classes), int(classes))
     places = [(train.labels == c).nonzero()[:IMAGES_A_CLASS, 0] for c in range(num_classes)]
-    chosen = [torch.cat([places[int(c)] for c in group]) for group in groups]
-    return [(train.inputs[own], train.labels[own]) for own in chosen]
+    return [(train.inputs[own], train.labels[own]) for own in places]
 
 
 def distilled(
@@ -58,129 +63,159 @@ def distilled(
     sets: list[tuple[Tensor, Tensor]],
     num_classes: int,
     per_class: int,
-    **options: Any,
+    steps: int | None = None,
+    progress: Progress | None = None,
 ) -> list[VirtualData]:
-    """Distil each node's set; options are arguments of the method's own."""
+    """Distil each node's set, in the formation that the method chooses."""
     return [
         distiller(method)(
             images,
             labels,
             num_classes=num_classes,
             per_class=per_class,
+            steps=steps,
             generator=torch.Generator().manual_seed(place),
-            **options,
+            progress=progress,
+            **formation_arguments(method, 0),
         )
         for place, (images, labels) in enumerate(sets)
     ]
 
 
-def sent(pool: list[VirtualData]) -> list[VirtualData]:
-    """The virtual data as they arrive with 8 bits per pixel."""
-    return [VirtualData.from_bytes(virtual.to_bytes()) for virtual in pool]
+class _TrialEndsError(Exception):
+    pass
 
 
-def packed(name: str, pool: list[VirtualData], console: Console) -> Samples:
-    """What arrives with 4 bits per pixel, as one training set; its bytes are printed."""
+def steps_within(seconds: float, distil: Callable[..., Any]) -> int:
+    """How many steps a core does in that time, judged by the first few; at least 1.
+
+    `distil` takes `steps` and `progress`.
+    """
+    ends: list[float] = []
+
+    def stop(step: int, steps: int, loss: float) -> None:
+        ends.append(time.process_time())
+        if step == TRIAL_STEPS or (step > 1 and ends[-1] - ends[0] > TRIAL_SECONDS):
+            raise _TrialEndsError
+
+    begin = time.process_time()
+    with suppress(_TrialEndsError):
+        distil(steps=10_000, progress=stop)
+    step = (ends[-1] - ends[0]) / (len(ends) - 1)
+    preparation = max(0.0, ends[0] - begin - step)
+    return max(1, int((seconds - preparation) / step))
+
+
+def arrived(pool: list[VirtualData]) -> tuple[Samples, int]:
+    """What arrives with 4 bits per pixel, as one training set, and its bytes."""
     parcels = [virtual.to_bytes(BITS) for virtual in pool]
-    console.print(f"{name}: {sum(map(len, parcels)):,} bytes")
-    return pooled([VirtualData.from_bytes(parcel) for parcel in parcels])
-
-
-def pooled(pool: list[VirtualData]) -> Samples:
-    """The virtual data of all nodes as one training set."""
-    decoded = [virtual.decoded() for virtual in pool]
+    decoded = [VirtualData.from_bytes(parcel).decoded() for parcel in parcels]
     labels = [v.labels if v.soft_labels is None else v.soft_labels for v in decoded]
-    return Samples(torch.cat([v.images for v in decoded]), torch.cat(labels))
+    samples = Samples(torch.cat([v.images for v in decoded]), torch.cat(labels))
+    return samples, sum(map(len, parcels))
 
 
-def score(
-    panel: tuple[Judge, ...], pool: list[VirtualData], test: Samples, spec: DataSpec
-) -> dict[str, float]:
-    """Mean accuracy of each judge's networks trained on the pool."""
-    train = pooled(pool)
-    return {
-        judge.name: statistics.mean(
-            train_and_score(judge, train, test, spec, seed=seed) for seed in range(SEEDS)
-        )
-        for judge in panel
-    }
-
-
-def quick(data_root: Path | None, console: Console) -> dict[str, float]:
-    """Accuracies of LeNet on MNIST, by what it was trained on."""
-    data = load_dataset("mnist", data_root)
-    train, test = data.train.to_samples(data.spec), data.test.to_samples(data.spec)
-    sets = {}
-    for name, classes in (("mnist10_all_lenet", "all"), ("mnist10_single_lenet", "1")):
-        own = nodes(train, data.spec.num_classes, classes)
-        with console.status(f"{BEST}, {classes} per node"):
-            start = time.perf_counter()
-            pool = distilled(BEST, own, data.spec.num_classes, IN_TEN, formation=FORMATION)
-            console.print(f"{BEST}, {classes} per node: {time.perf_counter() - start:.0f} s")
-        sets[name] = packed(name, pool, console)
+def random_real(train: Samples, num_classes: int, per_class: int) -> VirtualData:
+    """Random real images, to be sent like virtual ones."""
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
     labels = train.labels[order]
-    chosen = [order[labels == c][:REAL_IN_TEN] for c in range(data.spec.num_classes)]
-    own_images = train.subset(torch.cat(chosen))
-    real = VirtualData(own_images.inputs, own_images.labels, "real", steps=0, seed=0, init="real")
-    sets["random_real_lenet"] = packed("random_real_lenet", [real], console)
+    chosen = train.subset(torch.cat([order[labels == c][:per_class] for c in range(num_classes)]))
+    return VirtualData(chosen.inputs, chosen.labels, "real", steps=0, seed=0, init="real")
+
+
+def quick(arguments: argparse.Namespace, console: Console) -> None:
+    """Accuracies of judges on MNIST, by what they were trained on; LeNet if none is named."""
+    data = load_dataset("mnist", arguments.data_root)
+    train, test = data.train.to_samples(data.spec), data.test.to_samples(data.spec)
+    pools = {}
+    for name, classes in (("mnist10_all", "all"), ("mnist10_single", "1")):
+        own = nodes(train, data.spec.num_classes, classes)
+        with console.status(f"{BEST}, {classes} per node"):
+            start = time.process_time()
+            pools[name] = distilled(BEST, own, data.spec.num_classes, IN_TEN)
+            console.print(f"{BEST}, {classes} per node: {time.process_time() - start:.0f} s")
+    for name, per_class in (("random_real", REAL_IN_TEN), ("ten_real", 10)):
+        pools[name] = [random_real(train, data.spec.num_classes, per_class)]
     results = {}
-    for name, samples in sets.items():
-        with console.status(f"{LENET.name}, {name}"):
-            results[name] = train_and_score(LENET, samples, test, data.spec, seed=0)
-        console.print(f"{name}: {results[name]:.3f}")
-    return results
+    for judge in _panel(arguments, LENET, data.spec):
+        for name, pool in pools.items():
+            key = f"{name}_{judge.name.lower()}"
+            samples, size = arrived(pool)
+            with console.status(key):
+                results[key] = train_and_score(judge, samples, test, data.spec, seed=0)
+            console.print(f"{key}: {results[key]:.3f}, {size:,} bytes")
+            _write(results, arguments.json)
 
 
-def by_distiller(arguments: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
+def by_distiller(arguments: argparse.Namespace, console: Console) -> None:
     """Rows of the whole table, which is printed."""
     data = load_dataset(arguments.dataset, arguments.data_root)
     train, test = data.train.to_samples(data.spec), data.test.to_samples(data.spec)
-    panel = judges(arguments.judge, data.spec)
-    columns = [title for judge in panel for title in (judge.name, f"{judge.name}, 8 bits")]
-    table = Table("classes per node", "distiller", "seconds", *columns)
-    rows = []
-    for classes in CLASSES_A_NODE:
+    panel = _panel(arguments, QUICK, data.spec)
+    titles = "images a class", "classes a node", "distiller", "steps", "seconds", "bytes"
+    table = Table(*titles, *(judge.name for judge in panel))
+    rows: list[dict[str, Any]] = []
+    cases = product(arguments.per_class, CLASSES_A_NODE, arguments.methods)
+    for per_class, classes, method in cases:
         sets = nodes(train, data.spec.num_classes, classes)
-        for method in arguments.methods:
-            with console.status(f"{method}, {classes} per node"):
-                start = time.perf_counter()
-                pool = distilled(method, sets, data.spec.num_classes, arguments.per_class)
-                seconds = time.perf_counter() - start
-                row = {
-                    "classes": classes,
-                    "method": method,
-                    "seconds": seconds,
-                    "accuracy": score(panel, pool, test, data.spec),
-                    "accuracy_8_bits": score(panel, sent(pool), test, data.spec),
-                }
-            rows.append(row)
-            pairs = zip(row["accuracy"].values(), row["accuracy_8_bits"].values(), strict=True)
-            cells = [f"{seconds:.1f}", *(f"{value:.3f}" for pair in pairs for value in pair)]
-            table.add_row(classes, method, *cells)
-            console.print(f"{classes} per node, {method}: {', '.join(cells)}")
+        distil = partial(distilled, method, num_classes=data.spec.num_classes, per_class=per_class)
+        with console.status(f"{method}, {per_class} a class, {classes} per node"):
+            steps = None
+            if arguments.seconds is not None:
+                one = partial(distil, sets[:1])
+                steps = steps_within(arguments.seconds / len(sets), one)
+            start = time.process_time()
+            pool = distil(sets, steps=steps)
+            seconds = time.process_time() - start
+            samples, size = arrived(pool)
+            accuracies = {
+                judge.name: statistics.mean(
+                    train_and_score(judge, samples, test, data.spec, seed=seed)
+                    for seed in range(SEEDS)
+                )
+                for judge in panel
+            }
+        row = {
+            "per_class": per_class,
+            "classes": classes,
+            "method": method,
+            "steps": pool[0].steps,
+            "seconds": seconds,
+            "bytes": size,
+        }
+        rows.append({**row, "accuracy": accuracies})
+        cells = [f"{x:.1f}" if isinstance(x, float) else str(x) for x in row.values()]
+        cells += [f"{accuracy:.3f}" for accuracy in accuracies.values()]
+        table.add_row(*cells)
+        console.print(", ".join(cells))
+        _write(rows, arguments.json)
     console.print(table)
-    return rows
+
+
+def _panel(arguments: argparse.Namespace, usual: Judge, spec: DataSpec) -> list[Judge]:
+    """The named judges, in that order, that fit the data."""
+    fitting = {judge.name: judge for judge in judges("full", spec)}
+    return [fitting[name] for name in arguments.judges or [usual.name] if name in fitting]
+
+
+def _write(results: Any, file: Path | None) -> None:
+    if file is not None:
+        file.write_text(json.dumps(results, indent=2) + "\n")
 
 
 def main() -> None:
-    """Run all rows, print a table and write JSON."""
+    """Measure, print and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="three numbers, on MNIST")
+    parser.add_argument("--quick", action="store_true", help="few numbers, on MNIST")
     parser.add_argument("--dataset", default="digits")
     parser.add_argument("--data-root", type=Path, default=None)
-    parser.add_argument("--per-class", type=int, default=10)
+    parser.add_argument("--per-class", type=int, nargs="+", default=(10,))
     parser.add_argument("--methods", nargs="+", default=METHODS)
-    parser.add_argument("--judge", choices=("quick", "full"), default="quick")
+    parser.add_argument("--seconds", type=float, help="of a core, for each method and row")
+    parser.add_argument("--judges", nargs="+", choices=[j.name for j in JUDGES["full"]])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     arguments = parser.parse_args()
-    console = Console()
-    if arguments.quick:
-        results: Any = quick(arguments.data_root, console)
-    else:
-        results = by_distiller(arguments, console)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+    (quick if arguments.quick else by_distiller)(arguments, Console())
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 """Accuracy against the bytes that a node sends, by distiller, bits of a pixel and images a class.
 
-``python -m benchmarks.bytes --data-root DIR [--quick] [--plot FILE] [--json FILE]``
+``python -m benchmarks.bytes --data-root DIR --json FILE [--quick] [--plot FILE]``
 
 MNIST, all classes on one node. LeNet learns with random changes (3,000 steps, mean of three seeds)
 from virtual data as they arrive, and from random real images that are packed in the same way. With
-``--quick`` it is one seed, 1,000 steps, 4 bits and at most 10 virtual images a class.
+``--quick`` it is one seed, 1,000 steps and 4 bits. Rows that are in FILE are not measured again, so
+that a run that was stopped goes on.
 """
 
 import argparse
 import json
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,13 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.accuracy import random_real
 from cli.judge import LENET, train_and_score
 from distill import VirtualData, distiller
+from distill.registry import formation_arguments
 from task.datasets import Dataset, Samples, load_dataset
 
-METHODS: Mapping[str, Mapping[str, Any]] = {
-    "dm": {"formation": 2},
-    "kip": {},
-}
+METHODS = ("dm", "kip", "kip-negatives")
 SENT_BITS = 4
 REAL_A_VIRTUAL = 3
 """Real digits pack three times as well as virtual ones."""
@@ -40,55 +41,67 @@ class Extent:
     seeds: int
     steps: int
     bits: tuple[int, ...]
-    per_class: tuple[int, ...]
 
 
-FULL = Extent(seeds=3, steps=LENET.steps, bits=(8, 4, 3, 2), per_class=(1, 3, 10, 30))
-QUICK = Extent(seeds=1, steps=1000, bits=(SENT_BITS,), per_class=(1, 3, 10))
+FULL = Extent(seeds=3, steps=LENET.steps, bits=(SENT_BITS, 8, 3, 2))
+QUICK = Extent(seeds=1, steps=1000, bits=(SENT_BITS,))
+PER_CLASS = (1, 3, 10, 30)
+
+Row = dict[str, Any]
+"""Method, seeds, steps, bits, images per class and bytes, and the accuracy."""
 
 
-def packed_sets(train: Samples, num_classes: int, extent: Extent) -> Iterator[dict[str, Any]]:
-    """Each set with its method, bits, images a class and bytes."""
-    for method, options in METHODS.items():
-        for per_class in extent.per_class:
-            virtual = distiller(method)(
-                train.inputs,
-                train.labels,
-                num_classes=num_classes,
-                per_class=per_class,
-                generator=torch.Generator().manual_seed(0),
-                **options,
-            )
-            for bits in extent.bits:
-                yield _sent(virtual, bits, per_class)
-    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
-    labels = train.labels[order]
-    for per_class in (REAL_A_VIRTUAL * n for n in extent.per_class):
-        chosen = torch.cat([order[labels == c][:per_class] for c in range(num_classes)])
-        own = train.subset(chosen)
-        real = VirtualData(own.inputs, own.labels, "real", steps=0, seed=0, init="real")
-        yield _sent(real, SENT_BITS, per_class)
+def cases(extent: Extent) -> list[Row]:
+    """What is measured; rows of one set of images follow each other."""
+    how = {"seeds": extent.seeds, "steps": extent.steps}
+    virtual = [
+        {"method": method, "per_class": per_class, "bits": bits, **how}
+        for method in METHODS
+        for per_class in PER_CLASS
+        for bits in extent.bits
+    ]
+    real = [
+        {"method": "real", "per_class": REAL_A_VIRTUAL * n, "bits": SENT_BITS, **how}
+        for n in PER_CLASS
+    ]
+    return virtual + real
 
 
-def measured(data: Dataset, extent: Extent) -> Iterator[dict[str, Any]]:
-    """Rows of the table: each set with its accuracy, the mean of the seeds."""
-    judge = replace(LENET, steps=extent.steps)
+def made(train: Samples, num_classes: int, method: str, per_class: int) -> VirtualData:
+    """Virtual images, or random real ones."""
+    if method == "real":
+        return random_real(train, num_classes, per_class)
+    return distiller(method)(
+        train.inputs,
+        train.labels,
+        num_classes=num_classes,
+        per_class=per_class,
+        generator=torch.Generator().manual_seed(0),
+        **formation_arguments(method, 0),
+    )
+
+
+def measured(data: Dataset, missing: list[Row]) -> Iterator[Row]:
+    """The rows with their bytes and accuracy."""
     train, test = data.train.to_samples(data.spec), data.test.to_samples(data.spec)
-    for row in packed_sets(train, data.spec.num_classes, extent):
-        decoded = row.pop("received").decoded()
+    images = lru_cache(1)(partial(made, train, data.spec.num_classes))
+    for row in missing:
+        parcel = images(row["method"], row["per_class"]).to_bytes(row["bits"])
+        decoded = VirtualData.from_bytes(parcel).decoded()
         samples = Samples(decoded.images, decoded.labels)
+        judge = replace(LENET, steps=row["steps"])
         scores = [
             train_and_score(judge, samples, test, data.spec, seed=seed)
-            for seed in range(extent.seeds)
+            for seed in range(row["seeds"])
         ]
-        yield {**row, "accuracy": statistics.mean(scores)}
+        yield {**row, "bytes": len(parcel), "accuracy": statistics.mean(scores)}
 
 
-def plotted(rows: list[dict[str, Any]]) -> Figure:
+def plotted(rows: list[Row]) -> Figure:
     """Accuracy by bytes; a line for each method and number of bits."""
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
-    colours = dict(zip(("dm", "kip", "real"), ("tab:blue", "tab:orange", "tab:grey"), strict=True))
+    colours = {"dm": "tab:blue", "kip": "tab:orange", "kip-negatives": "tab:green", "real": "grey"}
     for method, bits in dict.fromkeys((row["method"], row["bits"]) for row in rows):
         own = [row for row in rows if (row["method"], row["bits"]) == (method, bits)]
         axes.plot(
@@ -108,40 +121,34 @@ def plotted(rows: list[dict[str, Any]]) -> Figure:
     return figure
 
 
-def _sent(virtual: VirtualData, bits: int, per_class: int) -> dict[str, Any]:
-    data = virtual.to_bytes(bits)
-    return {
-        "method": virtual.method,
-        "bits": bits,
-        "per_class": per_class,
-        "bytes": len(data),
-        "received": VirtualData.from_bytes(data),
-    }
-
-
 def main() -> None:
-    """Measure, print a table, draw the curve and write JSON."""
+    """Measure what is missing, print a table, draw the curve and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-root", type=Path, required=True)
-    parser.add_argument("--quick", action="store_true", help="one seed, 1,000 steps, fewer images")
+    parser.add_argument("--quick", action="store_true", help="one seed, 1,000 steps, 4 bits")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the curve there")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
+    parser.add_argument("--json", type=Path, metavar="FILE", required=True, help="rows, kept")
     arguments = parser.parse_args()
-    console = Console()
-    table = Table("method", "bits", "images a class", "bytes", "accuracy")
-    rows = []
-    data = load_dataset("mnist", arguments.data_root)
-    for row in measured(data, QUICK if arguments.quick else FULL):
+    console, asked = Console(), cases(QUICK if arguments.quick else FULL)
+    saved = json.loads(arguments.json.read_text()) if arguments.json.exists() else []
+    rows = [row for row in saved if {key: row[key] for key in asked[0]} in asked]
+    known = [{key: row[key] for key in asked[0]} for row in rows]
+    missing = [row for row in asked if row not in known]
+    for row in measured(load_dataset("mnist", arguments.data_root), missing):
         rows.append(row)
-        cells = [str(row[key]) for key in ("method", "bits", "per_class")]
-        cells += [f"{row['bytes']:,}", f"{row['accuracy']:.3f}"]
-        table.add_row(*cells)
-        console.print(", ".join(cells))
-        if arguments.json is not None:
-            arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
+        console.print(", ".join(_cells(row)))
+    table = Table("method", "bits", "images a class", "bytes", "accuracy")
+    for row in rows:
+        table.add_row(*_cells(row))
     console.print(table)
     if arguments.plot is not None:
         plotted(rows).savefig(arguments.plot)
+
+
+def _cells(row: Row) -> list[str]:
+    cells = [str(row[key]) for key in ("method", "bits", "per_class")]
+    return [*cells, f"{row['bytes']:,}", f"{row['accuracy']:.3f}"]
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ step, and a lower bound of our time from measured FLOP/s and bytes/s. Then compa
 networks trained on the virtual digits of both loops.
 
 DM's row excludes building our bank, done once; the reference draws its network and processes real
-images every step, as published. GM's rows match 10 virtual and 256 real images per class once, for
-two classes if quick, else ten. The bfloat16 row shows whether that type would pay; `distill_gm`
-uses float32.
+images every step, as published.
 """
 
 import argparse
@@ -36,20 +34,16 @@ from benchmarks.distill_cost import Step, count, peak_bytes, peak_rates, seconds
 from distill.augmentation import draw_augmentation
 from distill.distribution_matching import Probe, real_means
 from distill.features import RandomConvNet
-from distill.gradient_matching import draw_weights, matching_step
-from distill.kernels import inner_product_kernel, relu_ntk
 from distill.kip import kip_gradient
+from distill.ntk import DEPTH
 
-DEPTH = 3
 CLASSES = 10
 PER_CLASS = 10
 REAL_PER_CLASS = 256
 WIDTH = 128
 CIFAR = (3, 32, 32)
-QUICK_STEPS = {"dm": 60, "gm": 15}
-FULL_STEPS = {"dm": 400, "gm": 100}
+QUICK_STEPS, FULL_STEPS = 60, 400
 KipProblem = tuple[Tensor, Tensor, Tensor, Tensor]
-KERNEL = inner_product_kernel(functools.partial(relu_ntk, depth=DEPTH))
 
 
 @dataclass(frozen=True)
@@ -67,12 +61,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two ways to do the same step; `dtype` is that of most of our operations."""
+    """Two ways to do the same step."""
 
     reference: Step
     ours: Step
     repeats: int
-    dtype: torch.dtype = torch.float32
 
 
 def kip_problem(
@@ -99,7 +92,7 @@ def kip_large(setting: Setting, dtype: torch.dtype) -> Comparison:
     naive = in_float64(large) if dtype == torch.float64 else large
     return Comparison(
         lambda: distill_reference.kip_gradient(*naive, depth=DEPTH),
-        lambda: kip_gradient(*large, kernel=KERNEL),
+        lambda: kip_gradient(*large),
         repeats=40,
     )
 
@@ -110,7 +103,7 @@ def kip_clients(setting: Setting) -> Comparison:
     singles = [in_float64((a, b, c, d)) for a, b, c, d in zip(*clients, strict=True)]
     return Comparison(
         lambda: [distill_reference.kip_gradient(*one, depth=DEPTH) for one in singles],
-        lambda: kip_gradient(*clients, kernel=KERNEL),
+        lambda: kip_gradient(*clients),
         repeats=200,
     )
 
@@ -148,28 +141,11 @@ def dm(setting: Setting) -> Comparison:
     return Comparison(reference, lambda: next(bank).loss_and_gradient(virtual), repeats=10)
 
 
-def gm(setting: Setting, dtype: torch.dtype) -> Comparison:
-    """One matching, our real images' pass in `dtype`."""
-    generator = setting.generator()
-    real, virtual = images(setting, 2 if setting.quick else CLASSES, generator)
-    weights = draw_weights(CIFAR, CLASSES, WIDTH, generator, setting.device)
-    network = distill_reference.classifier(CIFAR, CLASSES, WIDTH).to(setting.device)
-    augments = [draw_augmentation(*CIFAR[1:], generator) for _ in real]
-    return Comparison(
-        lambda: distill_reference.gm_step(real, list(virtual), augments, network),
-        lambda: matching_step(virtual, real, range(len(real)), weights, augments, dtype),
-        repeats=5,
-        dtype=dtype,
-    )
-
-
 ROWS: dict[str, Callable[[Setting], Comparison]] = {
     "kip_n400_vs_float64": functools.partial(kip_large, dtype=torch.float64),
     "kip_n400_vs_float32": functools.partial(kip_large, dtype=torch.float32),
     "kip_batched_10x10": kip_clients,
     "dm_w128_float32": dm,
-    "gm_w128_float32": functools.partial(gm, dtype=torch.float32),
-    "gm_w128_bf16": functools.partial(gm, dtype=torch.bfloat16),
 }
 
 
@@ -220,7 +196,7 @@ def main() -> None:
             comparison = ROWS[name](setting)
             reference, ours = times(setting, comparison)
             operations, traffic = count(comparison.ours)
-            rate, bandwidth = peak_rates(device, comparison.dtype)
+            rate, bandwidth = peak_rates(device)
             at_peak = {"flop": operations / rate, "bytes": traffic / bandwidth}
             peaks = process.submit(memory, setting, name).result()
             del comparison
@@ -241,12 +217,11 @@ def main() -> None:
     console.print(steps)
 
     scores = Table("accuracy on digits", "steps", "reference", "ours")
-    accuracy = {}
-    for method, updates in (QUICK_STEPS if setting.quick else FULL_STEPS).items():
-        with console.status(f"{method}: {updates} steps of both"):
-            reference, ours = accuracies(method, updates, WIDTH, device)
-        accuracy[method] = {"steps": updates, "reference": reference, "ours": ours}
-        scores.add_row(method, str(updates), f"{reference:.3f}", f"{ours:.3f}")
+    updates = QUICK_STEPS if setting.quick else FULL_STEPS
+    with console.status(f"dm: {updates} steps of both"):
+        reference, ours = accuracies(updates, WIDTH, device)
+    accuracy = {"dm": {"steps": updates, "reference": reference, "ours": ours}}
+    scores.add_row("dm", str(updates), f"{reference:.3f}", f"{ours:.3f}")
     console.print(scores)
     if arguments.json is not None:
         machine = {

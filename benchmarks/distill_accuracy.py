@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks import distill_reference
-from distill import VirtualData, distill_dm
-from distill import gradient_matching as gm
+from distill import distill_dm
 from distill.augmentation import draw_augmentation
 from distill.distribution_matching import LEARNING_RATE
 from distill.starts import start
@@ -24,16 +23,14 @@ PER_CLASS = 10
 BLOCKS = 2
 JUDGES = 3
 JUDGE_STEPS = 400
-OURS: dict[str, Callable[..., VirtualData]] = {"dm": distill_dm, "gm": gm.distill_gm}
 Pixels = Callable[[Tensor], list[Tensor]]
 
 
-def accuracies(method: str, steps: int, width: int, device: torch.device) -> tuple[float, float]:
-    """Test accuracy (reference, ours), mean over three networks; `method` is "dm" or "gm"."""
+def accuracies(steps: int, width: int, device: torch.device) -> tuple[float, float]:
+    """Test accuracy of distribution matching (reference, ours), mean over three networks."""
     data = load_dataset("digits")
     train, test = data.train.to_samples(data.spec), data.test.to_samples(data.spec)
-    reference = {"dm": _published_dm, "gm": _published_gm}[method]
-    ours = OURS[method](
+    ours = distill_dm(
         train.inputs,
         train.labels,
         num_classes=data.spec.num_classes,
@@ -43,13 +40,13 @@ def accuracies(method: str, steps: int, width: int, device: torch.device) -> tup
         device=device,
         width=width,
     )
-    published = reference(train, steps, width, device)
+    published = _published(train, steps, width, device)
     return _judge(published, test, data.spec), _judge(
         Samples(ours.images, ours.labels), test, data.spec
     )
 
 
-def _published_dm(real: Samples, steps: int, width: int, device: torch.device) -> Samples:
+def _published(real: Samples, steps: int, width: int, device: torch.device) -> Samples:
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     classes = _by_class(real, device)
@@ -61,40 +58,6 @@ def _published_dm(real: Samples, steps: int, width: int, device: torch.device) -
         return distill_reference.dm_step(classes, list(virtual), augment, width, BLOCKS)
 
     return _refine(real, steps, LEARNING_RATE, generator, device, step)
-
-
-def _published_gm(real: Samples, steps: int, width: int, device: torch.device) -> Samples:
-    generator = torch.Generator().manual_seed(0)
-    torch.manual_seed(0)
-    classes = _by_class(real, device)
-    shape = (real.inputs.shape[1], real.inputs.shape[2], real.inputs.shape[3])
-    networks: list[torch.nn.Module] = []
-    matched = 0
-
-    def step(virtual: Tensor) -> list[Tensor]:
-        nonlocal matched
-        if matched % gm.MATCHES_PER_NETWORK == 0:
-            fresh = distill_reference.classifier(shape, len(classes), width, BLOCKS)
-            networks[:] = [fresh.to(device)]
-        else:
-            _train(networks[0], virtual, generator)
-        matched += 1
-        augments = [draw_augmentation(*shape[1:], generator) for _ in classes]
-        return distill_reference.gm_step(classes, list(virtual), augments, networks[0])
-
-    return _refine(real, steps, gm.LEARNING_RATE, generator, device, step)
-
-
-def _train(network: torch.nn.Module, virtual: Tensor, generator: torch.Generator) -> None:
-    labels = torch.arange(len(virtual), device=virtual.device).repeat_interleave(virtual.shape[1])
-    optimizer = torch.optim.SGD(network.parameters(), lr=gm.NETWORK_LEARNING_RATE)
-    height, across = virtual.shape[-2:]
-    for _ in range(gm.NETWORK_STEPS):
-        augment = draw_augmentation(height, across, generator)
-        optimizer.zero_grad()
-        loss = functional.cross_entropy(network(augment(virtual.flatten(0, 1))), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
 
 
 def _refine(

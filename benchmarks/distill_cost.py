@@ -55,13 +55,13 @@ def count(step: Step) -> tuple[int, int]:
     return flops.get_total_flops(), traffic.bytes
 
 
-def peak_rates(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
+def peak_rates(device: torch.device) -> tuple[float, float]:
     """Measure FLOP/s of a large matrix product and bytes/s of a large copy.
 
     float32 products use TF32 if available, as convolutions do.
     """
     n, repeats = (8192, 10) if device.type == "cuda" else (2048, 3)
-    a = torch.randn(n, n, device=device).to(dtype)
+    a = torch.randn(n, n, device=device)
     large = torch.empty(n * n * 4, device=device)
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")

@@ -5,7 +5,7 @@ slowness.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -73,45 +73,3 @@ def dm_step(
             target = network(augment(own)).mean(0)
         loss = loss + (target - network(augment(leaf)).mean(0)).square().sum()
     return list(torch.autograd.grad(loss, leaves))
-
-
-def classifier(
-    shape: tuple[int, int, int], classes: int, width: int, blocks: int = 3
-) -> nn.Sequential:
-    """The ConvNet with a dense layer, all weights trainable, for images (C, H, W)."""
-    channels, height, across = shape
-    features = width * (height >> blocks) * (across >> blocks)
-    dense = nn.Linear(features, classes, bias=False)
-    return nn.Sequential(convnet(channels, width, blocks), dense).requires_grad_(True)
-
-
-def gm_step(
-    real: list[Tensor],
-    virtual: list[Tensor],
-    augments: Sequence[Callable[[Tensor], Tensor]],
-    network: nn.Module,
-) -> list[Tensor]:
-    """One matching of dataset condensation's algorithm 1: the pixel gradient of each class.
-
-    Distances are summed over classes before taking the gradient, as published. `real` and `virtual`
-    have one tensor (n, C, H, W) per class; its position is the label.
-    """
-    leaves = [images.detach().requires_grad_() for images in virtual]
-    weights = list(network.parameters())
-    loss = torch.zeros((), device=real[0].device)
-    for label, (own, leaf, augment) in enumerate(zip(real, leaves, augments, strict=True)):
-        error = _cross_entropy(network(augment(own)), label)
-        target = torch.autograd.grad(error, weights)
-        error = _cross_entropy(network(augment(leaf)), label)
-        by_weights = torch.autograd.grad(error, weights, create_graph=True)
-        for a, b in zip(by_weights, target, strict=True):
-            a, b = a.flatten(1), b.flatten(1)
-            cosine = (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))
-            loss = loss + (1 - cosine).sum()
-    return list(torch.autograd.grad(loss, leaves))
-
-
-def _cross_entropy(logits: Tensor, label: int) -> Tensor:
-    return nn.functional.cross_entropy(
-        logits, torch.full((len(logits),), label, device=logits.device)
-    )

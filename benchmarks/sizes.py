@@ -1,12 +1,14 @@
 """Time and memory of distilling images from 28 to 224 pixels a side.
 
-``python -m benchmarks.sizes [--sizes 28 32 64 128 224] [--real N] [--formation N] [--json FILE]``
+``python -m benchmarks.sizes [--sizes 28 32 64 128 224] [--real N] [--formation N] [--steps N]
+[--json FILE]``
 
 Noise in colour, since time and memory do not depend on what images show: ten classes, 10 virtual
 images of each, by distribution matching with its own settings on the CPU, each size in a process of
-its own. Two networks are drawn and two steps are done; the seconds are those of a whole
-distillation (`distill.forecast`). The memory is the most that the process had: PyTorch, the real
-images, distilling, and then the privacy card and packing.
+its own. The seconds are those of a whole distillation, forecast from two steps with two networks
+(`distill.forecast`). The memory is the most that the process had: PyTorch, the real images, a
+distillation of few steps from start to end with half as many networks, its privacy card and
+packing.
 """
 
 import argparse
@@ -23,9 +25,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from distill import VirtualData
+from distill import distill_dm
 from distill.forecast import forecast
-from distill.formation import best_formation
 
 SIZES = (28, 32, 64, 128, 224)
 CLASSES, PER_CLASS = 10, 10
@@ -33,40 +34,34 @@ REAL = 100
 HELD_BACK = 10
 
 
-def measured(side: int, real: int, formation: int) -> dict[str, Any]:
+def measured(side: int, real: int, formation: int, steps: int) -> dict[str, Any]:
     """Seconds and peak bytes of images of one size; in this process, which should be fresh."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(CLASSES * real, 3, side, side, generator=generator)
     labels = torch.arange(CLASSES).repeat_interleave(real)
-    expected = forecast(
-        "dm",
-        images,
-        labels,
-        device=torch.device("cpu"),
-        num_classes=CLASSES,
-        per_class=PER_CLASS,
-        formation=formation,
-        generator=generator,
-    )
+    asked: dict[str, Any] = {
+        "num_classes": CLASSES,
+        "per_class": PER_CLASS,
+        "formation": formation,
+        "generator": generator,
+    }
+    expected = forecast("dm", images, labels, device=torch.device("cpu"), **asked)
+    virtual = distill_dm(images, labels, steps=steps, bank=max(1, steps // 2), **asked)
+    distilling = _most_memory()
     begin = time.perf_counter()
-    made = VirtualData(
-        images=torch.randn(CLASSES * PER_CLASS, 3, side, side, generator=generator),
-        labels=torch.arange(CLASSES).repeat_interleave(PER_CLASS),
-        method="noise",
-        steps=0,
-        seed=0,
-        init="noise",
-        formation=formation or best_formation(images.shape),
-    )
-    made.with_card(images, images[:HELD_BACK]).to_bytes(bits=4)
+    virtual.with_card(images, images[:HELD_BACK]).to_bytes(bits=4)
     return {
         "side": side,
         "seconds": expected.seconds,
-        "memory_distilling": expected.memory,
+        "memory_distilling": distilling,
         "seconds_after": time.perf_counter() - begin,
-        "memory": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "memory": _most_memory(),
         "real_images": images.nbytes,
     }
+
+
+def _most_memory() -> int:
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def exponent(rows: list[dict[str, Any]], key: str) -> float:
@@ -81,11 +76,14 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--real", type=int, default=REAL, help="real images a class")
     parser.add_argument("--formation", type=int, default=0, help="0: what the method chooses")
+    parser.add_argument("--steps", type=int, default=4, help="done to the end, for the memory")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     parser.add_argument("--here", action="store_true", help="measure one size in this process")
     arguments = parser.parse_args()
     if arguments.here:
-        print(json.dumps(measured(arguments.sizes[0], arguments.real, arguments.formation)))
+        (side,) = arguments.sizes
+        row = measured(side, arguments.real, arguments.formation, arguments.steps)
+        print(json.dumps(row))
         return
     console = Console()
     table = Table("side", "hours", "GB, distilling", "GB, all", "GB, real images")
@@ -93,6 +91,7 @@ def main() -> None:
     for side in arguments.sizes:
         command = [sys.executable, "-m", "benchmarks.sizes", "--here", "--sizes", str(side)]
         command += ["--real", str(arguments.real), "--formation", str(arguments.formation)]
+        command += ["--steps", str(arguments.steps)]
         answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         row = json.loads(answer)
         rows.append(row)

@@ -13,7 +13,7 @@ from cli.options import DataRoot
 def distill(
     source: str,
     method: Annotated[
-        str, typer.Option(help="Distiller: auto, dm, gm, kip ... or package.module:function.")
+        str, typer.Option(help="auto, dm, kip, kip-negatives or package.module:function.")
     ] = "auto",
     per_class: Annotated[int, typer.Option(min=1, help="Virtual images of each class.")] = 10,
     formation: Annotated[
@@ -28,7 +28,7 @@ def distill(
     network: Annotated[
         str,
         typer.Option(
-            help="Own network for the features of dm or kip-features: package.module:Class.",
+            help="Own network for the features of dm: package.module:Class.",
             show_default="random networks",
         ),
     ] = "",
@@ -73,6 +73,11 @@ def distill(
     labels.
 
     Writes virtual.safetensors, a picture of the images (virtual.png) and summary.json to OUTPUT.
+
+    Methods: dm (distribution matching) for images from 16 pixels a side on, and for smaller ones of
+    few of the task's classes; kip (kernel inducing points) for smaller ones of most classes, where
+    it is better and faster; kip-negatives for smaller ones of a single class, which kip cannot
+    learn. auto chooses so.
 
     With --formation 2, a virtual image holds 2 x 2 smaller ones: four times as many to train on in
     the same bytes.

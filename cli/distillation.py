@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cli.judge import Judge, judges, train_and_score
+from cli.judge import Judge, judges, train_and_score, training_seconds
 from cli.source import Source, load_source
 from distill import DistillError, VirtualData, distiller
 from distill.auto import resolved
@@ -80,10 +80,15 @@ def condense(options: Options, console: Console) -> None:
         **network_arguments(method, options.network, options.weights, device),
     }
     real = source.train.inputs, source.train.labels
+    panel = judges(options.judge, source.spec)
     expected = forecast(method, *real, generator=_generator(options), **arguments)
+    judging = [3 * training_seconds(judge, source.train, source.spec, device) for judge in panel]
+    of_each = ", ".join(
+        f"{judge.name} {_duration(seconds)}" for judge, seconds in zip(panel, judging, strict=True)
+    )
     console.print(
-        f"{method} will take about {timedelta(seconds=max(1, round(expected.seconds)))} and "
-        f"{data_size(expected.memory)} of memory; networks that judge come on top"
+        f"{method} will take about {_duration(expected.seconds)} and {data_size(expected.memory)} "
+        f"of memory; then judging three training sets {_duration(sum(judging))} ({of_each})"
     )
     begin = time.perf_counter()
     with _progress_bar(method, console) as report:
@@ -96,7 +101,6 @@ def condense(options: Options, console: Console) -> None:
     (options.output / "virtual.safetensors").write_bytes(virtual.to_safetensors(options.bits))
     sheet = contact_sheet(virtual.images, virtual.labels, source.class_names, virtual.formation)
     sheet.save(options.output / "virtual.png")
-    panel = judges(options.judge, source.spec)
     scores = _scores(VirtualData.from_bytes(packed), source, panel, options, device, console)
     summary = {
         **asdict(options),
@@ -137,6 +141,10 @@ def condense(options: Options, console: Console) -> None:
 
 def _generator(options: Options) -> torch.Generator:
     return torch.Generator().manual_seed(options.seed)
+
+
+def _duration(seconds: float) -> timedelta:
+    return timedelta(seconds=max(1, round(seconds)))
 
 
 def _device(name: str) -> torch.device:

@@ -1,12 +1,13 @@
 """Judges a training set by the accuracy of networks trained on it."""
 
 import math
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from client.training import epoch_batches
@@ -16,7 +17,7 @@ from task.datasets import DataSpec, Samples
 from task.evaluation import evaluate_model
 from task.models import create_model, model_names
 
-REPORT_EVERY = 50
+REPORT_EVERY = 10
 """Steps between reports of progress, for which a GPU waits."""
 
 
@@ -100,7 +101,21 @@ def train_and_score(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
 ) -> float:
-    """Train a judge's network and return its accuracy in [0, 1].
+    """Train a judge's network (see `trained`) and return its accuracy in [0, 1]."""
+    model = trained(judge, train, spec, seed=seed, device=device, progress=progress)
+    return evaluate_model(model, test, torch.device(device))[0]
+
+
+def trained(
+    judge: Judge,
+    train: Samples,
+    spec: DataSpec,
+    *,
+    seed: int,
+    device: torch.device | str = "cpu",
+    progress: Progress | None = None,
+) -> nn.Module:
+    """Train a judge's network.
 
     Training sets of different sizes get the same initial weights and the same number of steps, not
     of epochs.
@@ -116,6 +131,31 @@ def train_and_score(
     """
     device = torch.device(device)
     model = create_model(judge.model, spec, seed=seed).to(device)
+    losses = _training(judge, model, train, spec, seed, device)
+    for step, loss in enumerate(islice(losses, judge.steps), start=1):
+        if progress and (step % REPORT_EVERY == 0 or step == judge.steps):
+            progress(step, judge.steps, float(loss))
+    return model
+
+
+def training_seconds(
+    judge: Judge, train: Samples, spec: DataSpec, device: torch.device | str = "cpu"
+) -> float:
+    """How long a judge's training will take, by two of its steps after a first one."""
+    device = torch.device(device)
+    model = create_model(judge.model, spec).to(device)
+    losses = _training(judge, model, train, spec, 0, device)
+    ends = []
+    for loss in islice(losses, 3):
+        float(loss)  # waits for a GPU
+        ends.append(time.perf_counter())
+    return judge.steps * (ends[2] - ends[0]) / 2
+
+
+def _training(
+    judge: Judge, model: nn.Module, train: Samples, spec: DataSpec, seed: int, device: torch.device
+) -> Iterator[Tensor]:
+    """Train for as long as losses are asked for; one of each step, before it."""
     generator = torch.Generator().manual_seed(seed)
     samples = train.to(device)
     endless = chain.from_iterable(
@@ -127,7 +167,7 @@ def train_and_score(
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: judge.schedule(step / judge.steps)
     )
-    for step, batch in enumerate(islice(endless, judge.steps), start=1):
+    for batch in endless:
         inputs, labels = samples.minibatch(batch, device)
         inputs = augmented(inputs, changes, augment.draw(len(batch), device))
         optimizer.zero_grad()
@@ -135,6 +175,4 @@ def train_and_score(
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
-        if progress and (step % REPORT_EVERY == 0 or step == judge.steps):
-            progress(step, judge.steps, float(loss.detach()))
-    return evaluate_model(model, test, device)[0]
+        yield loss.detach()

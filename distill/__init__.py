@@ -3,7 +3,6 @@
 from distill.auto import distill_auto
 from distill.distribution_matching import distill_dm
 from distill.errors import DistillError, VirtualDataError
-from distill.gradient_matching import distill_gm
 from distill.kip import distill_kip
 from distill.registry import Distiller, distiller, distiller_names, register
 from distill.virtual_data import VirtualData
@@ -15,7 +14,6 @@ __all__ = [
     "VirtualDataError",
     "distill_auto",
     "distill_dm",
-    "distill_gm",
     "distill_kip",
     "distiller",
     "distiller_names",

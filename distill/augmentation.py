@@ -6,7 +6,7 @@ shapes.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,9 +23,9 @@ class Augmentation:
     Parameters
     ----------
     kind : callable
-        Maps images (..., n, C, H, W) by the parameters. Equal kinds are the same map.
+        Maps images (n, C, H, W) by the parameters.
     parameters : tuple of Tensor
-        On the device of the images. Those of several draws have the images' leading dimensions.
+        On the device of the images.
     """
 
     kind: Callable[..., Tensor]
@@ -55,36 +55,13 @@ def draw_augmentation(height: int, width: int, generator: torch.Generator) -> Au
     return kinds[int(uniform() * len(kinds))](height, width, uniform)
 
 
-def augment_each(augments: Sequence[Augmentation], images: Tensor) -> Tensor:
-    """Apply the i-th augmentation to the i-th images of (len(augments), n, C, H, W).
-
-    Those of a kind are applied together. The augmentations must be on the CPU; the images may be on
-    a GPU, which nothing waits for.
-    """
-    kinds = list(dict.fromkeys(augment.kind for augment in augments))
-    of_kind = [[i for i, own in enumerate(augments) if own.kind == kind] for kind in kinds]
-    order = torch.tensor([i for places in of_kind for i in places])
-    there, back = (x.to(images.device, non_blocking=True) for x in (order, order.argsort()))
-    parts = torch.split(images.index_select(0, there), [len(places) for places in of_kind])
-    mapped = [
-        Augmentation(kind, _stacked([augments[i] for i in places])).to(images.device)(part)
-        for kind, places, part in zip(kinds, of_kind, parts, strict=True)
-    ]
-    return torch.cat(mapped).index_select(0, back)
-
-
-def _stacked(augments: Sequence[Augmentation]) -> tuple[Tensor, ...]:
-    """Parameters of draws of one kind, with a leading dimension."""
-    return tuple(torch.stack(x) for x in zip(*(a.parameters for a in augments), strict=True))
-
-
 def _colour(height: int, width: int, uniform: _Draw) -> Augmentation:
     brightness, saturation, contrast = uniform() - 0.5, 2 * uniform(), uniform() + 0.5
     return Augmentation(_coloured, (torch.tensor([brightness, saturation, contrast]),))
 
 
 def _coloured(images: Tensor, strengths: Tensor) -> Tensor:
-    brightness, saturation, contrast = strengths[..., None, None, None, None, :].unbind(-1)
+    brightness, saturation, contrast = strengths.unbind()
     images = images + brightness
     grey = images.mean(-3, keepdim=True)
     images = grey + saturation * (images - grey)
@@ -123,7 +100,7 @@ def _cutout(height: int, width: int, uniform: _Draw) -> Augmentation:
 
 
 def _masked(images: Tensor, mask: Tensor) -> Tensor:
-    return images * mask[..., None, None, :, :]
+    return images * mask
 
 
 def _scale(height: int, width: int, uniform: _Draw) -> Augmentation:
@@ -139,7 +116,6 @@ def _rotation(height: int, width: int, uniform: _Draw) -> Augmentation:
 
 
 def _affine(images: Tensor, matrix: Tensor) -> Tensor:
-    flat = images.flatten(0, -4)
-    theta = matrix.to(images.dtype).unsqueeze(-3).expand(*images.shape[:-3], 2, 3)
-    grid = functional.affine_grid(theta.flatten(0, -3), list(flat.shape), align_corners=True)
-    return functional.grid_sample(flat, grid, align_corners=True).reshape(images.shape)
+    theta = matrix.to(images.dtype).expand(len(images), 2, 3)
+    grid = functional.affine_grid(theta, list(images.shape), align_corners=True)
+    return functional.grid_sample(images, grid, align_corners=True)

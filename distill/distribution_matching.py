@@ -8,6 +8,7 @@ steps cycle through the bank and only process virtual images.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,15 +25,10 @@ from distill.starts import start
 from distill.virtual_data import VirtualData
 from task.compute.cuda_graph import graphed
 
-STEPS = 400
 LEARNING_RATE = 0.05
 WIDTH = 64
-BANK = 40
-SMALL_STEPS = 600
 SMALL_LEARNING_RATE = 0.3
-SMALL_WIDTH = 32
-SMALL_BANK = 20
-"""Where images hold smaller ones, which are matched in their own size; the rate falls to 0."""
+"""Of small images in their own size at first; the rate falls to 0."""
 REFINE_BANK = 5
 """Augmentations that a refinement takes in turn; each costs a pass of a class's real images."""
 SMALLEST_SIDE = 8
@@ -51,6 +47,27 @@ KEPT_FLOATS = 2**24
 
 Network = Callable[[Tensor], Tensor]
 """Features (n, features) of images (n, C, H, W), differentiable by them."""
+
+
+class Effort(NamedTuple):
+    """Steps, filters per block and number of networks that distribution matching takes.
+
+    `small`: random networks see the small images that an image holds in their own size.
+    """
+
+    small: bool
+    steps: int
+    width: int
+    bank: int
+
+
+def own_effort(shape: Sequence[int], formation: int, network: Network | None) -> Effort:
+    """What `distill_dm` takes if not told, for images of shape (..., H, W)."""
+    formation = formation or best_formation(shape)
+    fits = min(shape[-2:]) // formation >= SMALLEST_SIDE
+    if formation > 1 and network is None and fits:
+        return Effort(small=True, steps=600, width=32, bank=20)
+    return Effort(small=False, steps=400, width=WIDTH, bank=40)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,17 +197,14 @@ def distill_dm(
         labels,
         num_classes=num_classes,
         per_class=per_class,
-        steps=STEPS if steps is None else steps,
+        steps=1 if steps is None else steps,
     )
     formation = formation or best_formation(images.shape)
     tiles = Formation.of(formation, images.shape, device)
-    fits = min(images.shape[-2:]) // formation >= SMALLEST_SIDE
-    small = formation > 1 and network is None and fits
-    usual = (SMALL_STEPS, SMALL_WIDTH, SMALL_BANK) if small else (STEPS, WIDTH, BANK)
-    steps, width, bank = (
-        default if value is None else value
-        for value, default in zip((steps, width, bank), usual, strict=True)
-    )
+    usual = own_effort(images.shape, formation, network)
+    steps = usual.steps if steps is None else steps
+    width = usual.width if width is None else width
+    bank = usual.bank if bank is None else bank
     if min(width, bank) < 1:
         raise DistillError(f"width and bank must be at least 1, got {width} and {bank}")
     start_images, virtual_labels = start(init, images, labels, per_class, generator, formation)
@@ -205,7 +219,7 @@ def distill_dm(
     groups = [own[group] for own in classes for group in alike(images[own], each)]
     real, rates = images, [LEARNING_RATE] * steps
     within: tuple[Tensor, Tensor] | None = None
-    if small:
+    if usual.small:
         rates, within = falling(SMALL_LEARNING_RATE, steps), images.aminmax()
         real, tiles = tiles.shrunk(images), tiles.in_small()
     probes = [

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distill.distribution_matching import own_effort
 from distill.registry import distiller
 
 TRIAL_STEPS = 2
-MOST_NETWORKS = 40
-"""Of a bank, counted where a distiller chooses their number itself."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,8 @@ def forecast(
     """Begin a distillation, and extrapolate after two steps.
 
     Preparing is taken to cost the same whatever the steps. Where the method has an argument `bank`,
-    the networks that it draws first, two are drawn and the cost is counted for all.
+    the networks that it draws first, two are drawn and the cost is counted for all; with None as
+    its default, for as many as distribution matching draws.
 
     Parameters
     ----------
@@ -74,7 +74,9 @@ def forecast(
     step = ends[1] - ends[0]
     preparation = max(0.0, ends[0] - begin - step)
     if bank is not None:
-        preparation *= min(bank.default or MOST_NETWORKS, total) / TRIAL_STEPS
+        formation, network = arguments.get("formation", 1), arguments.get("network")
+        networks = bank.default or own_effort(images.shape, formation, network).bank
+        preparation *= min(networks, total) / TRIAL_STEPS
     return Forecast(preparation + total * step, _peak(device))
 
 

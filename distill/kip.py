@@ -14,20 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from distill.convolutional_kernel import convolutional_ntk
-from distill.distribution_matching import Network
 from distill.errors import DistillError
 from distill.formation import Formation
 from distill.inputs import check_inputs
-from distill.kernels import (
-    Kernel,
-    Pullback,
-    fully_connected_nngp,
-    fully_connected_ntk,
-    gaussian,
-)
 from distill.negatives import negatives
-from distill.random_feature_kernel import feature_kernel, random_feature_kernel
+from distill.ntk import Pullback, ntk
 from distill.registry import Progress, register
 from distill.starts import start
 from distill.virtual_data import VirtualData
@@ -40,17 +31,6 @@ TARGETS_PER_STEP = 256
 SUPPORT_NEGATIVES = 100
 POOL_NEGATIVES = 300
 NEGATIVES_PER_STEP = 100
-
-KernelFactory = Callable[[tuple[int, ...], torch.device | str], Kernel]
-
-KERNELS: dict[str, KernelFactory] = {
-    "ntk": lambda shape, device: fully_connected_ntk,
-    "nngp": lambda shape, device: fully_connected_nngp,
-    "rbf": lambda shape, device: gaussian,
-    "conv": lambda shape, device: convolutional_ntk(shape),
-    "features": random_feature_kernel,
-}
-"""Kernels by name; each factory takes the image shape (C, H, W) and the device."""
 
 
 def distill_kip(
@@ -65,11 +45,8 @@ def distill_kip(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
     formation: int = 1,
-    kernel: str = "ntk",
-    learn_labels: bool = False,
     with_negatives: bool = False,
     learning_rate: float = LEARNING_RATE,
-    network: Network | None = None,
 ) -> VirtualData:
     """Distil by kernel inducing points (HFLDD eq. 1).
 
@@ -83,19 +60,11 @@ def distill_kip(
         See `distill.registry.Distiller`, also for the result and errors.
     steps : int, optional (default: None)
         None means 300.
-    kernel : str (default: "ntk")
-        "ntk" or "nngp" (fully connected ReLU network), "rbf", "conv" (NTK of a convolutional
-        network) or "features" (random convolutional networks).
-    learn_labels : bool (default: False)
-        Learn the targets of the virtual images too, as soft labels.
     with_negatives : bool (default: False)
         Also contrast with images of no class (`distill.negatives`): 100 stay next to the virtual
         images; of 300 more, each step predicts 100. None of them leaves the node.
     learning_rate : float (default: 0.1)
-        For Adam; learned labels use a hundredth of it.
-    network : Network, optional (default: None)
-        Network on the same device whose features the kernel "features" takes instead of random
-        networks'.
+        For Adam.
     """
     (virtual,) = distill_kip_many(
         [(images, labels)],
@@ -107,11 +76,8 @@ def distill_kip(
         device=device,
         progress=progress,
         formation=formation,
-        kernel=kernel,
-        learn_labels=learn_labels,
         with_negatives=with_negatives,
         learning_rate=learning_rate,
-        network=network,
     )
     return virtual
 
@@ -119,11 +85,6 @@ def distill_kip(
 VARIANTS: dict[str, dict[str, Any]] = {
     "kip": {},
     "kip-negatives": {"with_negatives": True},
-    "kip-labels": {"learn_labels": True},
-    "kip-nngp": {"kernel": "nngp"},
-    "kip-rbf": {"kernel": "rbf"},
-    "kip-conv": {"kernel": "conv"},
-    "kip-features": {"kernel": "features"},
 }
 """Registered names and the arguments of `distill_kip` they stand for."""
 
@@ -142,11 +103,8 @@ def distill_kip_many(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
     formation: int = 1,
-    kernel: str = "ntk",
-    learn_labels: bool = False,
     with_negatives: bool = False,
     learning_rate: float = LEARNING_RATE,
-    network: Network | None = None,
 ) -> list[VirtualData]:
     """Distil the data of several nodes together; each result is as from `distill_kip` alone.
 
@@ -159,8 +117,7 @@ def distill_kip_many(
         Images and labels of each node; all images have one shape (C, H, W).
     generators : Sequence[torch.Generator]
         One per set.
-    num_classes, per_class, init, steps, device, formation, kernel, learn_labels, with_negatives,
-    learning_rate, network
+    num_classes, per_class, init, steps, device, formation, with_negatives, learning_rate
         See `distill_kip`.
     progress : callable, optional (default: None)
         As for `distill_kip`; a batch reports its mean loss.
@@ -193,36 +150,24 @@ def distill_kip_many(
         size = (len(initial_images), min(len(images), TARGETS_PER_STEP))
         batches.setdefault(size, []).append(problem)
 
-    shape = tuple(sets[0][0].shape[1:])
-    if network is None:
-        compared = KERNELS[kernel](shape, device)
-    elif kernel == "features":
-        compared = feature_kernel(shape, [network])
-    else:
-        raise DistillError(f"kernel {kernel!r} takes no network (take kip-features, or dm)")
-    method = "kip" if kernel == "ntk" else f"kip-{kernel}"
-    method += "-negatives" if with_negatives else ""
     results: dict[int, VirtualData] = {}
     for problems in batches.values():
-        virtual, targets = _optimised(
+        virtual = _optimised(
             problems,
             num_classes,
             steps,
             formation=Formation.of(formation, problems[0].initial_images.shape, device),
-            kernel=compared,
             learning_rate=learning_rate,
-            label_rate=learning_rate / 100 if learn_labels else 0.0,
             progress=progress,
         )
-        for problem, made, labels in zip(problems, virtual.cpu(), targets.cpu(), strict=True):
+        for problem, made in zip(problems, virtual.cpu(), strict=True):
             results[problem.place] = VirtualData(
                 images=made,
                 labels=problem.labels,
-                method=method,
+                method="kip-negatives" if with_negatives else "kip",
                 steps=steps,
                 seed=problem.generator.initial_seed(),
                 init=init,
-                soft_labels=_distributions(labels, num_classes) if learn_labels else None,
                 initial_images=problem.initial_images,
                 formation=formation,
             )
@@ -230,22 +175,16 @@ def distill_kip_many(
 
 
 class KipStep(NamedTuple):
-    """Loss (...) of HFLDD's eq. 1, and its gradients in the shapes of points and targets."""
+    """Loss (...) of HFLDD's eq. 1 in float64, and its gradient by the virtual points."""
 
     loss: Tensor
     by_virtual: Tensor
-    by_targets: Tensor
 
 
 def kip_gradient(
-    virtual: Tensor,
-    virtual_targets: Tensor,
-    real: Tensor,
-    real_targets: Tensor,
-    *,
-    kernel: Kernel = fully_connected_ntk,
+    virtual: Tensor, virtual_targets: Tensor, real: Tensor, real_targets: Tensor
 ) -> KipStep:
-    """Loss of HFLDD's eq. 1 and its gradient by the virtual points and their targets.
+    """Loss of HFLDD's eq. 1 and its gradient by the virtual points.
 
     With S the virtual and T the real points and ridge = 1e-6 tr(K_SS) / |S|::
 
@@ -261,39 +200,27 @@ def kip_gradient(
         (..., n, d) and (..., n, k); leading dimensions are separate problems.
     real, real_targets : Tensor
         (..., m, d) and (..., m, k).
-    kernel : Kernel (default: fully_connected_ntk)
-        Compares the points.
-
-    Returns
-    -------
-    KipStep
-        Loss and gradient by targets are float64.
 
     Raises
     ------
     DistillError
         If the regression fails in float64 too: the virtual points are NaN or infinite.
     """
-    regression = _Regression.of(virtual, real, kernel)
+    regression = _Regression.of(virtual, real)
     if regression.failed.any():
         if virtual.dtype == torch.float64:
             raise DistillError("the virtual images have diverged; use a lower learning rate")
         arguments = (x.double() for x in (virtual, virtual_targets, real, real_targets))
-        step = kip_gradient(*arguments, kernel=kernel)
+        step = kip_gradient(*arguments)
         return step._replace(by_virtual=step.by_virtual.to(virtual.dtype))
     return regression.step(virtual_targets, real_targets)
 
 
 def _unchecked_gradient(
-    virtual: Tensor,
-    virtual_targets: Tensor,
-    real: Tensor,
-    real_targets: Tensor,
-    *,
-    kernel: Kernel,
+    virtual: Tensor, virtual_targets: Tensor, real: Tensor, real_targets: Tensor
 ) -> KipStep:
     """`kip_gradient` in the points' precision; loss and gradient are NaN where that does not do."""
-    regression = _Regression.of(virtual, real, kernel)
+    regression = _Regression.of(virtual, real)
     step = regression.step(virtual_targets, real_targets)
     failed = regression.failed
     return step._replace(
@@ -312,9 +239,9 @@ class _Regression(NamedTuple):
     failed: Tensor
 
     @classmethod
-    def of(cls, virtual: Tensor, real: Tensor, kernel: Kernel) -> "_Regression":
-        K_ss, pullback_ss = kernel(virtual)
-        K_ts, pullback_ts = kernel(virtual, real)
+    def of(cls, virtual: Tensor, real: Tensor) -> "_Regression":
+        K_ss, pullback_ss = ntk(virtual)
+        K_ts, pullback_ts = ntk(virtual, real)
         system = K_ss.double()
         diagonal = system.diagonal(dim1=-2, dim2=-1)
         diagonal += RIDGE * diagonal.mean(-1, keepdim=True)
@@ -335,7 +262,7 @@ class _Regression(NamedTuple):
         diagonal = by_system.diagonal(dim1=-2, dim2=-1)
         diagonal += RIDGE * diagonal.mean(-1, keepdim=True)
         by_virtual = self.pullback_ss(by_system) + self.pullback_ts(residual @ weights.mT)
-        return KipStep(loss, by_virtual, dual)
+        return KipStep(loss, by_virtual)
 
 
 class _Points(NamedTuple):
@@ -380,27 +307,22 @@ def _optimised(
     steps: int,
     *,
     formation: Formation,
-    kernel: Kernel,
     learning_rate: float,
-    label_rate: float,
     progress: Progress | None,
-) -> tuple[Tensor, Tensor]:
-    """Minimise eq. 1 for problems of one size.
-
-    Returns virtual images (B, n, C, H, W) and their targets (B, n, classes).
+) -> Tensor:
+    """Minimise eq. 1 for problems of one size; returns their virtual images (B, n, C, H, W).
 
     To learn that a step needs float64, the host would wait for a GPU each time. There, no step
     asks: what fails turns NaN and stays so. If that is found at the end, which is rare, all steps
     are done again, asking. With `progress`, each step's loss tells at once.
     """
     device = problems[0].real.points.device
-    exact = partial(kip_gradient, kernel=kernel)
-    unchecked = graphed(partial(_unchecked_gradient, kernel=kernel), device)
+    unchecked = graphed(_unchecked_gradient, device)
 
     def checked(*arguments: Tensor) -> KipStep:
         step = unchecked(*arguments)
         step = step._replace(loss=step.loss.cpu())  # waits
-        return step if step.loss.isfinite().all() else exact(*arguments)
+        return step if step.loss.isfinite().all() else kip_gradient(*arguments)
 
     descend = partial(
         _descended,
@@ -409,17 +331,16 @@ def _optimised(
         steps,
         formation=formation,
         learning_rate=learning_rate,
-        label_rate=label_rate,
         progress=progress,
     )
     if device.type == "cpu":
-        return descend(exact)
+        return descend(kip_gradient)
     if progress is not None:
         return descend(checked)
     states = [problem.generator.get_state() for problem in problems]
-    virtual, targets = descend(unchecked)
+    virtual = descend(unchecked)
     if virtual.isfinite().all():
-        return virtual, targets
+        return virtual
     for problem, state in zip(problems, states, strict=True):
         problem.generator.set_state(state)
     return descend(checked)
@@ -433,18 +354,17 @@ def _descended(
     *,
     formation: Formation,
     learning_rate: float,
-    label_rate: float,
     progress: Progress | None,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     """Do the steps of `_optimised` with a gradient as from `kip_gradient`."""
-    device, tiles = problems[0].real.points.device, formation.factor**2
+    device = problems[0].real.points.device
     virtual = torch.stack([p.initial_images for p in problems]).to(device)
     targets = torch.stack([_targets(p.labels, num_classes) for p in problems]).to(device)
     support, support_targets = (
         torch.stack(x) for x in zip(*(p.support for p in problems), strict=True)
     )
-    groups: list[dict[str, Any]] = [{"params": virtual}, {"params": targets, "lr": label_rate}]
-    optimizer = torch.optim.Adam(groups, lr=learning_rate)
+    targets = torch.cat([targets.repeat_interleave(formation.factor**2, 1), support_targets], 1)
+    optimizer = torch.optim.Adam([virtual], lr=learning_rate)
     # Clamp to the node's range of pixels: networks trained on images beyond it diverge.
     lowest, highest = (
         torch.stack([extreme(p.real.points) for p in problems]).reshape(-1, 1, 1, 1, 1)
@@ -458,26 +378,18 @@ def _descended(
         count = decoded.shape[1]
         gradient = gradient_of(
             torch.cat([decoded.flatten(2), support], 1),
-            torch.cat([targets.repeat_interleave(tiles, 1), support_targets], 1),
+            targets,
             points,
             point_targets,
         )
         by_decoded = gradient.by_virtual[:, :count].reshape(decoded.shape)
         virtual.grad = formation.pullback(by_decoded)
-        by_targets = gradient.by_targets[:, :count].float()
-        targets.grad = by_targets.reshape(*targets.shape[:2], tiles, -1).sum(2)
         optimizer.step()
         virtual.clamp_(lowest, highest)
         if progress is not None:
             progress(step + 1, steps, float(gradient.loss.mean()))
-    return virtual, targets
+    return virtual
 
 
 def _targets(labels: Tensor, num_classes: int) -> Tensor:
     return functional.one_hot(labels, num_classes).float() - 1 / num_classes
-
-
-def _distributions(targets: Tensor, num_classes: int) -> Tensor:
-    """Turn learned targets into soft labels: clip at zero, normalise each row to sum 1."""
-    labels = (targets + 1 / num_classes).clamp(min=0)
-    return labels / labels.sum(1, keepdim=True)

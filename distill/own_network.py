@@ -87,6 +87,17 @@ def own_network(name: str, weights: str = "", device: torch.device | str = "cpu"
     return OwnNetwork(name, module.eval().requires_grad_(False).to(device))
 
 
+def takes_network(method: str) -> bool:
+    """Whether a distiller compares images by features, for which it takes a network.
+
+    Raises
+    ------
+    DistillError
+        If there is no such distiller.
+    """
+    return "network" in signature(distiller(method)).parameters
+
+
 def network_arguments(
     method: str, name: str, weights: str = "", device: torch.device | str = "cpu"
 ) -> dict[str, Any]:
@@ -101,10 +112,8 @@ def network_arguments(
         if weights:
             raise DistillError(f"weights {weights!r}, but no network is named (name one)")
         return {}
-    if "network" not in signature(distiller(method)).parameters:
-        raise DistillError(
-            f"network {name!r}, but distiller {method!r} takes none (take dm or kip-features)"
-        )
+    if not takes_network(method):
+        raise DistillError(f"network {name!r}, but distiller {method!r} takes none (take dm)")
     return {"network": own_network(name, weights, device)}
 
 

@@ -101,7 +101,7 @@ def distiller(name: str) -> Distiller:
     Parameters
     ----------
     name : str
-        A registered name ("auto", "dm", "gm", "kip", ...) or "package.module:function".
+        A registered name ("auto", "dm", "kip", "kip-negatives") or "package.module:function".
 
     Raises
     ------

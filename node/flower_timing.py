@@ -1,9 +1,10 @@
-"""Overrides of Flower's hard-coded waits, one cost, and one bug fix.
+"""Overrides of Flower's hard-coded waits, one cost, and two bug fixes.
 
 In Flower 1.32.1 an idle SuperNode polls for messages every 3 s and for a ClientApp's reply every
 0.5 s; it waits 1 s before pulling an object again that has not arrived yet. It also offers a
-message as a task before the message is complete. Each override checks Flower's version and that
-the code it replaces still exists; if not, it warns, changes nothing and returns False.
+message as a task before the message is complete, and ends when a SuperLink has too many calls.
+Each override checks Flower's version and that the code it replaces still exists; if not, it warns,
+changes nothing and returns False.
 """
 
 from __future__ import annotations
@@ -15,10 +16,15 @@ from logging import WARNING
 from types import ModuleType
 from typing import Any, TypeVar
 
+import grpc
+from flwr.app import ConfigRecord
 from flwr.common.logger import log
+from flwr.supercore.inflatable.inflatable_object import get_object_type_from_object_content
+from flwr.supercore.retry import RetryInvoker
 from flwr.supercore.run import RunNotRunningException
 
 from node.pace import Pace
+from protocol.messages import LOOK_EVERY
 
 T = TypeVar("T")
 
@@ -26,6 +32,8 @@ FLOWER_VERSION = "1.32.1"
 IDLE_SLEEP = 3
 REPLY_SLEEP = 0.5
 """Flower's sleeps in the SuperNode's loop, in seconds; `_PacedTime` tells them apart by value."""
+SMALL_RECORD = 256
+"""Bytes of an object beyond which it is no record about the pace."""
 
 
 def patch_pull_backoff(*, initial: float = 0.02, cap: float = 0.25) -> bool:
@@ -99,6 +107,59 @@ def patch_intake() -> bool:
     return True
 
 
+def patch_spacing(pace: Pace) -> bool:
+    """Let the server space this node's looks for messages, by a record in what it sends.
+
+    Without one in a message, the node looks at its own pace.
+    """
+    from flwr.supernode import start_client_internal
+
+    present = hasattr(start_client_internal, "_pull_and_store_message")
+    if not can_override("the SuperNode's intake", present):
+        return False
+    pull_and_store: Callable[..., int | None] = start_client_internal._pull_and_store_message
+
+    def pull_and_store_message(
+        *, pull_object: Callable[[int, str], bytes], **others: Any
+    ) -> int | None:
+        reading = ReadingPull(pull_object)
+        if (run_id := pull_and_store(pull_object=reading, **others)) is not None:
+            pace.space(reading.spacing)
+        return run_id
+
+    setattr(start_client_internal, "_pull_and_store_message", pull_and_store_message)  # noqa: B010
+    return True
+
+
+def patch_retries() -> bool:
+    """Let the SuperNode wait and try again when the SuperLink has too many calls at once.
+
+    Flower does so only while the SuperLink is away; a full one ends the SuperNode, or its
+    heartbeats alone. Waits grow to 20 s and are drawn, so nodes do not come back all at once.
+    """
+    from flwr.supernode import start_client_internal
+
+    present = hasattr(start_client_internal, "_make_fleet_connection_retry_invoker")
+    if not can_override("what a SuperNode takes for an outage", present):
+        return False
+    make: Callable[..., RetryInvoker] = start_client_internal._make_fleet_connection_retry_invoker
+
+    def make_invoker(**arguments: Any) -> RetryInvoker:
+        invoker = make(**arguments)
+        gives_up = invoker.should_giveup
+
+        def gives_up_unless_full(error: Exception) -> bool:
+            full = error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+            return not full and gives_up is not None and gives_up(error)
+
+        invoker.should_giveup = gives_up_unless_full
+        return invoker
+
+    name = "_make_fleet_connection_retry_invoker"
+    setattr(start_client_internal, name, make_invoker)
+    return True
+
+
 def patch_nonce_cleanup(*, every: float = 30.0) -> bool:
     """Let the SuperNode look through the nonces it has seen every so many seconds only.
 
@@ -133,6 +194,31 @@ def _run_end_as_error(call: Callable[[int, str], T]) -> Callable[[int, str], T]:
     return wrapper
 
 
+class ReadingPull:
+    """Pulls a message's objects, and reads in them how the server spaces this node's looks.
+
+    Attributes
+    ----------
+    spacing : float
+        Seconds between looks; 0 without a word about it.
+    """
+
+    def __init__(self, pull_object: Callable[[int, str], bytes]) -> None:
+        self._pull_object = pull_object
+        self.spacing = 0.0
+
+    def __call__(self, run_id: int, object_id: str) -> bytes:
+        """Pull an object."""
+        content = self._pull_object(run_id, object_id)
+        if (
+            len(content) <= SMALL_RECORD
+            and get_object_type_from_object_content(content) == ConfigRecord.__name__
+        ):
+            seconds = ConfigRecord.inflate(content).get(LOOK_EVERY)
+            self.spacing = seconds if isinstance(seconds, float) else self.spacing
+        return content
+
+
 class _DeferringState:
     """A SuperNode's state that records a task instead of creating it."""
 
@@ -163,7 +249,7 @@ class _PacedTime(ModuleType):
 
     def sleep(self, seconds: float) -> None:
         if seconds == IDLE_SLEEP:
-            time.sleep(self._pace.pause)
+            time.sleep(self._pace.draw())
         elif seconds == REPLY_SLEEP:
             self._pace.worked()
             time.sleep(self._reply_poll)

@@ -24,9 +24,9 @@ class CADISSettings(Block):
         equal nodes weigh by size; with as many as there are nodes, there is no cap, as in the
         paper.
     main_cluster : float (default: 0.4)
-        Share of the nodes that the largest cluster must hold for clusters to have an equal say;
-        else nodes weigh by samples. Where clusters are many and small, one node more or less in
-        one, by accident, would tilt the model. 0 is the paper's.
+        Share of the nodes that the largest cluster must hold for clusters to have an equal say, and
+        for the regulariser in the round after; else all is as in FedAvg. With many small clusters
+        one node more or less in one, by accident, would tilt the model. 0 is the paper's.
     rule : str (default: "mean")
         How models of a cluster of five or more are averaged: ``mean``, ``agreement`` (without
         those that are out of line, none much longer than the median), ``multi-krum`` or

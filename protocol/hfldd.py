@@ -108,7 +108,9 @@ class Distillation(Block):
     Parameters
     ----------
     distiller : str (default: "auto")
-        ``auto``, ``dm``, ``kip`` (the paper's), another registered one or ``module:function``.
+        ``dm`` for images from 16 pixels a side on, and for smaller ones where a node has few
+        classes; ``kip`` (the paper's) for smaller ones of most classes, ``kip-negatives`` of a
+        single class; ``auto`` chooses so. Also a plug-in's name, or ``module:function``.
     distilled_size : int (default: 40)
         |D~_i|, virtual samples of a node, spread evenly over its classes.
     distill_steps : int (default: 0)
@@ -120,8 +122,8 @@ class Distillation(Block):
         B_2, bits of a pixel of the virtual images that are sent. The parcel is packed without loss
         besides.
     network : str (default: "")
-        Network whose features ``dm`` or ``kip-features`` match in place of random ones',
-        ``module:Class`` of a package that is on every node; called without arguments.
+        Network whose features ``dm`` matches in place of random ones', ``module:Class`` of a
+        package that is on every node; called without arguments.
     network_weights : str (default: "")
         Safetensors file with its weights, on every node.
     start : str (default: "class-stats")
@@ -163,6 +165,24 @@ class Distillation(Block):
             except DistillError as error:
                 raise ValueError(str(error)) from None
         return name
+
+    @field_validator("network")
+    @classmethod
+    def _is_taken(cls, name: str, info: ValidationInfo) -> str:
+        method = info.data.get("distiller", ":")
+        if name and ":" not in method:
+            from distill.own_network import takes_network  # here: imports torch
+
+            if not takes_network(method):
+                raise ValueError(f"distiller = {method!r} takes none (take dm)")
+        return name
+
+    @field_validator("network_weights")
+    @classmethod
+    def _are_of_a_network(cls, weights: str, info: ValidationInfo) -> str:
+        if weights and not info.data.get("network", True):
+            raise ValueError("are of no network (name it by network)")
+        return weights
 
     @field_validator("start")
     @classmethod
@@ -257,6 +277,9 @@ class HFLDDSettings(LabelKnowledge, Distillation):
         again; 0 never.
     refresh_steps : int (default: 20)
         Steps of each refinement, of distribution matching with the global model's features.
+    rotate : bool (default: True)
+        Whether another node of each cluster is its head in every round, so that each node's own
+        data are trained on; if not, heads stay, as in the paper.
     """
 
     groups: Annotated[int, Field(ge=0)] = 0
@@ -264,6 +287,7 @@ class HFLDDSettings(LabelKnowledge, Distillation):
     votes: bool = False
     refresh_every: Annotated[int, Field(ge=0)] = 0
     refresh_steps: Annotated[int, Field(ge=1)] = 20
+    rotate: Annotated[bool, Field(validate_default=True)] = True
 
     @field_validator("refresh_every")
     @classmethod
@@ -273,6 +297,16 @@ class HFLDDSettings(LabelKnowledge, Distillation):
         if every and info.data.get("dp_epsilon"):
             raise ValueError("refining has no differential privacy (set it to 0)")
         return every
+
+    @field_validator("rotate")
+    @classmethod
+    def _has_voters_in_time(cls, rotate: bool, info: ValidationInfo) -> bool:
+        if rotate and info.data.get("votes"):
+            raise ValueError(
+                "must be false for hfldd.votes, which judge a head's virtual data after its first "
+                "round (set it to false)"
+            )
+        return rotate
 
     @property
     def label_knowledge(self) -> LabelKnowledge:
@@ -285,7 +319,7 @@ class HFLDDSettings(LabelKnowledge, Distillation):
         return Distillation(**self.model_dump(include=set(Distillation.model_fields)))
 
 
-class LabelKnowledgeMetrics(Block):
+class LabelKnowledgeMetrics(PrivacyMetrics):
     """Metrics sent with soft labels; the divergence, in nats, if it was asked for."""
 
     num_examples: Count

@@ -38,6 +38,12 @@ TOGETHER = "together"
 """Metric of the describe reply: 1 from a virtual node that can train together with others. Record
 of a train message to such nodes: the ``partitions`` of all that get the same message."""
 
+LOOK_EVERY = "look-every"
+"""Key of a message's record ``pace``: seconds between the node's next looks for messages."""
+
+PACE = "pace"
+"""Record with which a server spaces the looks of many nodes that it sends the same."""
+
 DATASET = "dataset"
 """Key of the node config and of the describe reply's config: the node's own data set."""
 

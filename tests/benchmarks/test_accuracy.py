@@ -10,7 +10,8 @@ import torch
 
 from benchmarks import accuracy
 from cli.judge import LENET
-from task.datasets import Dataset, DataSpec, RawSamples
+from distill.registry import _DISTILLERS
+from task.datasets import Dataset, DataSpec, RawSamples, load_dataset
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def judged(monkeypatch):
     return seen
 
 
-def test_quick_writes_three_accuracies_of_as_many_images_as_were_asked_for(
+def test_quick_writes_accuracies_of_as_many_images_as_were_asked_for(
     digits, judged, monkeypatch, tmp_path
 ):
     distilled = []
@@ -56,19 +57,52 @@ def test_quick_writes_three_accuracies_of_as_many_images_as_were_asked_for(
         return accuracy.VirtualData(
             images=torch.cat([images[labels == c][:per_class] for c in labels.unique()]),
             labels=labels.unique().repeat_interleave(per_class),
-            method="test", steps=1, seed=0, init="noise", formation=formation,
+            method="test", steps=1, seed=0, init="noise", formation=formation or 2,
         )  # fmt: skip
 
-    monkeypatch.setattr(accuracy, "distiller", lambda method: distil)
+    monkeypatch.setitem(_DISTILLERS, "dm", distil)
     monkeypatch.setattr(accuracy, "IN_TEN", 10)
     monkeypatch.setattr(accuracy, "REAL_IN_TEN", 15)
     file = tmp_path / "accuracy.json"
     monkeypatch.setattr(sys, "argv", ["accuracy", "--quick", "--json", str(file)])
     accuracy.main()
     results = json.loads(file.read_text())
-    assert list(results) == ["mnist10_all_lenet", "mnist10_single_lenet", "random_real_lenet"]
+    assert list(results) == [
+        "mnist10_all_lenet", "mnist10_single_lenet", "random_real_lenet", "ten_real_lenet"
+    ]  # fmt: skip
     assert all(0 <= value <= 1 for value in results.values())
     assert results["random_real_lenet"] > 0.5
     assert distilled == [(60, [0, 1, 2]), (20, [0]), (20, [1]), (20, [2])]
     seen = [(tested, train.labels.bincount().tolist()) for train, tested in judged]
-    assert seen == [(90, [40] * 3), (90, [40] * 3), (90, [15] * 3)]  # 10 images hold 40
+    each = [[40] * 3, [40] * 3, [15] * 3, [10] * 3]  # 10 images hold 40
+    assert seen == [(90, counts) for counts in each]
+
+
+def test_as_many_steps_are_done_as_fit_into_the_seconds(monkeypatch):
+    clock = [3.0]
+    monkeypatch.setattr(accuracy.time, "process_time", lambda: clock[0])
+
+    def distil(steps, progress):
+        clock[0] += 5.0  # what is prepared
+        for step in range(1, steps + 1):
+            clock[0] += 0.5
+            progress(step, steps, 0.0)
+
+    assert accuracy.steps_within(25.0, distil) == 40
+    assert clock[0] < 3.0 + 5.0 + 11 * 0.5
+    assert accuracy.steps_within(1.0, distil) == 1
+
+
+def test_rows_hold_what_was_asked_for(monkeypatch, tmp_path):
+    digits, file = load_dataset("digits"), tmp_path / "rows.json"
+    monkeypatch.setattr(accuracy, "load_dataset", lambda name, root: digits)
+    monkeypatch.setattr(accuracy, "train_and_score", lambda judge, *rest, **seed: 0.5)
+    asked = ["--methods", "kip", "dm", "--per-class", "1", "--seconds", "0.01", "--json", str(file)]
+    monkeypatch.setattr(sys, "argv", ["accuracy", *asked])
+    accuracy.main()
+    rows = json.loads(file.read_text())
+    assert [(row["classes"], row["method"]) for row in rows] == [
+        ("all", "kip"), ("all", "dm"), ("1", "kip"), ("1", "dm")
+    ]  # fmt: skip
+    assert {row["steps"] for row in rows} <= set(range(1, 50))
+    assert all(row["accuracy"] == {"quick": 0.5} for row in rows)

@@ -9,7 +9,7 @@ import torch
 from benchmarks import gpu
 from distill.registry import _DISTILLERS
 
-PIECES = ["distil-kip-rbf", "train-digits-cnn-16-float32"]
+PIECES = ["distil-kip", "train-digits-cnn-16-float32"]
 COUNTS = ["launches", "waits", "copies", "flop", "bytes"]
 
 

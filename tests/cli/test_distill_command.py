@@ -90,6 +90,7 @@ def test_the_full_panel_has_a_column_for_each_judge_whose_network_fits(
     summary = json.loads((tmp_path / "summary.json").read_text())
     names = ["quick", "ConvNet", "MLP", "ResNet-8"]  # LeNet is for 28x28
     assert list(summary["judges"]) == names
+    assert all(f"{name} 0:" in " ".join(result.output.split()) for name in names)  # beforehand
     for scores in summary["scores"].values():
         assert list(scores["accuracy"]) == names
         assert all(0 <= accuracy <= 1 for accuracy in scores["accuracy"].values())

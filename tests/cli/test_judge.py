@@ -5,7 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cli.judge import CONVNET, JUDGES, LENET, QUICK, Judge, judges, train_and_score
+import cli.judge
+from cli.judge import (
+    CONVNET,
+    JUDGES,
+    LENET,
+    QUICK,
+    Judge,
+    judges,
+    train_and_score,
+    training_seconds,
+)
 from task.datasets import DataSpec, Samples
 
 SPEC = DataSpec("halves", (1, 8, 8), 2, (0.5,), (0.5,))
@@ -82,6 +92,12 @@ def test_progress_is_told_now_and_then_and_at_the_end() -> None:
         assert loss > 0
         told.append((step, steps))
 
-    judge, train = replace(QUICK, steps=120), halves(10, 0)
+    judge, train = replace(QUICK, steps=25), halves(10, 0)
     train_and_score(judge, train, train, SPEC, seed=0, progress=progress)
-    assert told == [(50, 120), (100, 120), (120, 120)]
+    assert told == [(10, 25), (20, 25), (25, 25)]
+
+
+def test_three_steps_tell_how_long_training_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([7.0, 9.0, 11.0])  # the first step may prepare things
+    monkeypatch.setattr(cli.judge.time, "perf_counter", lambda: next(clock))
+    assert training_seconds(replace(QUICK, steps=50), halves(10, 0), SPEC) == 50 * 2

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from distill.augmentation import augment_each, draw_augmentation
+from distill.augmentation import draw_augmentation
 
 SEEDS = range(40)
 
@@ -45,15 +45,3 @@ def test_draws_come_from_the_generator_and_differ() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     distinct = {tuple(x.flatten().tolist()) for x in first}
     assert len(distinct) > 30
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_several_draws_at_once_are_each_its_own(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    augments = [draw_augmentation(9, 7, generator) for _ in range(12)]
-    leaf = images(36).reshape(12, 3, 3, 9, 7).requires_grad_()
-    together = augment_each(augments, leaf)
-    alone = torch.stack([augment(own) for augment, own in zip(augments, leaf, strict=True)])
-    torch.testing.assert_close(together, alone)
-    gradients = [torch.autograd.grad(x.square().sum(), leaf)[0] for x in (together, alone)]
-    torch.testing.assert_close(*gradients)

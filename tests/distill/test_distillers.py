@@ -13,7 +13,7 @@ from distill import DistillError, VirtualData, distiller
 from distill.auto import choose
 from distill.kip import VARIANTS
 
-NAMES = [*VARIANTS, "dm", "gm", "auto"]
+NAMES = [*VARIANTS, "dm", "auto"]
 
 
 def data(n: int = 24, classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,7 +60,7 @@ def test_progress_is_told_after_each_step(name: str) -> None:
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
-@pytest.mark.parametrize("name", ["kip", "dm", "gm"])
+@pytest.mark.parametrize("name", ["kip", "dm"])
 def test_every_image_of_a_large_node_can_be_drawn_not_only_the_first_256(name: str) -> None:
     """600 images a class, of which those from the 257th on are then others of the same range."""
     images = torch.rand(1200, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -148,9 +148,7 @@ def test_auto_is_the_method_it_names_and_logs_why(
 
 
 def test_unknown_distiller_is_refused_with_the_choices() -> None:
-    with pytest.raises(
-        DistillError, match="'kpi' is unknown here; choose one of auto, dm, gm, kip"
-    ):
+    with pytest.raises(DistillError, match="'kpi' is unknown here; choose one of auto, dm, kip"):
         distiller("kpi")
 
 

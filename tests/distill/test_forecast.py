@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from distill import VirtualData, registry
+from distill import VirtualData, distill_dm, distribution_matching, registry
 from distill.forecast import forecast
 
 IMAGES, LABELS = torch.zeros(4, 1, 4, 4), torch.zeros(4).long()
@@ -70,6 +70,28 @@ def test_preparing_without_a_bank_is_counted_once(
 
     monkeypatch.setitem(registry._DISTILLERS, "slow", once)  # type: ignore[arg-type]
     assert told().seconds == pytest.approx(2 * 5 + 300 * 2)
+
+
+@pytest.mark.parametrize("side", [8, 16])
+def test_so_many_networks_are_counted_as_distribution_matching_draws(
+    side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, draw = [0.0], distribution_matching._draw_probe
+
+    def slow_draw(*arguments: Any) -> distribution_matching.Probe:
+        clock[0] += 10.0
+        return draw(*arguments)
+
+    monkeypatch.setattr(distribution_matching, "_draw_probe", slow_draw)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    images, labels = torch.rand(4, 1, side, side), torch.zeros(4).long()
+    asked: dict[str, Any] = {"num_classes": 1, "per_class": 1, "steps": 45, "formation": 0}
+    expected = forecast(
+        "dm", images, labels, device=torch.device("cpu"), generator=torch.Generator(), **asked
+    )
+    clock[0] = 0.0
+    distill_dm(images, labels, generator=torch.Generator(), **asked)
+    assert expected.seconds == clock[0]
 
 
 def test_the_memory_is_that_of_the_process(slow: Slow) -> None:

@@ -26,9 +26,13 @@ supernode.main()
 def test_it_waits_for_no_thread_that_flower_left_behind(
     error: str, told: str, tmp_path: Path
 ) -> None:
+    (tmp_path / "node-config.toml").touch()
     ended = subprocess.run(
         # reports would go to stdout
-        [sys.executable, "-c", FAILS.format(error=error), "1", str(tmp_path)],
+        [
+            *(sys.executable, "-c", FAILS.format(error=error)),
+            *("1", str(tmp_path), "0.05", "20", "{}"),
+        ],
         capture_output=True,
         text=True,
         timeout=60,

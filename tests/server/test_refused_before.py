@@ -41,6 +41,18 @@ from task.settings import SettingsError
             'train.augment = \'shift,mirror\': must be "none", "auto", or any of shift, ',
         ),
         ({"hfldd.distiller": "kpi"}, "hfldd.distiller = 'kpi': .*choose one of auto, .*kip"),
+        (
+            {"hfldd.distiller": "auto", "hfldd.network": "nets:Encoder"},
+            "hfldd.network = 'nets:Encoder': distiller = 'auto' takes none \\(take dm",
+        ),
+        (
+            {"hfldd.distiller": "kip", "hfldd.network": "nets:Encoder"},
+            "hfldd.network = 'nets:Encoder': distiller = 'kip' takes none \\(take dm",
+        ),
+        (
+            {"hfldd.distiller": "dm", "hfldd.network-weights": "encoder.safetensors"},
+            "hfldd.network-weights = 'encoder.safetensors': .*name it by network",
+        ),
         ({"hfldd.start": "nosie"}, "hfldd.start = 'nosie': must be one of class-stats, "),
         ({"hfldd.auxiliary": "nosie"}, "hfldd.auxiliary = 'nosie': .*did you mean noise?"),
         (

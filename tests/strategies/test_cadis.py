@@ -128,6 +128,27 @@ def test_a_small_cluster_has_the_same_say_as_a_large_one_up_to_a_cap(
     np.testing.assert_allclose(found, (1 - say) * many + say * np.mean(few, axis=0), atol=1e-6)
 
 
+def test_nodes_are_regularised_once_there_is_a_main_cluster(memory_grid):
+    def weights(strategy, changes):
+        """The regulariser's weight in two rounds, the second by a resumed run."""
+        grid = grid_of(memory_grid, *map(made_up, changes))
+        play(strategy, grid)
+        resumed = strategy_of()
+        resumed.load_state_dict(strategy.state_dict())
+        play(resumed, grid, server_round=2)
+        return {
+            m.content["config"]["server-round"]: m.content["config"]["kd-lambda"]
+            for m in grid.pushed
+        }
+
+    directions = np.eye(6).reshape(6, 2, 3)
+    alike = [directions[node] for node in (0, 0, 0, 1, 2)]
+    assert weights(strategy_of(), alike) == {1: 0.0, 2: 1.0}
+    assert weights(strategy_of(), directions) == {1: 0.0, 2: 0.0}
+    assert weights(strategy_of(main_cluster=0.0), alike)[1] == 1.0
+    assert weights(strategy_of(aggregation="samples"), directions)[1] == 1.0
+
+
 def reversing(honest):
     """A node that trains like another, and sends its update with its sign changed."""
 
@@ -176,7 +197,8 @@ def test_without_its_aggregation_it_is_fedavg(memory_grid):
 
 
 def test_nodes_are_asked_for_the_regulariser(memory_grid):
-    strategy, grid = strategy_of(kd_lambda=0.3, layer="last"), grid_of(memory_grid, made_up(1.0))
+    strategy = strategy_of(kd_lambda=0.3, layer="last", main_cluster=0.0)
+    grid = grid_of(memory_grid, made_up(1.0))
     play(strategy, grid)
     config = grid.pushed[0].content.config_records["config"]
     assert (config["kd-lambda"], config["feature-layer"]) == (0.3, "last")
