@@ -71,7 +71,7 @@ class FedHEADSettings(EnsembleDistillation):
         always distil.
     rule : str (default: "mean")
         How leaders average sectors of five or more: ``mean``, ``agreement`` (without models that
-        are out of line, none longer than the median), ``multi-krum`` or ``trimmed-mean``.
+        are out of line, none much longer than the median), ``multi-krum`` or ``trimmed-mean``.
         With any but the mean, students that point away from those of other sectors do not count.
     audit : bool (default: False)
         Whether up to four members average again where a leader's mean points away from those of

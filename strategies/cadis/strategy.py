@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 from protocol.arrays import Arrays, as_arrays
 from protocol.averages import weighted_mean
 from protocol.cadis import CADISSettings
-from protocol.robust import Rule, agreement, inner_products, robust_mean, shortening, too_long
+from protocol.robust import (
+    Rule,
+    agreement,
+    inner_products,
+    robust_mean,
+    room,
+    shortening,
+    too_long,
+)
 from strategies.cadis.similarity import (
     KnownPairs,
     aggregation_weights,
@@ -58,10 +66,10 @@ class CADIS(CheckedFedAvg):
     Aggregation and Knowledge DIStilled Regularization" (Nguyen et al. 2023).
 
     Clusters cover all clients ever seen; ``|cluster of i|`` counts only clients in the round, so
-    that every cluster in it has an equal say. Unlike in the paper, it is capped (``most_say``): one
-    client unlike all others would weigh as much as all of them together. Nor is there an equal say
-    where no cluster is large (``main_cluster``), or the regulariser before one is. Similarities of pairs that
-    never met are estimated for clients of the round, through other clients of the round.
+    that every cluster in it has an equal say. Unlike in the paper, it is capped (``most_say``): a
+    few clients unlike all others would outweigh the rest. Nor is there an equal say where no
+    cluster is large (``main_cluster``), or the regulariser before one is. Similarities of pairs
+    that never met are estimated for clients of the round, through other clients of the round.
 
     Pairs are judged by the peak of their similarity S (eq. 12), unlike in the paper. Once a model
     fits a cluster, its clients' changes are noise and S falls: judged by S, the cluster would
@@ -75,7 +83,7 @@ class CADIS(CheckedFedAvg):
         *,
         aggregation: Literal["clusters", "samples"] = "clusters",
         kd_lambda: float = 1.0,
-        most_say: float = 2.5,
+        most_say: float = 1.5,
         main_cluster: float = 0.4,
         rule: Rule = "mean",
         layer: str = "",
@@ -167,7 +175,7 @@ class CADIS(CheckedFedAvg):
         return weighted_mean(means)
 
     def _judged(self, updates: list[Update]) -> list[Update]:
-        """Updates moved back to the median length, without those that turn back or are too long.
+        """Updates moved back to a usual length, without those that turn back or are too long.
 
         The former point against both the last global step and most others of the round: against one
         of them, an honest client may, whose data are unlike the others'.
@@ -179,11 +187,11 @@ class CADIS(CheckedFedAvg):
         products = inner_products([*models, step], start)
         against, products = products[-1, :-1] < 0, products[:-1, :-1]
         turning = against & ~agreement(products)
-        long = too_long(products, np.array([update.num_examples for update in updates]))
+        num_examples = np.array([update.num_examples for update in updates], dtype=np.float64)
+        long = too_long(products, num_examples)
+        factors = shortening(products, room(num_examples))
         judged = []
-        for update, factor, turns, is_long in zip(
-            updates, shortening(products), turning, long, strict=True
-        ):
+        for update, factor, turns, is_long in zip(updates, factors, turning, long, strict=True):
             if turns:
                 self.set_aside(update.reply, "it points against the last step and most others")
             elif is_long:
