@@ -174,10 +174,11 @@ def test_sums_that_no_samples_have_are_set_aside(client_grid, change):
 
 def test_samples_that_a_node_has_beyond_what_counts_are_scaled_down(client_grid):
     directory = Directory(most_samples=10.0)
-    directory.num_examples = {FIRST + i: n for i, n in enumerate((479, 479, 100))}
+    directory.num_examples = dict(zip(range(FIRST, FIRST + 3), (479, 479, 100), strict=True))
     strategy = strategy_of(directory=directory)
     play(strategy, client_grid(3, IID), 1, start(MODEL))
-    assert [round(float(s[COUNTS].sum())) for s in strategy.sums.values()] == [479, 479, 100]
+    counting = {node: round(float(sums[COUNTS].sum())) for node, sums in strategy.sums.items()}
+    assert counting == directory.num_examples
 
 
 def test_features_are_computed_once(client_grid, monkeypatch):
