@@ -161,10 +161,10 @@ def distill_sector(message: Message, context: Context) -> Message:
     that the server asks for.
     """
     session = Session.of(context)
+    require_no_privacy(session.task.train, "distillation on a leader's data (FedHEAD)")
     config = dict(message.content.config_records[CONFIG])
     server_round, least_gain = config.pop(SERVER_ROUND), float(str(config.pop(LEAST_GAIN)))
     request = EnsembleDistillation.checked(config, "message")
-    require_no_privacy(session.task.train, "distillation on a leader's data (FedHEAD)")
     student = build_model(session, received_arrays(message.content))
     distilled = distil_sector(session, student, request, int(str(server_round)), least_gain)
     if distilled is None:

@@ -151,7 +151,8 @@ def draw_probe(
     classes : Sequence[Tensor]
         Real images of each class, (n, C, H, W).
     """
-    augment = draw_augmentation(*classes[0].shape[2:], generator).to(device)
+    height, across = classes[0].shape[2:]
+    augment = draw_augmentation(height, across, generator).to(device)
     orders = [torch.randperm(len(own), generator=generator)[:REAL_PER_CLASS] for own in classes]
     chosen = [own[o.to(own.device)].to(device) for own, o in zip(classes, orders, strict=True)]
     means = real_means(network, augment, torch.cat(chosen), [len(own) for own in chosen])

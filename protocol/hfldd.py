@@ -277,7 +277,7 @@ class HFLDDSettings(LabelKnowledge, Distillation):
         again; 0 never.
     refresh_steps : int (default: 20)
         Steps of each refinement, of distribution matching with the global model's features.
-    rotate : bool (default: True)
+    rotate : bool (default: False)
         Whether another node of each cluster is its head in every round, so that each node's own
         data are trained on; if not, heads stay, as in the paper.
     """
@@ -287,7 +287,7 @@ class HFLDDSettings(LabelKnowledge, Distillation):
     votes: bool = False
     refresh_every: Annotated[int, Field(ge=0)] = 0
     refresh_steps: Annotated[int, Field(ge=1)] = 20
-    rotate: Annotated[bool, Field(validate_default=True)] = True
+    rotate: bool = False
 
     @field_validator("refresh_every")
     @classmethod

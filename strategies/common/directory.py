@@ -147,7 +147,10 @@ class Directory:
     def _ask(self, grid: Grid, nodes: list[int], timeout: float | None) -> dict[int, Description]:
         content = RecordDict()
         if self._requirement:
-            content[CONFIG] = ConfigRecord(self._requirement.model_dump(by_alias=True))
+            unsaid = set() if self._requirement.frozen else {"frozen"}
+            content[CONFIG] = ConfigRecord(
+                self._requirement.model_dump(by_alias=True, exclude=unsaid)
+            )
         messages = [Message(content, node, DESCRIBE) for node in nodes]
         answers = dict.fromkeys(nodes, Description(0, lacks=("no answer in time",)))
         for reply in grid.send_and_receive(messages, timeout=timeout):

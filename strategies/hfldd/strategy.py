@@ -59,8 +59,7 @@ class HFLDD(RobustFedAvg):
     similar labels form homogeneous groups (K-means on the KL matrix), and each cluster takes one
     node of each group, so that it sees every class (algorithm 1). One random node of a cluster is
     its head; the members distil their data and send them to it. Then only the heads train, on their
-    own and their members' data, and the server averages their models by ``|D_h|``. In the next
-    round another node of each cluster is its head (`rotate`), which is not in the paper.
+    own and their members' data, and the server averages their models by ``|D_h|``.
 
     A head that disconnects or fails is replaced by another node of its cluster, to which the others
     send their virtual data again. A member that could not send its data sends them once it is back.
@@ -100,7 +99,7 @@ class HFLDD(RobustFedAvg):
         train on what they have.
     refresh_steps : int (default: 20)
         Steps of each refinement.
-    rotate : bool (default: True)
+    rotate : bool (default: False)
         Whether another node of each cluster is its head in every round, so that each node's own
         data are trained on, which the paper's members' are not. Members send each head their
         virtual data once.
@@ -130,7 +129,7 @@ class HFLDD(RobustFedAvg):
         num_classes: int | None = None,
         refresh_every: int = 0,
         refresh_steps: int = 20,
-        rotate: bool = True,
+        rotate: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)

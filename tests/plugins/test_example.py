@@ -188,7 +188,7 @@ def test_a_node_without_the_package_takes_no_part_and_is_told_what_to_install(ru
 
 
 def test_without_the_package_the_server_says_which_methods_there_are():
-    with pytest.raises(SettingsError, match="not one of agreement, auto, bulyan"):
+    with pytest.raises(SettingsError, match="not one of agreement, analytic, auto"):
         find_strategy("class-anchors")
 
 

@@ -144,9 +144,10 @@ def test_nodes_are_regularised_once_there_is_a_main_cluster(memory_grid):
     directions = np.eye(6).reshape(6, 2, 3)
     alike = [directions[node] for node in (0, 0, 0, 1, 2)]
     assert weights(strategy_of(), alike) == {1: 0.0, 2: 1.0}
-    assert weights(strategy_of(), directions) == {1: 0.0, 2: 0.0}
+    pairs = [directions[node] for node in (0, 0, 1, 1, 2, 2)]
+    assert weights(strategy_of(), pairs) == {1: 0.0, 2: 0.0}
     assert weights(strategy_of(main_cluster=0.0), alike)[1] == 1.0
-    assert weights(strategy_of(aggregation="samples"), directions)[1] == 1.0
+    assert weights(strategy_of(aggregation="samples"), pairs)[1] == 1.0
 
 
 def reversing(honest):

@@ -204,7 +204,7 @@ def test_bad_knowledge_is_set_aside_and_its_node_is_asked_no_more(memory_grid, h
     for name, array in expected.items():
         assert np.array_equal(found[name].numpy(), array.numpy())
     asked = [m.metadata.dst_node_id for m in with_bad.pushed]
-    assert asked == [1, 2, 1]
+    assert sorted(asked) == [1, 1, 2]
     assert f"Reply of node 2 to {CLASS_KNOWLEDGE} set aside" in flower_log.text
 
 

@@ -48,8 +48,7 @@ class Federation:
         self.everyone = dict(grid.nodes)
         self.ids = list(grid.nodes)
         request = Distillation(distilled_size=PER_NODE, distiller="dm", distill_steps=1)
-        heads = {"rotate": False, **settings}
-        self.strategy = HFLDD(groups=3, links="relay", distillation=request, **heads)
+        self.strategy = HFLDD(groups=3, links="relay", distillation=request, **settings)
         self.round = 0
         self.asked = Counter()
 
@@ -140,16 +139,16 @@ def test_a_head_that_fails_to_train_is_replaced_in_the_next_round(federation):
 def test_heads_take_turns_and_each_gets_the_virtual_data_once(client_grid, arrays, distillations):
     federation = Federation(client_grid(6, RUN_CONFIG), arrays, rotate=True)
     cluster_of, heads = {}, Counter()
-    for server_round in range(1, 13):
+    for _ in range(12):
         replies = federation.run()
         for cluster in federation.strategy.topology.clusters:
             cluster_of |= dict.fromkeys((cluster.head, *cluster.members), len(cluster.members))
             assert federation.parcels(replies, cluster.head) == len(cluster.members)
-        heads.update(replies)
+        heads.update(list(replies))
     assert heads.keys() == set(federation.ids)
     sent = sum(m.metadata.message_type == DISTILL for m in federation.grid.pushed)
     assert sent == sum(cluster_of.values())
-    assert distillations["distilled"] == 6
+    assert distillations["distilled"] == sum(others > 0 for others in cluster_of.values())
 
 
 def one_cluster(failures=()):

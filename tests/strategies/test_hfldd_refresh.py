@@ -38,7 +38,6 @@ class Federation:
             links="relay",
             refresh_every=2,
             refresh_steps=STEPS,
-            rotate=False,
             distillation=Distillation(distilled_size=4, distiller="dm", distill_steps=1),
         )
 

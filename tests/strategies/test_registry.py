@@ -118,7 +118,7 @@ def test_a_subclass_of_ours_is_made_as_its_base_is(a_run):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("hfdd", "not one of agreement, auto, bulyan"),
+        ("hfdd", "not one of agreement, analytic, auto"),
         ("hfdd", "nor module:Class, did you mean hfldd?"),
         ("no_such_package:X", "no_such_package"),
         ("flwr.serverapp.strategy:Nope", "Nope"),

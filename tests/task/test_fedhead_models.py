@@ -30,7 +30,7 @@ def test_parameter_counts_are_those_of_the_architecture(name, spec, count):
 
 def test_each_kind_of_data_is_offered_its_models_only():
     assert model_names(TEXT) == ["bilstm"]
-    assert model_names(TABLE) == ["mlp"]
+    assert model_names(TABLE) == ["random-features", "mlp"]
     assert {"resnet8", "resnet32", "mlp", "digits-cnn"} <= set(model_names(CIFAR))
     assert "bilstm" not in model_names(CIFAR)
     with pytest.raises(ModelError, match=r"'resnet8' does not fit 'some-texts'.*one of bilstm"):
