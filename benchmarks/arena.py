@@ -10,9 +10,10 @@ the nodes of "Dirichlet 0.1", of which half train in each round. The nodes of "d
 as they are, negatives, and digits on a bright gradient, of all classes.
 
 Accuracies are of the global model on test samples, the mean of three rounds (a single round of a
-skewed run swings by several points). A node's seconds are those in which it answers messages. The
-worst node is the one with the lowest accuracy of the last five rounds on its own held-out samples.
-Bytes are without those of this evaluation.
+skewed run swings by several points). A node's own accuracy is that of its model, or of the global
+one, on samples that it holds out, the mean of the last five rounds: the tables have the mean of all
+nodes and the worst. A node's seconds are those in which it answers messages. Bytes are without
+those of this evaluation.
 
 ``--out`` keeps a line for each finished run in ``runs.jsonl``; what is there is not run again, so
 an interrupted arena goes on. It also gets the tables (``arena.html``, ``arena.md``) and the heat
@@ -48,7 +49,7 @@ ROUNDS = 20
 QUICK_ROUNDS = 10
 AFTER = (5, 10, 20)
 LAST = 5
-"""Rounds of which the worst node's accuracy is the mean."""
+"""Rounds of which a node's accuracy is the mean."""
 STRATEGIES: Mapping[str, Settings] = {
     "fedavg": {},
     "fedprox": {"train.proximal-mu": 0.1},
@@ -60,6 +61,8 @@ STRATEGIES: Mapping[str, Settings] = {
     "fedfa": {},
     "feddf": {},
     "vhl": {},
+    "feddm": {},
+    "fedaf": {},
     "fedseq": {},
     "dynafed": {"dynafed.trajectory": 10},
     "fedhkd": {},
@@ -123,14 +126,15 @@ class Result:
         Of the whole run, without those of evaluation on nodes.
     node_seconds : float
         In which a node answered messages; mean of the nodes.
-    worst_node : float
-        Lowest accuracy of a node.
+    mean_node, worst_node : float
+        Mean and lowest of the nodes' accuracies on what they hold out.
     """
 
     accuracies: list[float]
     server_bytes: int
     link_bytes: int
     node_seconds: float
+    mean_node: float
     worst_node: float
 
 
@@ -167,13 +171,15 @@ def play(run: Run, data_root: str) -> Result:
         rows = run_in_process(config, nodes, folder, timed)
         traffic = json.loads((folder / "1" / "traffic.json").read_text())["measured"]
         journal = (folder / "1" / "journal.jsonl").read_text().splitlines()
+    of_nodes = _accuracies_of_nodes(json.loads(line) for line in journal)
     return Result(
         accuracies=[float(row["accuracy"]) for row in rows if row["accuracy"] is not None],
         server_bytes=rows[-1]["server_bytes"]
         - sum(sum(links.values()) for phase, links in traffic.items() if _evaluates(phase)),
         link_bytes=rows[-1]["link_bytes"],
         node_seconds=statistics.mean(seconds),
-        worst_node=_worst_node(json.loads(line) for line in journal),
+        mean_node=statistics.mean(of_nodes),
+        worst_node=min(of_nodes),
     )
 
 
@@ -191,14 +197,14 @@ def _evaluates(phase: str) -> bool:
     return phase.partition(".")[0] == "evaluate"
 
 
-def _worst_node(journal: Iterable[Mapping[str, Any]]) -> float:
-    """Lowest accuracy of a node, mean of the last rounds; nodes with one sample hold none out."""
+def _accuracies_of_nodes(journal: Iterable[Mapping[str, Any]]) -> list[float]:
+    """Mean of the last rounds for each node; nodes with one sample hold none out."""
     phases = [entry["nodes"] for entry in journal if _evaluates(entry.get("phase", ""))][-LAST:]
     accuracies: defaultdict[str, list[float]] = defaultdict(list)
     for phase in phases:
         for node, numbers in phase.items():
             accuracies[node].append(numbers["eval-accuracy"])
-    return min(map(statistics.mean, accuracies.values()))
+    return [statistics.mean(each) for each in accuracies.values()]
 
 
 def play_all(
@@ -256,6 +262,7 @@ def _cell(strategy: str, skew: str, results: list[Result]) -> Cell:
         server_bytes=statistics.mean(r.server_bytes for r in results),
         link_bytes=statistics.mean(r.link_bytes for r in results),
         node_seconds=statistics.mean(r.node_seconds for r in results),
+        mean_node=statistics.mean(r.mean_node for r in results),
         worst_node=statistics.mean(r.worst_node for r in results),
         seeds=len(results),
     )

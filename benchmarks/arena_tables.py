@@ -36,8 +36,8 @@ class Cell:
         Both ways; between nodes.
     node_seconds : float
         Of a node, in all rounds.
-    worst_node : float
-        Lowest accuracy of a node.
+    mean_node, worst_node : float
+        Mean and lowest of the nodes' accuracies on what they hold out.
     seeds : int
         Number of runs.
     """
@@ -50,6 +50,7 @@ class Cell:
     server_bytes: float
     link_bytes: float
     node_seconds: float
+    mean_node: float
     worst_node: float
     seeds: int
 
@@ -63,10 +64,12 @@ MEASURES: tuple[tuple[str, Callable[[Cell], str]], ...] = (
     ("accuracy after 10 rounds (%)", lambda cell: _percent(cell.after.get(10))),
     ("accuracy after 20 rounds (%)", lambda cell: _percent(cell.after.get(20))),
     ("rounds to 80 %", lambda cell: str(cell.rounds_to_goal or "-")),
+    ("mean of the nodes' accuracies (%)", lambda cell: _percent(cell.mean_node)),
     ("worst node's accuracy (%)", lambda cell: _percent(cell.worst_node)),
     ("MB through the server", lambda cell: f"{cell.server_bytes / 1e6:.2f}"),
     ("MB between nodes", lambda cell: f"{cell.link_bytes / 1e6:.2f}"),
     ("seconds of a node", lambda cell: f"{cell.node_seconds:.1f}"),
+    ("seeds", lambda cell: str(cell.seeds)),
 )
 
 
@@ -107,8 +110,7 @@ def write_tables(cells: Sequence[Cell], folder: Path) -> None:
     )
     sections = [Section("Arena", figures=[figure])]
     sections += [Section(title, tables=[table]) for title, table in tables(cells)]
-    seeds = max((cell.seeds for cell in cells), default=0)
-    html = page("Arena", f"every strategy with every skew, runs of each: {seeds}", sections)
+    html = page("Arena", "every strategy with every skew", sections)
     (folder / "arena.html").write_text(html, encoding="utf-8")
     (folder / "arena.md").write_text("\n".join(map(_markdown, tables(cells))), encoding="utf-8")
 

@@ -31,6 +31,7 @@ SETTING: Settings = {
     "train.local-epochs": 5,
     "train.holdout": 0.0,
     "cadis.main-cluster": 0.0,  # the paper's
+    "cadis.most-say": 20.0,
 }
 METHODS: dict[str, Settings] = {
     "FedAvg": {"strategy": "fedavg"},

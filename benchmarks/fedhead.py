@@ -83,6 +83,7 @@ def main() -> None:
                 **SETTING,
                 "strategy": strategy,
                 "fedhead.least-classes": 0.0,  # the paper's
+                "fedhead.least-gain": 0.0,  # the paper's
                 "dataset": arguments.dataset,
                 "data-root": arguments.data_root,
                 "model": arguments.model,

@@ -10,9 +10,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from cli.connection import UserCertificate, UserKey, user_of
 from cli.errors import exit_on
 from cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir, ControlAddress, Timeout
-from fleet.certificates import SERVER, CertificateError, CertificateFolder, Issued
+from fleet.certificates import (
+    SERVER,
+    CertificateError,
+    CertificateFolder,
+    Issued,
+    Role,
+    request_node,
+)
 
 certs = typer.Typer(
     help="Issue keys and certificates for a federation, from its own authority.",
@@ -24,7 +32,16 @@ Hosts = Annotated[
     list[str] | None,
     typer.Option("--host", help="DNS name or address of the machine; can be repeated."),
 ]
-Keep = Annotated[bool, typer.Option("--keep", help="If it exists, leave it and succeed.")]
+Keep = Annotated[
+    bool,
+    typer.Option(
+        "--keep", help="If it exists, leave it and succeed; renew it in its last ten days."
+    ),
+]
+NodeName = Annotated[str, typer.Argument(help="Name of the node, as in node-0.")]
+
+_LARGEST_REQUEST = 2**16
+_RENEWED_WITHIN = 10
 
 
 @certs.command()
@@ -33,10 +50,12 @@ def init(
 ) -> None:
     """Make the authority: ca.crt for every machine, and ca.key, which stays here."""
     authority = CertificateFolder(folder)
-    if keep and authority.certificate.exists():
-        typer.echo(f"{authority.certificate} is kept")
-        return
     with exit_on(CertificateError, command="certs"):
+        if keep and authority.certificate.exists():
+            if not authority.revocations.exists():
+                authority.write_revocations()
+            typer.echo(f"{authority.certificate} is kept")
+            return
         authority.create(days)
     typer.echo(f"{authority.certificate}: for {days} days; {folder / 'ca.key'} must stay here")
 
@@ -54,15 +73,15 @@ def server(
     """
     if not host:
         raise typer.BadParameter("give at least one", param_hint="--host")
-    _issue(folder, SERVER, keep, lambda: CertificateFolder(folder).issue_server(host, days))
+    _issue(folder, SERVER, keep, days, lambda: CertificateFolder(folder).issue_server(host, days))
 
 
 @certs.command()
 def node(
-    name: Annotated[str, typer.Argument(help="Name of the node, as in node-0.")],
+    name: NodeName,
     folder: CertificatesDir = DEFAULT_CERTIFICATES_DIR,
     host: Hosts = None,
-    days: Days = 365,
+    days: Days = 30,
     keep: Keep = False,
 ) -> None:
     """Issue a node's key and certificate, into a folder with the node's name.
@@ -70,17 +89,103 @@ def node(
     The node needs ca.crt (--root-certificates), node.crt (--peer-certificate) and node.key
     (--auth-key and --peer-key). --host is where other nodes reach it, as in its --peer-address; the
     default is its name. Register it with the SuperLink by `flwr-distill register`.
+
+    So the authority knows the node's key. With `request` and `sign` it does not.
     """
-    _issue(folder, name, keep, lambda: CertificateFolder(folder).issue_node(name, host or [], days))
+    _issue(
+        folder,
+        name,
+        keep,
+        days,
+        lambda: CertificateFolder(folder).issue_node(name, host or [], days),
+    )
+
+
+@certs.command()
+def user(
+    name: Annotated[str, typer.Argument(help="Name of a person or a service.")],
+    role: Annotated[
+        Role,
+        typer.Option(
+            help="viewer: runs, their logs, nodes; submitter: starts and stops runs as well; "
+            "operator: everything, as to register nodes."
+        ),
+    ],
+    folder: CertificatesDir = DEFAULT_CERTIFICATES_DIR,
+    days: Days = 30,
+    keep: Keep = False,
+) -> None:
+    """Issue a user's key and certificate, for the gate in front of the Control API.
+
+    Commands take them as --user-certificate and --user-key. Who may do what is in
+    docker/gate/nginx.conf; docs/deploy.md shows how to start it.
+    """
+    _issue(folder, name, keep, days, lambda: CertificateFolder(folder).issue_user(name, role, days))
+
+
+@certs.command()
+def request(
+    name: NodeName,
+    folder: Annotated[Path, typer.Option("--dir", help="Where to write key and request.")] = Path(
+        "node"
+    ),
+    host: Hosts = None,
+) -> None:
+    """On a node: make its key, which stays here, and a request for its certificate.
+
+    Send node.csr to the authority for `flwr-distill certs sign`, and tell it the fingerprint over
+    another channel. Put what comes back, node.crt and ca.crt, beside the key.
+    """
+    with exit_on(CertificateError, command="certs"):
+        fingerprint = request_node(folder, name, host or [])
+    typer.echo(f"{folder / 'node.csr'}: for {name}, send it to the authority; key {fingerprint}")
+
+
+@certs.command()
+def sign(
+    file: Annotated[
+        typer.FileBinaryRead, typer.Argument(help="node.csr of `certs request`; - for stdin.")
+    ],
+    folder: CertificatesDir = DEFAULT_CERTIFICATES_DIR,
+    fingerprint: Annotated[
+        str | None, typer.Option("--fingerprint", help="Refuse a request with another key.")
+    ] = None,
+    days: Days = 30,
+) -> None:
+    """At the authority: issue the certificate that a node asks for, into a folder with its name.
+
+    Compare the fingerprint with what `certs request` printed on the node. Send ca.crt and node.crt
+    to the node, and register it with the SuperLink by `flwr-distill register`.
+    """
+    with exit_on(CertificateError, command="certs"):
+        issued = CertificateFolder(folder).sign(file.read(_LARGEST_REQUEST), days, fingerprint)
+    typer.echo(f"{_told(folder, issued)}; key {issued.fingerprint}")
+
+
+@certs.command()
+def renew(
+    name: Annotated[str, typer.Argument(help="Name of the node, or server.")],
+    folder: CertificatesDir = DEFAULT_CERTIFICATES_DIR,
+    days: Days = 30,
+) -> None:
+    """Issue a new certificate for the same key and hosts, in place of the last one.
+
+    Put node.crt in the place of the node's: the node takes it without a restart. A SuperLink takes
+    its server.crt when it is started again.
+    """
+    with exit_on(CertificateError, command="certs"):
+        issued = CertificateFolder(folder).renew(name, days)
+    typer.echo(_told(folder, issued))
 
 
 @certs.command("list")
 def list_issued(folder: CertificatesDir = DEFAULT_CERTIFICATES_DIR) -> None:
     """List the certificates, with expiry and revocation."""
-    table = Table("name", "hosts", "expires", "revoked")
+    table = Table("name", "hosts or role", "expires", "revoked")
     with exit_on(CertificateError, command="certs"):
         for each in CertificateFolder(folder).issued():
-            table.add_row(each.name, " ".join(each.hosts), each.expires, each.revoked or "-")
+            purpose = each.role or " ".join(each.hosts)
+            table.add_row(each.name, purpose, each.expires, each.revoked or "-")
     Console().print(table)
 
 
@@ -89,38 +194,51 @@ def revoke(
     name: Annotated[str, typer.Argument(help="Name of the node, or server.")],
     folder: CertificatesDir = DEFAULT_CERTIFICATES_DIR,
     superlink: ControlAddress = "127.0.0.1:9093",
+    user_certificate: UserCertificate = None,
+    user_key: UserKey = None,
     timeout: Timeout = 60.0,
 ) -> None:
     """Shut a node out: the SuperLink no longer admits its key, and `list` shows it as revoked.
 
-    Its certificate stays valid for direct links to other nodes until it expires, but the server
-    introduces only registered nodes to each other.
+    The server introduces only registered nodes to each other. Nodes that have ca.crl, which this
+    writes, as --peer-revocations take no parcel from it either, whatever the server says.
     """
     from fleet.registration import SecureControl  # imports Flower
     from fleet.superlink import SuperLinkError
 
     authority = CertificateFolder(folder)
+    user = user_of(user_certificate, user_key, "certs")
     with exit_on(CertificateError, command="certs"):
         issued = authority.valid(name)
         if issued is None:
             raise CertificateError(f"{folder} has issued no {name}, or it is revoked already")
         if issued.is_node:
             try:
-                with SecureControl(superlink, authority.certificate) as control:
+                with SecureControl(superlink, authority.certificate, user) as control:
                     control.wait(timeout)
                     node_id = control.node_id(issued.public_key)
                     if node_id is not None:
                         control.unregister(node_id)
             except SuperLinkError as error:
                 raise CertificateError(f"{name} is not revoked: {error}") from error
-        authority.mark_revoked(issued)
-    typer.echo(f"{name} is revoked")
+        authority.mark_revoked(name)
+    typer.echo(f"{name} is revoked; give nodes {authority.revocations} as it is now")
 
 
-def _issue(folder: Path, name: str, keep: bool, issue: Callable[[], Issued]) -> None:
+def _issue(folder: Path, name: str, keep: bool, days: int, issue: Callable[[], Issued]) -> None:
+    authority = CertificateFolder(folder)
     with exit_on(CertificateError, command="certs"):
-        if keep and CertificateFolder(folder).valid(name):
+        last = authority.valid(name) if keep else None
+        if last is None:
+            issued = issue()
+        elif last.days_left > _RENEWED_WITHIN:
             typer.echo(f"{folder / name} is kept")
             return
-        issued = issue()
-    typer.echo(f"{folder / name}: for {', '.join(issued.hosts)}, until {issued.expires}")
+        else:
+            issued = authority.renew(name, days)
+    typer.echo(_told(folder, issued))
+
+
+def _told(folder: Path, issued: Issued) -> str:
+    purpose = issued.role or ", ".join(issued.hosts)
+    return f"{folder / issued.name}: for {purpose}, until {issued.expires}"

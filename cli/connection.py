@@ -13,7 +13,7 @@ from cli.errors import fail
 from fleet.federation_record import FederationFile, FederationRecord
 
 if TYPE_CHECKING:
-    from fleet.superlink import Control
+    from fleet.superlink import Control, User
 
 DEFAULT_ADDRESS = "127.0.0.1:9093"
 DEFAULT_AUTHORITY = Path("certs/ca.crt")
@@ -36,6 +36,24 @@ Authority = Annotated[
         exists=True,
     ),
 ]
+UserCertificate = Annotated[
+    Path | None,
+    typer.Option(
+        "--user-certificate",
+        help="PEM file of your certificate (flwr-distill certs user), where a gate asks for it.",
+        envvar="FLWR_DISTILL_USER_CERTIFICATE",
+        exists=True,
+    ),
+]
+UserKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--user-key",
+        help="PEM file of that certificate's private key.",
+        envvar="FLWR_DISTILL_USER_KEY",
+        exists=True,
+    ),
+]
 NoTls = Annotated[bool, typer.Option("--insecure", help="The SuperLink has no TLS.")]
 
 
@@ -47,18 +65,35 @@ class Connection:
     authority: Path | None
     federation: FederationRecord | None
     is_up: Callable[[], bool]
+    user: User | None = None
 
     def open(self, timeout: float) -> Control:
         """Open the Control API once the SuperLink answers, or raise a `SuperLinkError`."""
         from fleet.superlink import Control  # here: imports Flower
 
-        link = Control(self.address, self.authority)
+        link = Control(self.address, self.authority, self.user)
         link.wait(timeout, is_up=self.is_up)
         return link
 
 
+def user_of(certificate: Path | None, key: Path | None, command: str) -> User | None:
+    """Who calls; None for nobody. Ends the command if one file lacks the other."""
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        fail("user-certificate and user-key need each other: give both", command)
+    from fleet.superlink import User  # here: imports Flower
+
+    return User(certificate, key)
+
+
 def find_superlink(
-    address: str | None, authority: Path | None, insecure: bool, state_dir: Path, command: str
+    address: str | None,
+    authority: Path | None,
+    insecure: bool,
+    user: User | None,
+    state_dir: Path,
+    command: str,
 ) -> Connection:
     """Find the SuperLink; with no option, that of the local federation in the state directory.
 
@@ -87,4 +122,5 @@ def find_superlink(
         None if insecure else authority or DEFAULT_AUTHORITY,
         None,
         lambda: True,
+        user,
     )

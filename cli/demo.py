@@ -15,6 +15,7 @@ from cli.results import results_table
 from cli.run_log import RunLog
 from cli.up import start
 from fleet.local_federation import LocalFederation
+from task.words import counted
 
 APP_DIR = Path(__file__).resolve().parent.parent
 SECTORED = ("fedhead", "fedhead-plus")
@@ -29,6 +30,8 @@ FEDHEAD_TASK: dict[str, int | float | str] = {
     "fedhead.sectors": 2,
 }
 """The paper's local training, for FedHEAD and the FedAvg run it is compared with."""
+ANALYTIC_RUN = {"model": "random-features", "num-rounds": 1}
+"""A frozen network that needs no file, and the one round that it takes."""
 
 
 def demo(
@@ -47,7 +50,8 @@ def demo(
     The results are shown as a table and written to RUNS_DIR/demo.json. Ctrl-C ends all processes.
 
     FedHEAD (--strategy fedhead or fedhead-plus) uses 2 sectors of nodes with direct links, and a
-    Dirichlet split of the digits (alpha 0.1).
+    Dirichlet split of the digits (alpha 0.1). analytic (--strategy analytic) takes one round, on
+    random features in place of FedAvg's network.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends it like Ctrl-C
     sectored = strategy in SECTORED
@@ -73,9 +77,10 @@ def demo(
     with federation:
         console.print(f"{nodes} nodes are online; their logs are in {state_dir}")
         for name in ("fedavg", strategy):
-            console.rule(f"{name}: {rounds} rounds, {split}")
+            own = {**config, **(ANALYTIC_RUN if name == "analytic" else {}), "strategy": name}
+            console.rule(f"{name}: {counted(own['num-rounds'], 'round')}, {split}")
             with RunLog(console) as log:
-                outcome = federation.run(APP_DIR, {**config, "strategy": name}, on_line=log.show)
+                outcome = federation.run(APP_DIR, own, on_line=log.show)
             if not outcome.completed or log.folder is None:
                 fail(f"{name} ended as {outcome.status}: {log.reason(outcome.details)}", "demo")
             summary = log.folder / "summary.json"

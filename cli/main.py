@@ -11,7 +11,9 @@ from cli.demo import demo
 from cli.distill import distill
 from cli.doctor import doctor
 from cli.node import node
+from cli.outbox import outbox
 from cli.partition import partition
+from cli.policy import policy
 from cli.predict import predict
 from cli.register import register
 from cli.report import report
@@ -50,10 +52,11 @@ def _main(
 
 
 for command in (
-    *(demo, distill, partition, settings, doctor, node),
+    *(demo, distill, partition, settings, doctor, node, outbox),
     *(up, status, stop, register, run, report, predict),
 ):
     app.command()(command)
 app.add_typer(certs, name="certs")
 app.add_typer(data, name="data")
+app.add_typer(policy, name="policy")
 app.add_typer(runs, name="runs")

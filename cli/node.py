@@ -18,6 +18,8 @@ from cli.options import (
     PeerAddress,
     PeerCertificate,
     PeerKey,
+    PeerNames,
+    PeerRevocations,
     RootCertificates,
     StateDir,
     node_option,
@@ -40,6 +42,8 @@ def node(
     peer_address: PeerAddress = None,
     peer_certificate: PeerCertificate = None,
     peer_key: PeerKey = None,
+    peer_revocations: PeerRevocations = None,
+    peer_names: PeerNames = None,
     data: Annotated[Path | None, node_option("data", "Directory with this node's data.")] = None,
     dataset: Annotated[
         str | None,
@@ -74,9 +78,23 @@ def node(
         float | None,
         node_option("release-after", "Idle seconds after which (GPU) memory is freed.", "120"),
     ] = None,
+    poll_busy: Annotated[
+        float | None,
+        node_option("poll-busy", "Shortest pause between looks for messages, in seconds.", "0.05"),
+    ] = None,
+    poll_idle: Annotated[
+        float | None,
+        node_option(
+            "poll-idle", "Longest pause, in seconds, for a node without work for an hour.", "20"
+        ),
+    ] = None,
     keep_runs: Annotated[
         float | None,
         node_option("keep-runs", "Days to keep what runs left behind, but for budgets.", "30"),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        node_option("policy", "What runs may ask: open, hospital, or a YAML file.", "open"),
     ] = None,
     node_config: Annotated[
         list[str] | None,

@@ -71,6 +71,18 @@ PeerCertificate = Annotated[
 PeerKey = Annotated[
     Path | None, node_option("peer-key", "PEM file of that certificate's private key.")
 ]
+PeerRevocations = Annotated[
+    Path | None,
+    node_option("peer-revocations", "PEM file with the certificates that are revoked (ca.crl)."),
+]
+PeerNames = Annotated[
+    str | None,
+    node_option(
+        "peer-names",
+        "Nodes to exchange parcels with, as in ward-1,ward-2.",
+        "all of the authority's",
+    ),
+]
 Device = Annotated[
     str | None,
     node_option(

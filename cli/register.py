@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from cli.connection import UserCertificate, UserKey, user_of
 from cli.errors import exit_on
 from cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir, ControlAddress, Timeout
 from fleet.certificates import CertificateError, CertificateFolder
@@ -12,6 +13,8 @@ from fleet.certificates import CertificateError, CertificateFolder
 def register(
     folder: CertificatesDir = DEFAULT_CERTIFICATES_DIR,
     superlink: ControlAddress = "127.0.0.1:9093",
+    user_certificate: UserCertificate = None,
+    user_key: UserKey = None,
     timeout: Timeout = 60.0,
 ) -> None:
     """Register the keys of all nodes of a certificates folder with a SuperLink.
@@ -22,10 +25,11 @@ def register(
     from fleet.superlink import SuperLinkError
 
     authority = CertificateFolder(folder)
+    user = user_of(user_certificate, user_key, "register")
     with exit_on(CertificateError, SuperLinkError, command="register"):
         nodes = [each for each in authority.issued() if each.is_node and not each.revoked]
         typer.echo(f"waiting for the SuperLink at {superlink} ...")
-        with SecureControl(superlink, authority.certificate) as control:
+        with SecureControl(superlink, authority.certificate, user) as control:
             control.wait(timeout)
             for node in nodes:
                 node_id, is_new = control.register(node.public_key)

@@ -11,7 +11,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from cli.connection import Address, Authority, Connection, NoTls, find_superlink
+from cli.connection import (
+    Address,
+    Authority,
+    Connection,
+    NoTls,
+    UserCertificate,
+    UserKey,
+    find_superlink,
+    user_of,
+)
 from cli.errors import exit_on, fail
 from cli.options import DEFAULT_FEDERATION_DIR, FederationDir, Timeout
 from cli.results import results_table
@@ -41,6 +50,8 @@ def run(
     ] = None,
     superlink: Address = None,
     root_certificates: Authority = None,
+    user_certificate: UserCertificate = None,
+    user_key: UserKey = None,
     insecure: NoTls = False,
     state_dir: FederationDir = DEFAULT_FEDERATION_DIR,
     runs_dir: Annotated[
@@ -62,7 +73,8 @@ def run(
         for text in run_config or ():
             overrides |= read_run_config(text)
         _check(overrides)
-    link = find_superlink(superlink, root_certificates, insecure, state_dir, "run")
+    user = user_of(user_certificate, user_key, "run")
+    link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "run")
     if link.federation:
         overrides = {"min-nodes": len(link.federation.node_dirs)} | overrides
 

@@ -1,4 +1,4 @@
-"""`flwr-distill runs`: list runs, look at them, compare them and export their models."""
+"""`flwr-distill runs`: list, show, compare runs; export their models, take nodes out of them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,7 +14,10 @@ from cli.run_folders import DEFAULT_RUNS_DIR, RUN_HELP, RunsDir, read_runs, run_
 if TYPE_CHECKING:
     from strategies.common.sections import Table as PageTable
 
-runs = typer.Typer(help="List, show and compare runs; export their models.", no_args_is_help=True)
+runs = typer.Typer(
+    help="List, show and compare runs; export their models, take nodes out of them.",
+    no_args_is_help=True,
+)
 Run = Annotated[str, typer.Argument(help=RUN_HELP)]
 
 
@@ -109,6 +112,30 @@ def export(
     card = folder / "model-card.md"
     card.write_text(model_card(files, file.name), encoding="utf-8")
     typer.echo(f"{file}\n{card}")
+
+
+@runs.command()
+def forget(
+    run: Run,
+    nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="Names of nodes.")],
+    runs_dir: RunsDir = DEFAULT_RUNS_DIR,
+) -> None:
+    """Take nodes out of a finished run: its model is then the one of the others alone.
+
+    Only for strategies that keep apart what each node sent (analytic). The model and the last
+    checkpoint are replaced, older checkpoints removed; what was exported before stays as it is.
+    """
+    (files,) = read_runs([run], runs_dir)
+
+    from server.forget import ForgetError
+    from server.forget import forget as take_out
+    from server.page.words import percent
+    from server.record.checkpoint import CheckpointError
+
+    with exit_on(ForgetError, CheckpointError, command="runs forget"):
+        score = take_out(files.folder, nodes)
+    accuracy = f", accuracy {percent(score['accuracy'])}" if score else ""
+    typer.echo(f"{files.folder} without {', '.join(nodes)}{accuracy}")
 
 
 def _in_terminal(title: str, table: "PageTable") -> Table:

@@ -11,7 +11,15 @@ from typing import Annotated
 
 import typer
 
-from cli.connection import Address, Authority, NoTls, find_superlink
+from cli.connection import (
+    Address,
+    Authority,
+    NoTls,
+    UserCertificate,
+    UserKey,
+    find_superlink,
+    user_of,
+)
 from cli.errors import exit_on, fail
 from cli.options import DEFAULT_FEDERATION_DIR, FederationDir
 from fleet.federation_record import FederationFile
@@ -27,6 +35,8 @@ def stop(
     ] = "",
     superlink: Address = None,
     root_certificates: Authority = None,
+    user_certificate: UserCertificate = None,
+    user_key: UserKey = None,
     insecure: NoTls = False,
     state_dir: FederationDir = DEFAULT_FEDERATION_DIR,
 ) -> None:
@@ -37,7 +47,8 @@ def stop(
     if not run:
         _end_federation(state_dir)
         return
-    link = find_superlink(superlink, root_certificates, insecure, state_dir, "stop")
+    user = user_of(user_certificate, user_key, "stop")
+    link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "stop")
 
     from fleet.superlink import SuperLinkError  # here: imports Flower
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from logging import INFO, WARNING
-from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -16,17 +15,13 @@ from client.local_round import LocalRound, build_model, received_arrays
 from client.session import Session, held_out
 from client.together import trained_together, trains_together
 from links import introduce
-from protocol.meeting import Continuation, Requirement
+from protocol.meeting import Continuation, Requirement, identity
 from protocol.messages import (
     ARRAYS,
     CONFIG,
-    DATASET,
     INTRODUCTION,
     METRICS,
-    NAME,
     NUM_EXAMPLES,
-    PARTITION_ID,
-    SECTOR,
     TOGETHER,
 )
 from protocol.registry import all_methods, handlers, plugin_paths
@@ -91,14 +86,8 @@ def describe(message: Message, context: Context) -> Message:
     reasons = lacking(context, requirement)
     for reason in reasons:
         log(WARNING, "This node cannot take part in run %d: %s", context.run_id, reason)
-    node = context.node_config
-    metrics = MetricRecord({NUM_EXAMPLES: 0})
-    if PARTITION_ID in node:
-        metrics[PARTITION_ID] = int(node[PARTITION_ID])
-    if SECTOR in node:
-        metrics[SECTOR] = int(node[SECTOR])
+    metrics, config = identity(context.node_config)
     content = RecordDict({METRICS: metrics})
-    config: dict[str, Any] = {key: str(node[key]) for key in (NAME, DATASET) if key in node}
     if names := _class_names(context):
         config["class-names"] = names
     if reasons:

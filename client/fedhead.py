@@ -22,13 +22,14 @@ from torch import nn
 from client.dp_sgd import require_no_privacy
 from client.local_round import LocalRound, build_model, received_arrays
 from client.session import Session, deadline_of
-from distill.ensemble import Distilled, distil_ensemble, teacher_probabilities
+from distill.ensemble import Distilled, distil_ensemble, saving, teacher_probabilities
 from links import LinkError, receive, send
 from protocol.arrays import Arrays, arrays_of, as_record, as_tensors, check_arrays
 from protocol.ensemble import EnsembleDistillation
 from protocol.fedhead import (
     GLOBAL_MODEL,
     LEADS,
+    LEAST_GAIN,
     LINK_ERROR,
     RULE,
     SECTOR_MODEL,
@@ -148,21 +149,27 @@ def hand_out(message: Message, context: Context) -> Message:
 def aggregate_sector(message: Message, context: Context) -> Message:
     """Reply with the mean of the sector's models (step 2)."""
     mean = mean_of_sector(Session.of(context), message.content)
-    metrics = MetricRecord({REJECTED: len(mean.rejected)})
     reasons = ConfigRecord({f"{REJECTED}.{rank}": why for rank, why in mean.rejected.items()})
-    content = RecordDict({ARRAYS: as_record(mean.arrays), METRICS: metrics, CONFIG: reasons})
+    content = RecordDict({ARRAYS: as_record(mean.arrays), CONFIG: reasons})
     return Message(content, reply_to=message)
 
 
 def distill_sector(message: Message, context: Context) -> Message:
-    """Distil the sector's ensemble into the received model, and reply with that (step 4)."""
+    """Distil the sector's ensemble into the received model, and reply with that (step 4).
+
+    Without a model, where the ensemble does not predict this node's samples better by the share
+    that the server asks for.
+    """
     session = Session.of(context)
     config = dict(message.content.config_records[CONFIG])
-    server_round = config.pop(SERVER_ROUND)
+    server_round, least_gain = config.pop(SERVER_ROUND), float(str(config.pop(LEAST_GAIN)))
     request = EnsembleDistillation.checked(config, "message")
     require_no_privacy(session.task.train, "distillation on a leader's data (FedHEAD)")
     student = build_model(session, received_arrays(message.content))
-    distilled = distil_sector(session, student, request, int(str(server_round)))
+    distilled = distil_sector(session, student, request, int(str(server_round)), least_gain)
+    if distilled is None:
+        metrics = MetricRecord({"distill-epochs": 0})
+        return Message(RecordDict({METRICS: metrics}), reply_to=message)
     metrics = MetricRecord({"distill-loss": distilled.loss, "distill-epochs": distilled.epochs})
     arrays = ArrayRecord(student.state_dict())
     return Message(RecordDict({ARRAYS: arrays, METRICS: metrics}), reply_to=message)
@@ -225,12 +232,22 @@ def mean_of_sector(session: Session, content: RecordDict) -> SectorMean:
 
 
 def distil_sector(
-    session: Session, student: nn.Module, request: EnsembleDistillation, server_round: int
-) -> Distilled:
+    session: Session,
+    student: nn.Module,
+    request: EnsembleDistillation,
+    server_round: int,
+    least_gain: float = 0.0,
+) -> Distilled | None:
     """Distil the sector's ensemble into `student`, in place, on the leader's data (step 4).
 
     The teacher is ``sum_k (p_km / p_m) f(x; w_km)`` over the models of `mean_of_sector`, with its
     weights; trimmed where that mean was.
+
+    Returns
+    -------
+    Distilled, optional
+        None if the teacher's loss on the samples is not lower by the share `least_gain`, so that
+        nothing was distilled. With 0, it always is.
 
     Raises
     ------
@@ -246,6 +263,11 @@ def distil_sector(
     is_trimmed = members[RULE] == "trimmed-mean" and len(members["weights"]) >= FEWEST
     cut = trimmed(len(members["weights"])) if is_trimmed else 0
     teacher = teacher_probabilities(models, inputs, average=request.average, cut=cut)
+    if least_gain:
+        gain = saving(teacher, student, inputs, session.data.train.labels)
+        if gain < least_gain:
+            log(INFO, "Not distilled: the ensemble would save %.0f%% of the loss", 100 * gain)
+            return None
     distilled = distil_ensemble(
         student,
         inputs,

@@ -22,7 +22,7 @@ from task.settings import SettingsError, TrainSettings
 
 
 class PrototypeDistance(LossTerm):
-    """``lambda |f(x) - c_y|^2``, mean over samples and features (Tan et al. 2022, eq. 7-8).
+    """``lambda |f(x) - c_y|^2``, mean over samples and features (Tan et al. 2022).
 
     f(x) are a sample's features in the model in training, c_y is the global prototype of its class.
     A sample whose class has none is at distance 0. The paper takes the distance of class means; as
@@ -86,7 +86,7 @@ def train_prototypes(message: Message, context: Context) -> Message:
 
 
 def own_prototypes(local: LocalRound) -> dict[str, Tensor]:
-    """Mean features of each class of the node's training samples (eq. 3), with their counts."""
+    """Mean features of each class of the node's training samples, with their counts."""
     model = local.model.eval()
     features = Features(model, local.settings.feature_layer)
 
@@ -99,7 +99,7 @@ def own_prototypes(local: LocalRound) -> dict[str, Tensor]:
 
 
 def evaluate_prototypes(message: Message, context: Context) -> Message:
-    """Evaluate the node's own model on its holdout, by the nearest global prototype (eq. 4)."""
+    """Evaluate the node's own model on its holdout, by the nearest global prototype."""
     session = with_own_model(Session.of(context))
     holdout = held_out(session)
     model, _ = own_model(session)
@@ -123,7 +123,7 @@ def evaluate_prototypes(message: Message, context: Context) -> Message:
 def nearest_prototype(
     extract: Callable[[Tensor], Tensor], inputs: Tensor, prototypes: Tensor, known: Tensor
 ) -> Tensor:
-    """Class of the nearest prototype in L2 distance (Tan et al. 2022, eq. 4), int64 (n,).
+    """Class of the nearest prototype in L2 distance (Tan et al. 2022), int64 (n,).
 
     Parameters
     ----------

@@ -71,6 +71,7 @@ def label_knowledge(message: Message, context: Context) -> Message:
     request = LabelRequest.checked(message.content.config_records[CONFIG], "message")
     auxiliary = _auxiliary(session, request).to(session.device)
     train = session.data.train
+    privacy = PrivateTraining.of(session, session.task.train)
 
     def labels_of(samples: Samples, purpose: str) -> torch.Tensor:
         model = create_model(session.task.model, session.data.spec, seed=session.task.seed)
@@ -82,7 +83,7 @@ def label_knowledge(message: Message, context: Context) -> Message:
             lr=request.initial_lr,
             batch_size=request.initial_batch_size,
             generator=session.generator(purpose),
-            privacy=PrivateTraining.of(session, session.task.train),
+            privacy=privacy,
         )
 
     metrics = MetricRecord({NUM_EXAMPLES: len(train)})
@@ -94,6 +95,8 @@ def label_knowledge(message: Message, context: Context) -> Message:
         )
         metrics[OWN_DIVERGENCE] = _divergence(first, second)
     arrays = ArrayRecord({SOFT_LABELS: labels_of(train, "label-knowledge")})
+    if privacy:
+        metrics.update(privacy.account.numbers())
     return Message(RecordDict({ARRAYS: arrays, METRICS: metrics}), reply_to=message)
 
 

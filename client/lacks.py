@@ -11,6 +11,7 @@ from links import introduce
 from protocol.meeting import MOST_REASONS, Requirement, one_line
 from protocol.method import Method
 from protocol.registry import find_method
+from task.backbones import fingerprint
 from task.datasets import DataSpec
 from task.models import create_model
 from task.plugin import import_object
@@ -31,11 +32,11 @@ def lacking(context: Context, requirement: Requirement | None) -> list[str]:
     reasons = _failing(
         [
             lambda: introduce(Session.of(context)),
-            lambda: _build_model(task.model, data_spec(task, data_root)),
+            lambda: _check_model(task, data_root, requirement.frozen if requirement else ""),
             lambda: _import_code(requirement),
         ]
     )
-    if not reasons and requirement:
+    if not reasons and requirement and requirement.method:
         needs: list[Check] = []
         reasons = _failing([lambda: needs.extend(_needs(context, requirement))]) or _failing(needs)
     return reasons[:MOST_REASONS]
@@ -55,9 +56,18 @@ def _failing(checks: Iterable[Check]) -> list[str]:
     return list(dict.fromkeys(reasons))
 
 
+def _check_model(task: TaskSettings, data_root: str, frozen: str) -> None:
+    own = _frozen(task.model, data_spec(task, data_root), task.seed)
+    if frozen and own != frozen:
+        raise SettingsError(
+            f"model = {task.model!r} has other frozen weights on this node than on the server "
+            "(install the same version of the package that brings them on both)"
+        )
+
+
 @lru_cache(maxsize=4)  # virtual nodes of a simulation share a process
-def _build_model(name: str, spec: DataSpec) -> None:
-    create_model(name, spec, seed=0)  # without a seed it would draw from torch's own generator
+def _frozen(name: str, spec: DataSpec, seed: int) -> str:
+    return fingerprint(create_model(name, spec, seed=seed))
 
 
 def _method(requirement: Requirement) -> Method:
@@ -71,7 +81,7 @@ def _method(requirement: Requirement) -> Method:
 
 
 def _import_code(requirement: Requirement | None) -> None:
-    if requirement is None:
+    if requirement is None or not requirement.method:
         return
     method = _method(requirement)
     for path in (*(phase.handler for phase in method.phases), *method.terms.values()):

@@ -48,20 +48,20 @@ def epoch_batches(
     generator : torch.Generator
         CPU generator of the order.
     balanced : bool (default: False)
-        If True, draw n samples with replacement with equally likely classes; else every sample
-        comes once, in random order.
+        If True, draw at least n samples with replacement with equally likely classes, in whole
+        minibatches: a step on few samples can spoil a model, and a round may end with it. Else
+        every sample comes once, in random order.
     """
     num_samples = len(labels)
     if balanced:
         present, positions = hard_labels(labels).cpu().unique(return_inverse=True)  # type: ignore[no-untyped-call]
         share = 1.0 / torch.bincount(positions, minlength=len(present)).double()
-        order = torch.multinomial(
-            share[positions], num_samples, replacement=True, generator=generator
-        )
+        draws = math.ceil(num_samples / batch_size) * batch_size
+        order = torch.multinomial(share[positions], draws, replacement=True, generator=generator)
     else:
         order = torch.randperm(num_samples, generator=generator)
-    if num_samples % batch_size == 1 and min(num_samples, batch_size) > 1:
-        order = order[:-1]
+        if num_samples % batch_size == 1 and min(num_samples, batch_size) > 1:
+            order = order[:-1]
     return iter(torch.split(order.to(labels.device), batch_size))
 
 

@@ -15,6 +15,8 @@ Average = Literal["probabilities", "logits"]
 HELD_OUT = 0.1
 """Share of the samples held out of training for early stopping."""
 PREDICTION_BATCH = 1024
+TINY = 1e-12
+"""Added to probabilities, which may be 0."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,28 @@ def teacher_probabilities(
     if average == "logits":
         return mean.softmax(dim=1)
     return mean / mean.sum(dim=1, keepdim=True) if cut else mean
+
+
+def saving(teacher: Tensor, student: nn.Module, inputs: Tensor, labels: Tensor) -> float:
+    """Share of a student's cross-entropy that its teacher saves on labelled samples.
+
+    Parameters
+    ----------
+    teacher : Tensor
+        Output of `teacher_probabilities` on the samples, (n, classes).
+    student : nn.Module
+        On the teacher's device; left in evaluation mode.
+    inputs, labels : Tensor
+        Samples (n, ...) and classes (n,), on that device or in main memory.
+
+    Returns
+    -------
+    float
+        At most 1; 0 or less where the student is as good already.
+    """
+    labels = labels.to(teacher.device)
+    own = float(functional.cross_entropy(_logits(student, inputs), labels))
+    return 1 - float(functional.nll_loss((teacher + TINY).log(), labels)) / max(own, TINY)
 
 
 def distil_ensemble(

@@ -15,7 +15,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from distill.augmentation import draw_augmentation
-from distill.distribution_matching import REAL_PER_CLASS, Probe, match_means, real_means
+from distill.distribution_matching import (
+    REAL_PER_CLASS,
+    Network,
+    Probe,
+    match_means,
+    real_means,
+)
 from distill.formation import Formation
 from distill.inputs import check_inputs
 from distill.registry import Progress
@@ -28,7 +34,7 @@ BANK = 20
 LEARNING_RATE = 0.05
 
 
-class _Outputs:
+class Outputs:
     """Features and logits of a frozen model, with any weights."""
 
     def __init__(self, model: nn.Module, layer: str) -> None:
@@ -38,10 +44,11 @@ class _Outputs:
         dense = self._model.get_submodule(last_dense(self._model, layer))
         dense.register_forward_pre_hook(self._keep)
 
-    def __call__(self, weights: Sequence[Tensor], images: Tensor) -> Tensor:
+    def __call__(self, weights: Sequence[Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (n, features) and logits (n, classes) of images (n, C, H, W)."""
         named = dict(zip(self.names, weights, strict=True))
         logits = functional_call(self._model, named, images)
-        return torch.cat([self._features.flatten(1), logits], dim=1)
+        return self._features.flatten(1), logits
 
     def _keep(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         self._features = arguments[0]
@@ -51,12 +58,12 @@ class _Outputs:
 class Perturbed:
     """A model near the global one: (n, C, H, W) to features and logits, (n, features + classes)."""
 
-    outputs: _Outputs
+    outputs: Outputs
     weights: tuple[Tensor, ...]
 
     def __call__(self, images: Tensor) -> Tensor:
         """Features and logits, side by side."""
-        return self.outputs(self.weights, images)
+        return torch.cat(self.outputs(self.weights, images), dim=1)
 
 
 def distill_around(
@@ -73,7 +80,7 @@ def distill_around(
     generator: torch.Generator,
     progress: Progress | None = None,
 ) -> VirtualData:
-    """Distil by matching means around a model (FedDM eq. 6-8, algorithm 1).
+    """Distil by matching means around a model (FedDM; Xiong et al. 2023).
 
     In each step and for each class: squared distance of the mean features, and of the mean logits,
     of all virtual and of up to 256 real images, at weights drawn from a normal distribution around
@@ -110,18 +117,14 @@ def distill_around(
         If an argument is unusable; names it and the remedy.
     """
     check_inputs(images, labels, num_classes=num_classes, per_class=per_class, steps=steps)
-    device, (height, width) = next(model.parameters()).device, images.shape[2:]
+    device = next(model.parameters()).device
     initial, virtual_labels = start(init, images, labels, per_class, generator)
     classes = [images[labels == c] for c in torch.unique(labels)]
-    outputs = _Outputs(model, layer)
+    outputs = Outputs(model, layer)
     probes = []
     for _ in range(min(BANK, steps)):
         network = Perturbed(outputs, perturbed(model, radius, generator))
-        augment = draw_augmentation(height, width, generator).to(device)
-        orders = [torch.randperm(len(own), generator=generator)[:REAL_PER_CLASS] for own in classes]
-        chosen = [own[o.to(own.device)].to(device) for own, o in zip(classes, orders, strict=True)]
-        means = real_means(network, augment, torch.cat(chosen), [len(own) for own in chosen])
-        probes.append(Probe(network, augment, means))
+        probes.append(draw_probe(network, classes, device, generator))
     virtual = initial.reshape(len(classes), per_class, *images.shape[1:]).to(device, copy=True)
     rates, whole = [LEARNING_RATE] * steps, Formation.of(1, images.shape)
     match_means(virtual, probes, rates, whole, progress)
@@ -136,8 +139,27 @@ def distill_around(
     )
 
 
+def draw_probe(
+    network: Network, classes: Sequence[Tensor], device: torch.device, generator: torch.Generator
+) -> Probe:
+    """Draw a probe's augmentation, and the up to 256 real images of each class that it matches.
+
+    Parameters
+    ----------
+    network : Network
+        On `device`.
+    classes : Sequence[Tensor]
+        Real images of each class, (n, C, H, W).
+    """
+    augment = draw_augmentation(*classes[0].shape[2:], generator).to(device)
+    orders = [torch.randperm(len(own), generator=generator)[:REAL_PER_CLASS] for own in classes]
+    chosen = [own[o.to(own.device)].to(device) for own, o in zip(classes, orders, strict=True)]
+    means = real_means(network, augment, torch.cat(chosen), [len(own) for own in chosen])
+    return Probe(network, augment, means)
+
+
 def perturbed(model: nn.Module, radius: float, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Weights drawn from a normal distribution around a model's, within a ball (FedDM eq. 6).
+    """Weights drawn from a normal distribution around a model's, within a ball (FedDM).
 
     Returns
     -------

@@ -3,9 +3,14 @@
 ::
 
     ca.crt  ca.key         the authority; its key stays here
+    ca.crl                 what is revoked, for nodes
     issued.json            everything it ever issued, with revocations
     server/                ca.crt, server.crt, server.key: for the SuperLink's machine
-    NODE/                  ca.crt, node.crt, node.key, node.pub: for that node's machine
+    NODE/                  ca.crt, node.crt, node.pub: for that node's machine
+    USER/                  ca.crt, user.crt, user.key: for who submits runs
+
+A node makes its key on its own machine, and asks with :func:`request_node` for a certificate. Where
+the authority makes keys as well, as for a federation on one machine, ``node.key`` is in the folder.
 
 A node logs in at the SuperLink and talks to other nodes over mutual TLS with the same key. The
 first needs it in OpenSSH's format, the second in PKCS#8; ``node.key`` holds both.
@@ -13,13 +18,16 @@ first needs it in OpenSSH's format, the second in PKCS#8; ``node.key`` holds bot
 
 from __future__ import annotations
 
+import base64
 import datetime
+import hashlib
 import ipaddress
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -31,12 +39,16 @@ from task.durable import replacing
 SERVER = "server"
 """Name of the SuperLink's certificate and folder."""
 
+Role = Literal["viewer", "submitter", "operator"]
+"""What a user may do, by docker/gate/nginx.conf."""
+
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST = re.compile(rf"(?=.{{1,253}}$)({_LABEL}\.)*(?![0-9]+$){_LABEL}")
 _CLOCK_SKEW = datetime.timedelta(hours=1)
 _PRIVATE, _PUBLIC = 0o600, 0o644
-_PKCS8, _OPEN_SSH = serialization.PrivateFormat.PKCS8, serialization.PrivateFormat.OpenSSH
+_PKCS8, _OPEN_SSH_PRIVATE = serialization.PrivateFormat.PKCS8, serialization.PrivateFormat.OpenSSH
+_CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 
 
 class CertificateError(Exception):
@@ -45,7 +57,10 @@ class CertificateError(Exception):
 
 @dataclass(frozen=True)
 class Issued:
-    """An issued certificate: serial number in hexadecimal, dates in UTC, key as for OpenSSH."""
+    """An issued certificate: serial number in hexadecimal, dates in UTC, key as for OpenSSH.
+
+    Users have a role; nodes and the SuperLink have none.
+    """
 
     name: str
     hosts: list[str]
@@ -53,11 +68,27 @@ class Issued:
     expires: str
     public_key: str
     revoked: str | None = None
+    role: str = ""
 
     @property
     def is_node(self) -> bool:
         """Whether it is a node's."""
-        return self.name != SERVER
+        return self.name != SERVER and not self.role
+
+    @property
+    def file(self) -> str:
+        """Name of its file."""
+        return "server.crt" if self.name == SERVER else "user.crt" if self.role else "node.crt"
+
+    @property
+    def days_left(self) -> int:
+        """Days until it expires, of which the last is not a whole one."""
+        return (datetime.date.fromisoformat(self.expires) - _now().date()).days
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the key, as OpenSSH writes it."""
+        return _fingerprint(self.public_key)
 
 
 class CertificateFolder:
@@ -71,6 +102,11 @@ class CertificateFolder:
     def certificate(self) -> Path:
         """The authority's certificate."""
         return self._path / "ca.crt"
+
+    @property
+    def revocations(self) -> Path:
+        """The authority's revocation list, for nodes."""
+        return self._path / "ca.crl"
 
     def create(self, days: int) -> None:
         """Make an authority that is valid for `days`."""
@@ -89,20 +125,66 @@ class CertificateFolder:
                 self._register: b"[]\n",
             }
         )
+        self.write_revocations()
 
     def issue_server(self, hosts: Sequence[str], days: int) -> Issued:
         """Issue the SuperLink's certificate for every DNS name and address that reaches it."""
-        return self._issue(SERVER, hosts, days, [ExtendedKeyUsageOID.SERVER_AUTH])
+        key = ec.generate_private_key(ec.SECP384R1())
+        return self._issue(SERVER, hosts, days, key.public_key(), {"server.key": _pem(key, _PKCS8)})
 
     def issue_node(self, name: str, hosts: Sequence[str], days: int) -> Issued:
         """Issue a node's key and certificate; other nodes reach it at `hosts`, else at `name`."""
-        if name == SERVER or not _NAME.fullmatch(name):
+        _check_name(name)
+        key = ec.generate_private_key(ec.SECP384R1())
+        files = {"node.key": _both_formats(key)}
+        return self._issue(name, hosts or [name], days, key.public_key(), files)
+
+    def issue_user(self, name: str, role: Role, days: int) -> Issued:
+        """Issue a user's key and certificate, which bears the role; it is good for no node."""
+        _check_name(name)
+        key = ec.generate_private_key(ec.SECP384R1())
+        files = {"user.key": _pem(key, _PKCS8)}
+        return self._issue(name, [], days, key.public_key(), files, role)
+
+    def sign(self, request: bytes, days: int, fingerprint: str | None = None) -> Issued:
+        """Issue a certificate for a node's request (PEM), of :func:`request_node`.
+
+        Name, hosts and key are the request's; of all else that it may ask for nothing is granted.
+        If there is a `fingerprint`, it must be the key's.
+        """
+        try:
+            asked = x509.load_pem_x509_csr(request)
+            (name,) = asked.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+            hosts = asked.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            key = asked.public_key()
+            signed = asked.is_signature_valid
+        except (ValueError, x509.InvalidVersion, x509.ExtensionNotFound) as error:
             raise CertificateError(
-                f"name={name}: give lower-case letters, digits, hyphens and dots, as in node-0 "
-                f"({SERVER} is the SuperLink's)"
+                f"this is no request of `flwr-distill certs request`: {error}"
+            ) from None
+        if not signed:
+            raise CertificateError("the request is not signed with its key: it was changed")
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, _CURVES):
+            raise CertificateError("the request's key must be on the curve P-256, P-384 or P-521")
+        if fingerprint is not None and fingerprint != _fingerprint(_open_ssh(key)):
+            raise CertificateError(
+                f"fingerprint={fingerprint}: the request's key has {_fingerprint(_open_ssh(key))}"
             )
-        usage = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
-        return self._issue(name, hosts or [name], days, usage)
+        _check_name(str(name.value))
+        return self._issue(str(name.value), [str(host.value) for host in hosts], days, key, {})
+
+    def renew(self, name: str, days: int) -> Issued:
+        """Issue a new certificate for the same key and hosts, in place of the last one."""
+        last = self.valid(name)
+        if last is None:
+            raise CertificateError(f"{self._path} has issued no {name}, or it is revoked")
+        key = serialization.load_ssh_public_key(last.public_key.encode())
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        entry, certificate = self._signed(name, last.hosts, days, key, last.role)
+        with replacing(self._path / name / entry.file) as partial:
+            partial.write_bytes(certificate)
+        self._save([*self.issued(), entry])
+        return entry
 
     def issued(self) -> list[Issued]:
         """Return all certificates that were issued, in order."""
@@ -114,65 +196,110 @@ class CertificateFolder:
             ) from None
 
     def valid(self, name: str) -> Issued | None:
-        """Return the certificate with this name that is not revoked, if there is one."""
-        return next((c for c in self.issued() if c.name == name and c.revoked is None), None)
+        """Return the last certificate with this name that is not revoked, if there is one."""
+        mine = [each for each in self.issued() if each.name == name and each.revoked is None]
+        return mine[-1] if mine else None
 
-    def mark_revoked(self, revoked: Issued) -> None:
-        """Record the revocation of a certificate."""
+    def mark_revoked(self, name: str) -> None:
+        """Record that all certificates with this name are revoked, and write the list anew."""
         today = _now().date().isoformat()
-        self._save([replace(c, revoked=today) if c == revoked else c for c in self.issued()])
+        issued = [
+            replace(each, revoked=today) if each.name == name and each.revoked is None else each
+            for each in self.issued()
+        ]
+        self._save(issued)
+        self.write_revocations()
+
+    def write_revocations(self) -> None:
+        """Write the revocation list anew."""
+        key, authority = self._load_authority()
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(authority.subject)
+            .last_update(_now() - _CLOCK_SKEW)
+            .next_update(authority.not_valid_after_utc)
+        )
+        for each in self.issued():
+            if each.revoked is not None:
+                date = datetime.datetime.fromisoformat(each.revoked)
+                builder = builder.add_revoked_certificate(
+                    x509.RevokedCertificateBuilder()
+                    .serial_number(int(each.serial, 16))
+                    .revocation_date(date)
+                    .build()
+                )
+        revocations = builder.sign(key, hashes.SHA256())
+        with replacing(self.revocations) as partial:
+            partial.write_bytes(revocations.public_bytes(serialization.Encoding.PEM))
 
     def _issue(
-        self, name: str, hosts: Sequence[str], days: int, usage: list[x509.ObjectIdentifier]
+        self,
+        name: str,
+        hosts: Sequence[str],
+        days: int,
+        key: ec.EllipticCurvePublicKey,
+        files: dict[str, bytes],
+        role: str = "",
     ) -> Issued:
         issued = self.issued()
         if self.valid(name):
             raise CertificateError(
-                f"{name} is issued already, in {self._path / name}: revoke it first with "
-                f"`flwr-distill certs revoke {name}`"
+                f"{name} is issued already, in {self._path / name}: `flwr-distill certs renew "
+                f"{name}` renews it; for another key, `flwr-distill certs revoke {name}` first"
             )
+        entry, certificate = self._signed(name, hosts, days, key, role)
+        files = {
+            **files,
+            entry.file: certificate,
+            "ca.crt": self.certificate.read_bytes(),
+        }
+        if entry.is_node:
+            files["node.pub"] = f"{entry.public_key} {name}\n".encode()
+        _write_new({self._path / name / file: content for file, content in files.items()})
+        self._save([*issued, entry])
+        return entry
+
+    def _signed(
+        self,
+        name: str,
+        hosts: Sequence[str],
+        days: int,
+        key: ec.EllipticCurvePublicKey,
+        role: str,
+    ) -> tuple[Issued, bytes]:
+        """Return the entry of a new certificate, and the certificate in PEM."""
         ca_key, ca = self._load_authority()
         if _now() + datetime.timedelta(days=days) > ca.not_valid_after_utc:
             raise CertificateError(
                 f"days={days}: the authority ends on {ca.not_valid_after_utc.date()}, before that"
             )
-        key = ec.generate_private_key(ec.SECP384R1())
+        usage = []
+        if name != SERVER:
+            usage.append(ExtendedKeyUsageOID.CLIENT_AUTH)
+        if not role:
+            usage.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        builder = _builder(_name(name, role), key, days)
+        if hosts:
+            builder = builder.add_extension(_hosts(hosts), critical=False)
         certificate = (
-            _builder(_name(name), key.public_key(), days)
-            .issuer_name(ca.subject)
+            builder.issuer_name(ca.subject)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
-            .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), False)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), False
             )
             .sign(ca_key, hashes.SHA256())
         )
-        public_key = key.public_key().public_bytes(
-            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        )
-        folder = self._path / name
-        if name == SERVER:
-            files = {folder / "server.key": _pem(key, _PKCS8)}
-        else:
-            files = {
-                folder / "node.key": _pem(key, _PKCS8) + _pem(key, _OPEN_SSH),
-                folder / "node.pub": public_key + f" {name}\n".encode(),
-            }
-        pem = certificate.public_bytes(serialization.Encoding.PEM)
-        files[folder / ("server.crt" if name == SERVER else "node.crt")] = pem
-        files[folder / "ca.crt"] = ca.public_bytes(serialization.Encoding.PEM)
-        _write_new(files)
         entry = Issued(
             name=name,
             hosts=list(hosts),
             serial=f"{certificate.serial_number:x}",
             expires=certificate.not_valid_after_utc.date().isoformat(),
-            public_key=public_key.decode(),
+            public_key=_open_ssh(key),
+            role=role,
         )
-        self._save([*issued, entry])
-        return entry
+        return entry, certificate.public_bytes(serialization.Encoding.PEM)
 
     def _load_authority(self) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
         try:
@@ -190,6 +317,74 @@ class CertificateFolder:
             partial.write_text(json.dumps([asdict(entry) for entry in issued], indent=2) + "\n")
 
 
+def request_node(folder: Path, name: str, hosts: Sequence[str]) -> str:
+    """Make a node's key, and a request for its certificate, on the node's own machine.
+
+    Parameters
+    ----------
+    folder : Path
+        Where ``node.key``, ``node.pub`` and ``node.csr`` are written; none may be there.
+    name : str
+        Name of the node, in the certificate.
+    hosts : Sequence[str]
+        DNS names and addresses at which other nodes reach it; empty for its name.
+
+    Returns
+    -------
+    str
+        The key's fingerprint, as OpenSSH writes it.
+
+    Raises
+    ------
+    CertificateError
+        If name or host is malformed, or a file cannot be written.
+    """
+    _check_name(name)
+    key = ec.generate_private_key(ec.SECP384R1())
+    request = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(_name(name))
+        .add_extension(_hosts(hosts or [name]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    public_key = _open_ssh(key.public_key())
+    _write_new(
+        {
+            folder / "node.key": _both_formats(key),
+            folder / "node.pub": f"{public_key} {name}\n".encode(),
+            folder / "node.csr": request.public_bytes(serialization.Encoding.PEM),
+        }
+    )
+    return _fingerprint(public_key)
+
+
+def _check_name(name: str) -> None:
+    if name == SERVER or not _NAME.fullmatch(name):
+        raise CertificateError(
+            f"name={name}: give lower-case letters, digits, hyphens and dots, as in node-0 "
+            f"({SERVER} is the SuperLink's)"
+        )
+
+
+def _fingerprint(public_key: str) -> str:
+    digest = hashlib.sha256(base64.b64decode(public_key.split()[1])).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+def _open_ssh(key: ec.EllipticCurvePublicKey) -> str:
+    return key.public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    ).decode()
+
+
+def _both_formats(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return _pem(key, _PKCS8) + _pem(key, _OPEN_SSH_PRIVATE)
+
+
+def _hosts(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
+    return x509.SubjectAlternativeName([_host(host) for host in hosts])
+
+
 def _builder(
     subject: x509.Name, public_key: ec.EllipticCurvePublicKey, days: int
 ) -> x509.CertificateBuilder:
@@ -204,8 +399,11 @@ def _builder(
     )
 
 
-def _name(common_name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+def _name(common_name: str, role: str = "") -> x509.Name:
+    attributes = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)]
+    if role:
+        attributes.append(x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, role))
+    return x509.Name(attributes)
 
 
 def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:

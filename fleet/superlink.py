@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from flwr.proto.control_pb2 import (
 )
 from flwr.proto.control_pb2_grpc import ControlStub
 from flwr.supercore.fab import Fab
-from flwr.supercore.grpc import create_channel
+from flwr.supercore.grpc import GRPC_MAX_MESSAGE_LENGTH
 
 from task.settings import RunConfigValue
 
@@ -31,6 +32,11 @@ _OUTAGE = {
     grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 """What a call may end with while a SuperLink goes down or comes up again."""
+_REFUSED = {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED}
+_OPTIONS = [
+    ("grpc.max_send_message_length", GRPC_MAX_MESSAGE_LENGTH),
+    ("grpc.max_receive_message_length", GRPC_MAX_MESSAGE_LENGTH),
+]
 
 
 class SuperLinkError(Exception):
@@ -54,17 +60,34 @@ class RunStatus:
         return self.status.startswith("finished")
 
 
-class Control:
-    """A connection to the Control API of a SuperLink; without root certificates, without TLS."""
+@dataclass(frozen=True)
+class User:
+    """Files (PEM) with which a gate in front of a Control API knows who calls."""
 
-    def __init__(self, address: str, root_certificates: Path | None = None) -> None:
+    certificate: Path
+    key: Path
+
+
+class Control:
+    """A connection to the Control API of a SuperLink; without root certificates, without TLS.
+
+    A `user` is for a gate that asks who calls.
+    """
+
+    def __init__(
+        self, address: str, root_certificates: Path | None = None, user: User | None = None
+    ) -> None:
         self._address = address
         self._root_certificates = root_certificates
-        self._channel = create_channel(
-            server_address=address,
-            insecure=root_certificates is None,
-            root_certificates=root_certificates.read_bytes() if root_certificates else None,
-        )
+        if root_certificates is None:
+            self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        else:
+            credentials = grpc.ssl_channel_credentials(
+                root_certificates.read_bytes(),
+                user.key.read_bytes() if user else None,
+                user.certificate.read_bytes() if user else None,
+            )
+            self._channel = grpc.secure_channel(address, credentials, options=_OPTIONS)
         self._stub = ControlStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -79,10 +102,21 @@ class Control:
         self._channel.close()
 
     def answers(self, *, timeout: float) -> bool:
-        """Whether the SuperLink answers within `timeout` seconds."""
+        """Whether the SuperLink answers within `timeout` seconds.
+
+        Raises
+        ------
+        SuperLinkError
+            If a gate in front of it does not admit the user.
+        """
         try:
             self._stub.ListNodes(ListNodesRequest(), timeout=timeout, wait_for_ready=True)
-        except grpc.RpcError:
+        except grpc.RpcError as error:
+            if error.code() in _REFUSED:
+                raise SuperLinkError(
+                    f"superlink={self._address} does not admit you: {error.details()} (give "
+                    "--user-certificate and --user-key, of `flwr-distill certs user`)"
+                ) from error
             return False
         return True
 
@@ -108,6 +142,7 @@ class Control:
                     f"no SuperLink answers at superlink={self._address} within {timeout:.0f} s "
                     f"(is it the Control API's address, 9093 by default, and {certificate}?)"
                 )
+            time.sleep(random.uniform(0.05, 0.2))  # a proxy answers at once where it reaches nobody
 
     def online_nodes(self) -> int:
         """Count the nodes that are online."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from cryptography.x509.verification import (
     Criticality,
     ExtensionPolicy,
@@ -27,25 +28,51 @@ from cryptography.x509.verification import (
 from links.errors import LinkError
 from links.records import Introduction, Peered
 
-_FORMAT = "flwr-distill/key/1"
+_FORMAT = "flwr-distill/key/2"
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """Contents of PEM files: the authority's certificate, the node's, and its private key."""
+    """With what a node shows who it is, and judges others.
+
+    Parameters
+    ----------
+    authority : bytes
+        PEM file of the authority's certificate.
+    certificate : bytes
+        PEM file of the node's certificate.
+    key : bytes
+        PEM file of the node's private key.
+    revocations : bytes (default: b"")
+        PEM file of the authority's revocation list; empty for none.
+    names : frozenset[str] (default: frozenset())
+        Names of the nodes that this one talks to; empty for all of the authority's.
+    """
 
     authority: bytes
     certificate: bytes
     key: bytes
+    revocations: bytes = b""
+    names: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, node_config: Mapping[str, object]) -> Credentials | None:
         """Credentials of the node with this node config; None if it has none."""
         if "peer-certificate" not in node_config:
             return None
-        names = ("peer-authority", "peer-certificate", "peer-key")
+        names = str(node_config.get("peer-names", "")).split(",")
+
+        def content(file: str) -> bytes:
+            return Path(str(node_config[file])).read_bytes()
+
         try:
-            return cls(*(Path(str(node_config[name])).read_bytes() for name in names))
+            return cls(
+                content("peer-authority"),
+                content("peer-certificate"),
+                content("peer-key"),
+                content("peer-revocations") if "peer-revocations" in node_config else b"",
+                frozenset(filter(None, names)),
+            )
         except (KeyError, OSError) as error:
             raise LinkError(f"the node's peer credentials cannot be read: {error}") from error
 
@@ -59,10 +86,20 @@ class Credentials:
             raise LinkError(
                 "peer-key must be an elliptic-curve key (openssl ecparam -name prime256v1 -genkey)"
             )
-        return key.sign(_statement(public_key, run_id, str(node_id)), ec.ECDSA(SHA256()))
+        statement = _statement(public_key, run_id, str(node_id), name_of(self.certificate))
+        return key.sign(statement, ec.ECDSA(SHA256()))
+
+    def days_left(self) -> float:
+        """Days until the node's certificate expires."""
+        ends = x509.load_pem_x509_certificate(self.certificate).not_valid_after_utc
+        return (ends - datetime.datetime.now(datetime.UTC)) / datetime.timedelta(days=1)
 
     def check_peer(self, waybill: Peered, run_id: int, node_id: str) -> None:
-        """Raise `LinkError` unless a certificate of the federation signed the peer's public key."""
+        """Raise `LinkError` unless the peer's public key is that of a node to talk to.
+
+        It is signed with a certificate of the federation, which bears the waybill's name, is not
+        revoked, and is among `names` where there are any.
+        """
         try:
             certificate = x509.load_pem_x509_certificate(waybill.peer_certificate)
             authorities = x509.load_pem_x509_certificates(self.authority)
@@ -72,20 +109,49 @@ class Credentials:
                     x509.BasicConstraints, Criticality.AGNOSTIC, None
                 ),
                 ee_policy=ExtensionPolicy.permit_all().require_present(
-                    x509.ExtendedKeyUsage, Criticality.AGNOSTIC, _require_client_use
+                    x509.ExtendedKeyUsage, Criticality.AGNOSTIC, _require_both_uses
                 ),
             ).build_client_verifier().verify(certificate, [])
             key = certificate.public_key()
             if not isinstance(key, ec.EllipticCurvePublicKey):
                 raise ValueError("its certificate's key is not on an elliptic curve")
-            statement = _statement(waybill.peer_key, run_id, node_id)
+            name = name_of(waybill.peer_certificate)
+            statement = _statement(waybill.peer_key, run_id, node_id, name)
             key.verify(waybill.peer_signature, statement, ec.ECDSA(SHA256()))
-        except (ValueError, VerificationError, InvalidSignature) as error:
+        except (ValueError, x509.InvalidVersion, VerificationError, InvalidSignature) as error:
             reason = str(error) or "wrong signature"
             raise LinkError(
                 f"node {node_id}'s key is not signed with a certificate of the federation "
                 f"(start it with --peer-certificate and --peer-key): {reason}"
             ) from None
+        if name != waybill.peer_name:
+            raise LinkError(f"node {node_id} is {name}, and the server says {waybill.peer_name!r}")
+        if self.names and name not in self.names:
+            raise LinkError(f"node {node_id} is {name}, which is not among peer-names")
+        if certificate.serial_number in self._revoked(authorities):
+            raise LinkError(f"node {node_id} is {name}, whose certificate is revoked")
+
+    def _revoked(self, authorities: list[x509.Certificate]) -> set[int]:
+        if not self.revocations:
+            return set()
+        try:
+            revoked = x509.load_pem_x509_crl(self.revocations)
+        except ValueError as error:
+            raise LinkError(f"peer-revocations is no revocation list in PEM: {error}") from None
+        keys = (authority.public_key() for authority in authorities)
+        if not any(revoked.is_signature_valid(key) for key in keys):  # type: ignore[arg-type]
+            raise LinkError("peer-revocations is not signed by the authority in root-certificates")
+        return {each.serial_number for each in revoked}
+
+
+def name_of(certificate: bytes) -> str:
+    """Name of the node in its certificate (PEM); '' if there is none that can be shown."""
+    try:
+        subject = x509.load_pem_x509_certificate(certificate).subject
+    except (ValueError, x509.InvalidVersion):
+        return ""
+    names = [str(name.value) for name in subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    return names[0] if len(names) == 1 and len(names[0]) <= 64 and names[0].isprintable() else ""
 
 
 def key_of(introduction: Introduction, run_id: int, node_id: int) -> str:
@@ -97,21 +163,22 @@ def key_of(introduction: Introduction, run_id: int, node_id: int) -> str:
         key = x509.load_pem_x509_certificate(introduction.certificate).public_key()
         if not isinstance(key, ec.EllipticCurvePublicKey):
             return ""
-        statement = _statement(introduction.public_key, run_id, str(node_id))
+        name = name_of(introduction.certificate)
+        statement = _statement(introduction.public_key, run_id, str(node_id), name)
         key.verify(introduction.signature, statement, ec.ECDSA(SHA256()))
-    except (ValueError, InvalidSignature):
+    except (ValueError, x509.InvalidVersion, InvalidSignature):
         return ""
     encoded = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(encoded).hexdigest()
 
 
-def _statement(public_key: bytes, run_id: int, node_id: str) -> bytes:
-    return json.dumps([_FORMAT, str(run_id), node_id, public_key.hex()]).encode()
+def _statement(public_key: bytes, run_id: int, node_id: str, name: str) -> bytes:
+    return json.dumps([_FORMAT, str(run_id), node_id, name, public_key.hex()]).encode()
 
 
-def _require_client_use(
+def _require_both_uses(
     policy: Policy, certificate: x509.Certificate, usage: x509.ExtendedKeyUsage
 ) -> None:
-    # The SuperLink's certificate is from the same authority, but for servers only.
-    if ExtendedKeyUsageOID.CLIENT_AUTH not in usage:
-        raise ValueError("its certificate is not for client authentication")
+    # The same authority has certified the SuperLink, for servers only, and users, for clients only.
+    if not {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH} <= set(usage):
+        raise ValueError("its certificate is not for client and server authentication")

@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from logging import INFO, WARNING
@@ -126,13 +126,15 @@ def _reject(
 
 
 def start_server(
-    mailbox: Mailbox, address: str, credentials: Credentials | None
+    mailbox: Mailbox, address: str, node_config: Mapping[str, object]
 ) -> tuple[grpc.Server, int]:
     """Serve a mailbox; return the server and its port.
 
-    With credentials, only nodes with a certificate of the same authority can connect; without, no
-    TLS. Port 0 listens at a free port.
+    With credentials in the node's config, only nodes with a certificate of the same authority can
+    connect; without, no TLS. A renewed certificate counts from the next connection on. Port 0
+    listens at a free port.
     """
+    credentials = Credentials.of(node_config)
     server = grpc.server(
         ThreadPoolExecutor(max_workers=STREAMS), options=_OPTIONS, maximum_concurrent_rpcs=STREAMS
     )
@@ -141,10 +143,10 @@ def start_server(
         if credentials is None:
             port = server.add_insecure_port(address)
         else:
-            tls = grpc.ssl_server_credentials(
-                [(credentials.key, credentials.certificate)],
-                credentials.authority,
-                require_client_auth=True,
+            tls = grpc.dynamic_ssl_server_credentials(
+                _tls(credentials),
+                partial(_renewed, node_config),
+                require_client_authentication=True,
             )
             port = server.add_secure_port(address, tls)
     except (RuntimeError, ValueError) as error:
@@ -155,19 +157,33 @@ def start_server(
     return server, port
 
 
+def _tls(credentials: Credentials) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(credentials.key, credentials.certificate)], credentials.authority
+    )
+
+
+def _renewed(node_config: Mapping[str, object]) -> grpc.ServerCertificateConfiguration | None:
+    try:
+        credentials = Credentials.of(node_config)
+    except LinkError as error:
+        log(WARNING, "Mailbox: goes on with the certificate that it had: %s", error)
+        return None
+    return None if credentials is None else _tls(credentials)
+
+
 def main() -> None:
     """Run the mailbox; arguments: the report's file descriptor, and the node config file."""
     report = Connection(int(sys.argv[1]))
     node_config = tomllib.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
     state_dir, address = Path(node_config["state-dir"]), node_config["peer-address"]
     try:
-        credentials = Credentials.of(node_config)
-        server, _ = start_server(Mailbox(state_dir), address, credentials)
+        server, _ = start_server(Mailbox(state_dir), address, node_config)
     except LinkError as error:
         report.send(("unfit", str(error)))
         return
     log(INFO, "Mailbox: listening at %s", address)
-    if credentials is None:
+    if "peer-certificate" not in node_config:
         log(WARNING, "Mailbox: no TLS, so only for nodes on this machine; parcels are sealed")
     while server.wait_for_termination(_SWEEP):
         remove_expired(state_dir, EXPIRY)

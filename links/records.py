@@ -100,9 +100,13 @@ class Introduction(Block):
 
 
 class Peered(Waybill):
-    """A waybill with public key, certificate and signature from the peer's introduction."""
+    """A waybill with public key, certificate and signature from the peer's introduction.
+
+    `peer_name` is who the peer is by its certificate; empty without one.
+    """
 
     peer_key: PublicKey
+    peer_name: Annotated[Printable, Field(max_length=64)] = ""
     peer_certificate: bytes = b""
     peer_signature: bytes = b""
 

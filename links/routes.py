@@ -6,6 +6,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord
 
+from links.credentials import name_of
 from links.records import (
     LARGEST_PARCEL,
     Delivery,
@@ -120,6 +121,7 @@ class Links:
 def _peer(introduction: Introduction) -> dict[str, Any]:
     return {
         "peer_key": introduction.public_key,
+        "peer_name": name_of(introduction.certificate),
         "peer_certificate": introduction.certificate,
         "peer_signature": introduction.signature,
     }

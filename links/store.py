@@ -23,6 +23,9 @@ SECRET = "place-secret"
 
 SECRET_BYTES = 16
 
+LASTING = "lasting"
+"""Folder of a state directory with files that are of no single run."""
+
 KEPT_ROUNDS = 2
 """Rounds to keep a blob for: a server that died may have no checkpoint of the last one."""
 
@@ -121,6 +124,11 @@ class NodeStore:
             os.close(lock)
 
     @property
+    def lasting(self) -> "NodeStore":
+        """Store of the state directory, for what any later run may use again."""
+        return NodeStore(self.folder.parents[2] / LASTING)
+
+    @property
     def origin(self) -> "NodeStore":
         """Store of the first run in the chain of runs that this one resumes.
 
@@ -136,12 +144,15 @@ class NodeStore:
 
 
 def remove_old_runs(state_dir: Path, age: float) -> None:
-    """Remove the files of runs in which nothing has changed for `age` seconds.
+    """Remove runs' files if nothing has changed in them for `age` seconds, and old lasting ones.
 
     What was spent of a privacy budget stays, with what leads to it from resumed runs: it must never
     be spent again.
     """
     newest = time.time() - age
+    for path in state_dir.glob(f"{LASTING}/*"):
+        if _changed(path) <= newest:
+            path.unlink(missing_ok=True)
     for folder in state_dir.glob("runs/*/*"):
         files = [path for path in folder.rglob("*") if not path.is_dir()]
         if any(_changed(path) > newest for path in [folder, *files]):

@@ -22,6 +22,7 @@ from links.streams import time_for
 from task.settings import Block, SettingsError
 
 B = TypeVar("B", bound=Block)
+_RENEW_WITHIN = 7.0
 
 
 class Endpoint(Protocol):
@@ -49,6 +50,13 @@ def introduce(session: Endpoint) -> ConfigRecord:
     folder = LinkFolder(session.store)
     public = folder.private_key().public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
     credentials = Credentials.of(session.node_config)
+    if credentials and (left := credentials.days_left()) < _RENEW_WITHIN:
+        log(
+            WARNING,
+            "This node's certificate ends in %.1f days: renew it (flwr-distill certs renew), and "
+            "put the new node.crt in its place",
+            left,
+        )
     address = str(session.node_config.get("peer-address", ""))
     return _record(
         Introduction(

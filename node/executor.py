@@ -13,6 +13,7 @@ then restart the SuperNode too: Flower waits for the answer forever.
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import time
 from collections.abc import Iterator
@@ -78,7 +79,7 @@ class Executor:
         self._child_arguments = child_arguments
         self._report = report
         self._release_after = release_after
-        self._pace = Pace(busy=0.02, idle=0.25)
+        self._pace = Pace(busy=0.02, idle=0.25, generator=random.Random())
         self._child = self._start_child()
 
     def serve(self) -> None:
@@ -86,7 +87,7 @@ class Executor:
         while True:
             self._check_idle_child()
             if (claim := self._claim()) is None:
-                time.sleep(self._pace.pause)
+                time.sleep(self._pace.draw())
                 continue
             self._serve_task(*claim)
             self._pace.worked()

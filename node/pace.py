@@ -1,36 +1,82 @@
-"""How long to wait between polls: short after recent work, longer on an idle node."""
+"""How long a node waits until it looks for work again.
+
+The pause is a share of the time that the node has been idle: it looks often while a run goes on and
+seldom in between, and a message waits little longer than its sender did.
+"""
 
 from __future__ import annotations
 
+import math
+import random
 import time
 from collections.abc import Callable
 
+SHARE = 0.05
+"""Of the time idle, up to `KEEN` seconds."""
+KEEN = 3.0
+LONG_SHARE = 0.005
+"""Of the time idle, for a node to which nothing has come for over ten minutes."""
+JITTER = 0.25
+"""Share of the pause that is drawn, so that nodes do not stay in step."""
+
+
+def pause(idle_for: float, *, busy: float, idle: float, spacing: float = 0.0) -> float:
+    """Longest pause of a node that has been idle for so long, in seconds.
+
+    Parameters
+    ----------
+    idle_for : float
+        Seconds since the last message.
+    busy, idle : float
+        The shortest and the longest pause.
+    spacing : float (default: 0.0)
+        What the server asks for while nodes are keen; counts up to `KEEN` seconds, so that no
+        server puts nodes to sleep.
+    """
+    keen = min(max(SHARE * idle_for, spacing), KEEN)
+    return min(max(busy, keen, LONG_SHARE * idle_for), idle)
+
 
 class Pace:
-    """Pause between polls, in seconds: `busy` for `keen` seconds after work, then `idle`."""
+    """The pauses of one node; see `pause`.
+
+    Parameters
+    ----------
+    busy, idle : float
+        Shortest and longest pause, in seconds.
+    generator : random.Random
+        Draws each pause's jitter: the last quarter of it.
+    clock : callable (default: time.monotonic)
+        Gives the time in seconds.
+    """
 
     def __init__(
         self,
         *,
         busy: float,
         idle: float,
-        keen: float = 10.0,
+        generator: random.Random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._busy = busy
         self._idle = idle
-        self._keen = keen
+        self._generator = generator
         self._clock = clock
+        self._spacing = 0.0
         self._last_work = clock()
 
     def worked(self) -> None:
         """Record that there was work just now."""
         self._last_work = self._clock()
 
-    @property
-    def pause(self) -> float:
-        """Seconds to wait until the next poll."""
-        return self._busy if self.idle_for < self._keen else self._idle
+    def space(self, seconds: float) -> None:
+        """Take the server's word for how far apart looks should be, until it says otherwise."""
+        self._spacing = seconds if math.isfinite(seconds) else 0.0
+
+    def draw(self) -> float:
+        """Draw the seconds to wait until the next look."""
+        longest = pause(self.idle_for, busy=self._busy, idle=self._idle, spacing=self._spacing)
+        return longest * self._generator.uniform(1 - JITTER, 1)
 
     @property
     def idle_for(self) -> float:

@@ -13,13 +13,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from links.records import NodeName
+from node.policy import OPEN, Policy, read_policy
 
 NodeConfigValue = bool | int | float | str
+NODE_CONFIG = "node-config.toml"
+"""File in the state directory with what apps see of these settings."""
 
 _OWN_KEYS = {
     *("name", "partition-id", "num-partitions", "sector", "device", "data", "dataset"),
     "state-dir",
     *("peer-address", "peer-certificate", "peer-key", "peer-authority"),
+    *("peer-revocations", "peer-names"),
 }
 
 
@@ -40,6 +44,11 @@ class NodeSettings(BaseModel):
     peer_certificate : Path | None (default: None)
         PEM certificate for client and server authentication, on an elliptic curve, signed by the
         authority in `root_certificates`. Needed to send directly to other machines.
+    peer_revocations : Path | None (default: None)
+        PEM revocation list of that authority. It is read for every parcel.
+    peer_names : str | None (default: None)
+        Names, with commas between them, of the nodes that this one sends to and takes parcels
+        from, as in their certificates; None for all of the authority's.
     dataset : str | None (default: None)
         Named data set that this node holds in place of the run's, converted to the run's image
         shape; the node is tested on that set's own test samples.
@@ -51,6 +60,10 @@ class NodeSettings(BaseModel):
     keep_runs : float (default: 30.0)
         Days after their last change that files of runs are kept in the state directory. What was
         spent of a privacy budget is kept for good.
+    policy : Policy (default: OPEN)
+        What runs may ask of the node: a preset's name, a YAML file, or what such a file holds.
+    poll_busy, poll_idle : float (default: 0.05, 20.0)
+        Shortest and longest pause between looks for messages, in seconds; see `node.pace.pause`.
     connect_timeout : float (default: 60.0)
         Seconds to wait for the SuperLink at the start. The node waits out later outages.
     """
@@ -65,6 +78,8 @@ class NodeSettings(BaseModel):
     peer_address: str | None = Field(default=None, pattern=r"^.+:[0-9]{1,5}$")
     peer_certificate: Path | None = None
     peer_key: Path | None = None
+    peer_revocations: Path | None = None
+    peer_names: str | None = Field(default=None, pattern=r"^[^,\s]+(,[^,\s]+)*$")
     partition_id: int | None = Field(default=None, ge=0)
     num_partitions: int | None = Field(default=None, ge=1)
     sector: int | None = Field(default=None, ge=0)
@@ -76,12 +91,23 @@ class NodeSettings(BaseModel):
     preload: tuple[str, ...] = ("torch", "torch._dynamo")
     release_after: float = Field(default=120.0, gt=0)
     keep_runs: float = Field(default=30.0, gt=0)
+    poll_busy: float = Field(default=0.05, ge=0.01, le=60)
+    poll_idle: float = Field(default=20.0, ge=0.01, le=600)
     metrics_port: int | None = Field(default=None, ge=1, le=65535)
     connect_timeout: float = Field(default=60.0, ge=0)
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
     node_config: dict[str, NodeConfigValue] = {}
+    policy: Policy = OPEN
 
-    @field_validator("root_certificates", "auth_key", "peer_certificate", "peer_key", "data")
+    @field_validator("policy", mode="before")
+    @classmethod
+    def _read_policy(cls, source: object) -> object:
+        return source if isinstance(source, Policy) else read_policy(source)
+
+    @field_validator(
+        *("root_certificates", "auth_key", "peer_certificate", "peer_key", "peer_revocations"),
+        "data",
+    )
     @classmethod
     def _check_exists(cls, path: Path | None) -> Path | None:
         if path is None:
@@ -108,6 +134,10 @@ class NodeSettings(BaseModel):
                 f"partition-id={self.partition_id} must be below "
                 f"num-partitions={self.num_partitions}: partitions are counted from 0"
             )
+        if self.poll_busy > self.poll_idle:
+            raise ValueError(
+                f"poll-busy={self.poll_busy} must not be above poll-idle={self.poll_idle}"
+            )
         if self.data is not None and self.dataset is not None:
             raise ValueError(f"data and dataset={self.dataset} exclude each other: drop one")
         if self.insecure and self.root_certificates is not None:
@@ -116,6 +146,9 @@ class NodeSettings(BaseModel):
             raise ValueError("auth-key needs TLS: drop insecure, and give root-certificates")
         if (self.peer_certificate is None) != (self.peer_key is None):
             raise ValueError("peer-certificate and peer-key need each other: give both")
+        for name in ("peer_revocations", "peer_names"):
+            if getattr(self, name) is not None and self.peer_certificate is None:
+                raise ValueError(f"{name.replace('_', '-')} needs peer-certificate and peer-key")
         if self.peer_certificate is not None and self.root_certificates is None:
             raise ValueError("peer-certificate needs root-certificates: their authority")
         if self.peer_address and not self.peer_certificate:
@@ -146,6 +179,8 @@ class NodeSettings(BaseModel):
             "peer-authority": self.root_certificates if self.peer_certificate else None,
             "peer-certificate": self.peer_certificate,
             "peer-key": self.peer_key,
+            "peer-revocations": self.peer_revocations,
+            "peer-names": self.peer_names,
         }
         config = {
             key: str(value) if isinstance(value, Path) else value

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import sys
+import tomllib
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,10 +17,15 @@ from node.flower_timing import (
     patch_intake,
     patch_nonce_cleanup,
     patch_pull_backoff,
+    patch_retries,
     patch_supernode_sleep,
 )
+from node.guard import Guard, patch_guard
 from node.pace import Pace
+from node.policy import OPEN, Policy
 from node.run_ends import patch_run_ends
+from node.settings import NODE_CONFIG
+from node.spacing import patch_spacing
 
 _REMEDIES = {
     "No SuperNode found with the given public key": (
@@ -63,15 +70,28 @@ def _why_unfit(error: str) -> str:
 
 
 def main() -> None:
-    """Run a SuperNode; arguments: the report's file descriptor, the state directory, Flower's."""
+    """Run a SuperNode.
+
+    Arguments: the report's file descriptor, the state directory, seconds of the shortest and the
+    longest pause between looks for messages, the policy as JSON, then Flower's.
+    """
     report = Connection(int(sys.argv[1]))
+    state_dir, busy, idle = Path(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
+    policy = Policy.model_validate_json(sys.argv[5], by_alias=True)
+    node_config = tomllib.loads((state_dir / NODE_CONFIG).read_text(encoding="utf-8"))
+    pace = Pace(busy=busy, idle=idle, generator=random.Random())
     logging.getLogger("flwr").addHandler(_Reporter(report))
-    patch_supernode_sleep(Pace(busy=0.05, idle=0.25))
+    patch_supernode_sleep(pace)
     patch_pull_backoff()
+    patch_retries()
     patch_intake()
+    patch_spacing(pace)
     patch_nonce_cleanup()
-    patch_run_ends(Path(sys.argv[2]))
-    sys.argv = ["flower-supernode", *sys.argv[3:]]
+    patch_run_ends(state_dir)
+    if not patch_guard(Guard(policy, state_dir, node_config)) and policy != OPEN:
+        report.send(("unfit", "the policy cannot be kept with this version of flwr"))
+        return
+    sys.argv = ["flower-supernode", *sys.argv[6:]]
     try:
         flower_supernode()
     except KeyboardInterrupt:

@@ -25,9 +25,10 @@ from types import FrameType
 from typing import Any
 
 from links.store import remove_old_runs
+from node.policy import OPEN, Policy, cannot_hold, in_words
 from node.processes import start_bound, stop
 from node.reachability import check_superlink
-from node.settings import NodeError, NodeSettings, flat_toml
+from node.settings import NODE_CONFIG, NodeError, NodeSettings, flat_toml
 from task.durable import replacing
 
 MAILBOX_ENVIRONMENT = {"GRPC_VERBOSITY": "info"}
@@ -61,7 +62,7 @@ class Node:
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
-        self._node_config = settings.state_dir / "node-config.toml"
+        self._node_config = settings.state_dir / NODE_CONFIG
         self._secret = settings.state_dir / "appio-secret"
         self._status: dict[str, Any] = {"pid": os.getpid(), "starts": 0}
         self._parts: list[_Part] = []
@@ -102,6 +103,7 @@ class Node:
             root_certificates=settings.root_certificates,
             timeout=settings.connect_timeout,
         )
+        _log_policy(settings.policy)
         if settings.data is not None and settings.data.is_dir():
             threading.Thread(
                 target=_log_data, args=[settings.data], name="data", daemon=True
@@ -169,6 +171,8 @@ class Node:
         settings = self._settings
         command = [
             *(sys.executable, "-P", "-m", "node.supernode", str(report), str(settings.state_dir)),
+            *(str(settings.poll_busy), str(settings.poll_idle)),
+            settings.policy.model_dump_json(by_alias=True),
             *("--superlink", settings.superlink),
             *("--isolation", "process"),
             *("--clientappio-api-address", appio_address),
@@ -235,6 +239,16 @@ class Node:
 def status_file(state_dir: Path) -> Path:
     """Return the file with the state and process ids of a running node."""
     return state_dir / "node.json"
+
+
+def _log_policy(policy: Policy) -> None:
+    """Log what the node refuses, and what its policy cannot hold."""
+    if policy == OPEN:
+        lines = ["policy=open: runs may ask for anything (policy=hospital, or a file, refuses)"]
+    else:
+        lines = [*in_words(policy), *cannot_hold(policy)]
+    for line in lines:
+        print(f"flwr-distill node: {line}", file=sys.stderr, flush=True)
 
 
 def _log_data(folder: Path) -> None:

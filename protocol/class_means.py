@@ -64,6 +64,19 @@ def class_means(
     return arrays
 
 
+def check_distributions(means: NDArray[Any], name: str) -> None:
+    """Check that each row (k, classes) is a distribution over classes.
+
+    Raises
+    ------
+    ValueError
+        If not; names the array.
+    """
+    totals = means.sum(axis=1, dtype=np.float64)
+    if (means < 0).any() or not np.allclose(totals, 1.0, atol=1e-3):
+        raise ValueError(f"its {name} are not distributions over classes")
+
+
 def mean_by_class(
     sent: Iterable[tuple[float, Arrays]], name: str
 ) -> dict[int, NDArray[np.float32]]:

@@ -35,6 +35,9 @@ LEADS = "leads"
 LINK_ERROR = "link-error"
 """Config key of a reply: why a parcel could not be sent, if the reply is usable without it."""
 
+LEAST_GAIN = "least-gain"
+"""Config key of the request to distil; see `FedHEADSettings`."""
+
 RULE = "rule"
 """Config key of the request to average: how; a :data:`protocol.robust.Rule`."""
 
@@ -61,9 +64,14 @@ class FedHEADSettings(EnsembleDistillation):
         Share of its sector's classes that a leader must hold to distil; the sector of another keeps
         its plain average, since a student forgets what it never sees. Nodes that do not tell their
         classes (with differential privacy) distil. 0 is the paper's.
+    least_gain : float (default: 0.1)
+        A leader distils only where the ensemble predicts its samples better than the mean of all
+        sectors does: by this share of the loss, at least. Otherwise its sector keeps its plain
+        average, since distilling would only add the leader's own bias. 0 is the paper's: leaders
+        always distil.
     rule : str (default: "mean")
         How leaders average sectors of five or more: ``mean``, ``agreement`` (without models that
-        are out of line, none longer than the median), ``multi-krum`` or ``trimmed-mean``.
+        are out of line, none much longer than the median), ``multi-krum`` or ``trimmed-mean``.
         With any but the mean, students that point away from those of other sectors do not count.
     audit : bool (default: False)
         Whether up to four members average again where a leader's mean points away from those of
@@ -80,6 +88,7 @@ class FedHEADSettings(EnsembleDistillation):
     sectors: Annotated[int, Field(ge=1)] = 2
     fixed_leader: bool = False
     least_classes: Annotated[float, Field(ge=0, le=1)] = 0.5
+    least_gain: Annotated[float, Field(ge=0, lt=1)] = 0.1
     rule: Rule = "mean"
     audit: bool = False
     server_epochs: Annotated[int, Field(ge=1)] = 20
@@ -106,12 +115,6 @@ class TrainSectorMetrics(TrainMetrics):
     update_norm: Annotated[float, Field(ge=0)]
 
 
-class AggregateMetrics(Block):
-    """Number of models that a sector's leader rejected."""
-
-    rejected: Count
-
-
 class RejectedModels(Block):
     """Why a leader rejected models: a text per ``rejected.<rank>``."""
 
@@ -128,9 +131,12 @@ class RejectedModels(Block):
 
 
 class DistillSectorMetrics(PrivacyMetrics):
-    """Loss of a leader's distillation on the held-out part, in nats, and its epochs."""
+    """Loss of a leader's distillation on the held-out part, in nats, and its epochs.
 
-    distill_loss: float
+    Without a loss the leader has not distilled, and sends no model.
+    """
+
+    distill_loss: float | None = None
     distill_epochs: Count
 
 
@@ -164,19 +170,19 @@ PHASES = (
     Phase(
         AGGREGATE_SECTOR,
         "leaders average their sector",
-        (
-            Reply(
-                metrics=AggregateMetrics,
-                arrays={ARRAYS: like_the_model},
-                configs={CONFIG: RejectedModels},
-            ),
-        ),
+        (Reply(arrays={ARRAYS: like_the_model}, configs={CONFIG: RejectedModels}),),
         "client.fedhead:aggregate_sector",
     ),
     Phase(
         DISTILL_SECTOR,
         "leaders distil their sector's ensemble",
-        (Reply(metrics=DistillSectorMetrics, arrays={ARRAYS: like_the_model}),),
+        (
+            Reply(
+                metrics=DistillSectorMetrics,
+                arrays={ARRAYS: like_the_model},
+                optional={ARRAYS},
+            ),
+        ),
         "client.fedhead:distill_sector",
         needed=True,
     ),

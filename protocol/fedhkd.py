@@ -1,14 +1,12 @@
 """FedHKD: messages between server and nodes, settings and declaration."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 from flwr.app import ArrayRecord
-from numpy.typing import NDArray
 from pydantic import Field
 
 from protocol.arrays import Arrays
-from protocol.class_means import class_means
+from protocol.class_means import check_distributions, class_means
 from protocol.method import Method, Phase
 from protocol.schema import TRAIN
 from task.settings import Block, TrainSettings
@@ -69,10 +67,7 @@ def hyper_knowledge(
         If the record holds anything else, or predictions are not distributions.
     """
     arrays = class_means(record, {FEATURES: width, PREDICTIONS: num_classes}, num_classes)
-    predictions: NDArray[Any] = arrays[PREDICTIONS]
-    totals = predictions.sum(axis=1, dtype=np.float64)
-    if (predictions < 0).any() or not np.allclose(totals, 1.0, atol=1e-3):
-        raise ValueError(f"its {PREDICTIONS} are not distributions over classes")
+    check_distributions(arrays[PREDICTIONS], PREDICTIONS)
     return arrays
 
 

@@ -277,6 +277,9 @@ class HFLDDSettings(LabelKnowledge, Distillation):
         again; 0 never.
     refresh_steps : int (default: 20)
         Steps of each refinement, of distribution matching with the global model's features.
+    rotate : bool (default: True)
+        Whether another node of each cluster is its head in every round, so that each node's own
+        data are trained on; if not, heads stay, as in the paper.
     """
 
     groups: Annotated[int, Field(ge=0)] = 0
@@ -284,6 +287,7 @@ class HFLDDSettings(LabelKnowledge, Distillation):
     votes: bool = False
     refresh_every: Annotated[int, Field(ge=0)] = 0
     refresh_steps: Annotated[int, Field(ge=1)] = 20
+    rotate: Annotated[bool, Field(validate_default=True)] = True
 
     @field_validator("refresh_every")
     @classmethod
@@ -293,6 +297,16 @@ class HFLDDSettings(LabelKnowledge, Distillation):
         if every and info.data.get("dp_epsilon"):
             raise ValueError("refining has no differential privacy (set it to 0)")
         return every
+
+    @field_validator("rotate")
+    @classmethod
+    def _has_voters_in_time(cls, rotate: bool, info: ValidationInfo) -> bool:
+        if rotate and info.data.get("votes"):
+            raise ValueError(
+                "must be false for hfldd.votes, which judge a head's virtual data after its first "
+                "round (set it to false)"
+            )
+        return rotate
 
     @property
     def label_knowledge(self) -> LabelKnowledge:
@@ -305,7 +319,7 @@ class HFLDDSettings(LabelKnowledge, Distillation):
         return Distillation(**self.model_dump(include=set(Distillation.model_fields)))
 
 
-class LabelKnowledgeMetrics(Block):
+class LabelKnowledgeMetrics(PrivacyMetrics):
     """Metrics sent with soft labels; the divergence, in nats, if it was asked for."""
 
     num_examples: Count

@@ -1,13 +1,23 @@
 """First messages to a node: who it is, what it lacks, and what it stored in an earlier run."""
 
 import json
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
+from flwr.app import MetricRecord
 from pydantic import Field
 
 from links.records import Introduction, NodeId, NodeName, NotAnId, Printable
 from links.store import SECRET_BYTES
-from protocol.messages import CONFIG, INTRODUCTION
+from protocol.messages import (
+    CONFIG,
+    DATASET,
+    INTRODUCTION,
+    NAME,
+    NUM_EXAMPLES,
+    PARTITION_ID,
+    SECTOR,
+)
 from protocol.method import Method, Phase
 from protocol.schema import Count, Reply
 from task.image_files import LONGEST_NAME
@@ -33,17 +43,20 @@ class Requirement(Block):
 
     Parameters
     ----------
-    method : str
-        Name of the run's method.
+    method : str (default: "")
+        Name of the run's method; empty if that needs nothing.
     package : str (default: "")
         The package (``name==version``) that it comes from; empty for ours.
     settings : str (default: "{}")
         JSON object of the method's settings, with those of ``strategy-args``.
+    frozen : str (default: "")
+        Fingerprint of the part of the server's model that is not trained; empty if all of it is.
     """
 
-    method: str
+    method: str = ""
     package: str = ""
     settings: str = "{}"
+    frozen: str = ""
 
 
 class DescribeMetrics(Block):
@@ -102,8 +115,10 @@ class ContinueMetrics(Block):
     files: Annotated[int, Field(ge=0)]
 
 
-def requirement_of(method: Method | None, settings: Block | None = None) -> Requirement | None:
-    """What a method needs on nodes; None if its code is ours and it needs nothing else.
+def requirement_of(
+    method: Method | None, settings: Block | None = None, frozen: str = ""
+) -> Requirement | None:
+    """What a run needs on nodes; None if its code is ours and it needs nothing else.
 
     Parameters
     ----------
@@ -111,14 +126,26 @@ def requirement_of(method: Method | None, settings: Block | None = None) -> Requ
         None for strategies of no method.
     settings : Block, optional (default: None)
         The method's.
+    frozen : str (default: "")
+        See `Requirement`.
     """
     if method is None or not (method.needs or (method.package and (method.phases or method.terms))):
-        return None
+        return Requirement(frozen=frozen) if frozen else None
     return Requirement(
         method=method.name,
         package=method.package,
         settings=json.dumps(settings.model_dump(by_alias=True) if settings else {}),
+        frozen=frozen,
     )
+
+
+def identity(node_config: Mapping[str, Any]) -> tuple[MetricRecord, dict[str, Any]]:
+    """Metrics and config with which a node says who it is, before it says what it has."""
+    metrics = MetricRecord({NUM_EXAMPLES: 0})
+    for key in (PARTITION_ID, SECTOR):
+        if key in node_config:
+            metrics[key] = int(node_config[key])
+    return metrics, {key: str(node_config[key]) for key in (NAME, DATASET) if key in node_config}
 
 
 def one_line(text: object) -> str:

@@ -31,12 +31,18 @@ DELIVERY = "delivery"
 """Record with a parcel for its receiver (``delivery.<rank>`` if there are several)."""
 
 REJECTED = "rejected"
-"""Metric: parcels or models that a head or leader rejected. A leader's config has the reasons,
-``rejected.<rank>``."""
+"""Metric: parcels that a head rejected. Config key of a leader's reply, ``rejected.<rank>``: why it
+rejected a model."""
 
 TOGETHER = "together"
 """Metric of the describe reply: 1 from a virtual node that can train together with others. Record
 of a train message to such nodes: the ``partitions`` of all that get the same message."""
+
+LOOK_EVERY = "look-every"
+"""Key of a message's record ``pace``: seconds between the node's next looks for messages."""
+
+PACE = "pace"
+"""Record with which a server spaces the looks of many nodes that it sends the same."""
 
 DATASET = "dataset"
 """Key of the node config and of the describe reply's config: the node's own data set."""

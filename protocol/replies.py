@@ -13,6 +13,9 @@ from protocol.messages import METRICS
 SET_ASIDE = 100
 """Error code, above Flower's own, of an error reply whose reason was logged."""
 
+REFUSED = 101
+"""Error code of a reply with which a node's policy refuses a message, or keeps back an answer."""
+
 
 class NothingUsableError(RuntimeError):
     """No node sent anything usable in a phase that a run cannot do without."""

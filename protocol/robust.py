@@ -32,7 +32,7 @@ def robust_mean(
 
     - ``mean``: by weight.
     - ``agreement``: see `agreeing_mean`.
-    - ``multi-krum``: by weight, at most the median's, of those that `multi_krum` selects.
+    - ``multi-krum``: by `limited` weight, of those that `multi_krum` selects.
     - ``trimmed-mean``: of each number, without the 30 % (rounded up) at either end; not weighted.
 
     Parameters
@@ -59,7 +59,7 @@ def robust_mean(
         return trimmed_mean(models), np.ones(len(models))
     if rule == "multi-krum":
         products = inner_products(models, start)
-        chosen = np.minimum(given, np.median(given)) * multi_krum(products)
+        chosen = limited(given) * multi_krum(products)
         return _weighted(chosen, models), chosen
     mean, used, _ = agreeing_mean(weights, models, start)
     return mean, used
@@ -70,8 +70,8 @@ def agreeing_mean(
 ) -> tuple[dict[str, NDArray[np.generic]], NDArray[np.float64], bool]:
     """Mean of models without those that are clearly out of line: `too_long`, or `apart`.
 
-    By weight, at most the median's. Models further from the start than the median are moved back to
-    its distance.
+    By `limited` weight. Models further from the start than `room` times the median are moved back
+    to that distance.
 
     Parameters
     ----------
@@ -89,11 +89,31 @@ def agreeing_mean(
         return _weighted(given, models), given, True
     products = inner_products(models, start)
     similarity = usual_cosines(products)
-    kept = np.minimum(given, np.median(given))
+    kept = limited(given)
     kept[too_long(products, given) | apart(similarity)] = 0
-    moved = kept * shortening(products)
+    moved = kept * shortening(products, room(given))
     rest = float((kept - moved).sum())  # to move a model back is to average it with the start
     return _weighted([*moved, rest], [*models, start]), moved, tells(similarity)
+
+
+def room(weights: NDArray[np.float64]) -> float:
+    """Times the median that a model may weigh and be long, at least 1.
+
+    One robust standard deviation of the weights' logarithms: 1 among nodes of as many samples, more
+    where they differ, so that honest ones that have more count for more. Claims of less than half
+    of the nodes hardly raise it.
+
+    Parameters
+    ----------
+    weights : ndarray
+        Samples of each model, (n,), > 0.
+    """
+    return math.exp(_spread(np.log(weights), 0))
+
+
+def limited(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Weights, of which at most `room` times the median counts, (n,)."""
+    return np.minimum(weights, room(weights) * np.median(weights))
 
 
 def inner_products(models: Sequence[Arrays], start: Arrays) -> NDArray[np.float64]:
@@ -196,15 +216,15 @@ def _spread(values: NDArray[np.float64], least: float) -> float:
     return max(1.4826 * float(np.median(np.abs(values - np.median(values)))), least)
 
 
-def shortening(products: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Factor of each change, at most 1, that leaves none longer than the median, (n,).
+def shortening(products: NDArray[np.float64], most: float) -> NDArray[np.float64]:
+    """Factor of each change, at most 1, that leaves none longer than `most` times the median, (n,).
 
     Of an even number, the median is the lower one, which of two is the shorter.
     """
     lengths = np.sqrt(products.diagonal())
-    median = np.sort(lengths)[(len(lengths) - 1) // 2]
+    longest = most * np.sort(lengths)[(len(lengths) - 1) // 2]
     factors = np.ones(len(lengths))
-    np.divide(median, lengths, out=factors, where=lengths > median)
+    np.divide(longest, lengths, out=factors, where=lengths > longest)
     return factors
 
 

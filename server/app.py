@@ -21,6 +21,7 @@ from server.strategy import strategy_of_run
 from server.task import Task
 from strategies.common.directory import Directory
 from strategies.common.registry import find_strategy
+from task.backbones import fingerprint
 from task.compute.precision import products_in
 
 app = ServerApp()
@@ -35,7 +36,8 @@ def main(grid: Grid, context: Context) -> None:
     strategy_class, method = find_strategy(settings.strategy)  # the defence may take another
     check_privacy(settings, method)
     task = Task.of(settings)
-    requirement = requirement_of(method, settings.of_method(method))
+    frozen = fingerprint(task.model)
+    requirement = requirement_of(method, settings.of_method(method), frozen)
     directory = Directory(requirement, settings.most_samples)
     strategy = strategy_of_run(settings, strategy_class, method, task, directory)
     folder_of_run = lock_run_folder(find_run_to_resume(settings, context.run_id))

@@ -178,10 +178,13 @@ class Rounds:
             return "no node was asked to take part"
         barren = [phase for phase, answered in self.grid.answered.items() if not answered]
         needed = {name for name, phase in phases_of(self.method).items() if phase.needed}
-        if needed.isdisjoint(barren) and not (stuck and barren):
+        if barren and (stuck or not needed.isdisjoint(barren)):
+            what = f"no node sent anything usable for {', '.join(barren)}"
+        elif stuck:
+            what = "the strategy could use nothing that nodes sent"
+        else:
             return ""
-        reasons = told(self.grid.failures)
-        return f"no node sent anything usable for {', '.join(barren)}: {reasons}"
+        return f"{what}: {told(self.grid.failures) or 'the log says why'}"
 
     def _topology(self) -> dict[str, Any] | None:
         """The strategy's clusters, with nodes by name; None if it has none."""

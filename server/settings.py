@@ -8,9 +8,9 @@ from flwr.common import log
 from pydantic import ConfigDict, Field, create_model
 
 from links.records import LinkMode
+from protocol.arguments import method_settings, read_arguments
 from protocol.method import Method
 from protocol.registry import all_methods
-from strategies.common.arguments import read_arguments
 from task.settings import Block, RunConfigValue, SettingsError, TaskSettings, nested
 
 
@@ -163,23 +163,6 @@ def composed_settings(methods: Mapping[str, Method] | None = None) -> type[RunSe
             )
         tables[name] = (block, block())
     return create_model("RunSettings", __base__=RunSettings, **tables)
-
-
-def method_settings(method: Method, table: Mapping[str, Any], strategy_args: str) -> Block | None:
-    """Settings of a method: its table, overridden by ``strategy-args``.
-
-    Raises
-    ------
-    SettingsError
-        If a value is of the wrong type or out of range.
-    """
-    if method.settings is None:
-        return None
-    values = {**method.settings().model_dump(by_alias=True), **table}
-    for name, value in read_arguments(strategy_args, "strategy-args").items():
-        if (key := name.replace("_", "-")) in values:
-            values[key] = value
-    return method.settings.checked(values, "strategy-args")
 
 
 def default_settings() -> dict[str, Any]:

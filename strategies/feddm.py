@@ -1,32 +1,17 @@
 """FedDM: the server trains on virtual data that nodes distil around the global model."""
 
-import copy
-from collections.abc import Iterable
-from logging import INFO, WARNING
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.common import log
+from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 from torch import Tensor, nn
-from torch.nn import functional
 
-from distill.errors import VirtualDataError
-from distill.virtual_data import Bounds, VirtualData
-from protocol.arrays import Arrays, arrays_of, as_record, as_tensors
 from protocol.feddm import DISTILL_AROUND, VIRTUAL_DATA, FedDMSettings
-from protocol.meeting import one_line
-from protocol.messages import TRAIN_LOSS
-from protocol.replies import usable
-from strategies.common.checked import CheckedFedAvg
-from strategies.common.draws import round_generator
-from strategies.common.images import require_images
-from task.datasets import DataSpec
-from task.words import counted
+from strategies.common.virtual_training import VirtualTraining
 
 
-class FedDM(CheckedFedAvg):
+class FedDM(VirtualTraining):
     """Iterative distribution matching (Xiong et al. 2023).
 
     In each round nodes make virtual data that match the means of their own, class by class, in the
@@ -36,18 +21,10 @@ class FedDM(CheckedFedAvg):
 
     Parameters
     ----------
-    model : nn.Module
-        The run's architecture; its weights are not changed.
-    spec : DataSpec
-        Shape and classes of the images.
     per_class, radius, distill_steps, server_epochs, server_lr, server_batch_size
         See `protocol.feddm.FedDMSettings`.
-    seed : int (default: 0)
-        Seed of the order of the server's minibatches.
-    device : torch.device or str (default: "cpu")
-        Where the server trains.
     **kwargs
-        As Flower's FedAvg takes them.
+        As `VirtualTraining` takes them.
 
     Raises
     ------
@@ -60,25 +37,20 @@ class FedDM(CheckedFedAvg):
     published code does from plain noise.
     """
 
-    run_arguments = ("model", "spec", "seed", "device")
+    name = "feddm"
+    data_record = VIRTUAL_DATA
 
     def __init__(
         self,
         *,
-        model: nn.Module,
-        spec: DataSpec,
         per_class: int = 10,
         radius: float = 5.0,
         distill_steps: int = 200,
         server_epochs: int = 100,
         server_lr: float = 0.01,
         server_batch_size: int = 256,
-        seed: int = 0,
-        device: torch.device | str = "cpu",
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
-        require_images(spec, "feddm")
         self.settings = FedDMSettings.checked(
             {
                 "per-class": per_class,
@@ -90,90 +62,23 @@ class FedDM(CheckedFedAvg):
             },
             "feddm",
         )
-        self._spec = spec
-        self._model = copy.deepcopy(model).to(device)
-        self._device = device
-        self._seed = seed
-        self._order: dict[int, int] = {}
+        super().__init__(settings=self.settings, **kwargs)
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def requests(self, sampled: list[Message], grid: Grid) -> list[Message]:
         """Have the sampled nodes distil their data around the model."""
         request = ConfigRecord(self.settings.around_model.model_dump(by_alias=True))
-        sampled = super().configure_train(server_round, arrays, config, grid)
-        self._order = {node: place for place, node in enumerate(grid.get_node_ids())}
-        messages = []
         for message in sampled:
             message.content[DISTILL_AROUND] = request
-            messages.append(Message(message.content, message.metadata.dst_node_id, DISTILL_AROUND))
-        return messages
+        return [Message(m.content, m.metadata.dst_node_id, DISTILL_AROUND) for m in sampled]
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Train the global model on the usable virtual data."""
-        virtual = []
-        by_node = {reply.metadata.src_node_id: reply for reply in usable(replies)}
-        # Minibatches hang on the order, which must not be that of replies or of random ids.
-        for node in sorted(by_node, key=lambda node: self._order.get(node, len(self._order))):
-            try:
-                virtual.append(self._data_of(by_node[node]))
-            except ValueError as error:
-                self.set_aside(by_node[node], one_line(error))
-        if not virtual:
-            log(WARNING, "Round %d: no usable data, the global model stays", server_round)
-            return None, None
-        images = torch.cat([data.images for data in virtual])
-        labels = torch.cat([data.labels for data in virtual])
-        nodes = counted(len(virtual), "node")
-        log(INFO, "FedDM: %d virtual images of %s", len(labels), nodes)
-        arrays, loss = self._trained(images.to(self._device), labels.to(self._device), server_round)
-        return as_record(arrays), MetricRecord({TRAIN_LOSS: loss})
-
-    def _data_of(self, reply: Message) -> VirtualData:
-        """A node's virtual data, no more than were asked for.
-
-        Raises
-        ------
-        ValueError
-            If they are malformed, too many or do not fit the task.
-        """
-        record = reply.content.config_records.get(VIRTUAL_DATA, ConfigRecord())
-        payload = record.get("payload", b"")
-        each, classes = self.settings.per_class, self._spec.num_classes
-        bounds = Bounds(self._spec.shape, classes, classes * each, each)
-        if not isinstance(payload, bytes):
-            raise VirtualDataError("it sent no virtual data")
-        return VirtualData.received(payload, bounds)
-
-    def _trained(self, images: Tensor, labels: Tensor, server_round: int) -> tuple[Arrays, float]:
-        """The global model after some epochs on the data, and the mean loss of the last epoch."""
-        model, settings = self._model, self.settings
-        model.load_state_dict(as_tensors(self.start_of_round))
-        start = [weight.detach().clone() for weight in model.parameters()]
-        model.train()
-        optimizer = torch.optim.SGD(model.parameters(), lr=settings.server_lr)
-        generator = round_generator(self._seed, server_round)
-        total = torch.zeros((), device=images.device)
-        for _ in range(settings.server_epochs):
-            total.zero_()
-            order = torch.randperm(len(labels), generator=generator).to(images.device)
-            for rows in torch.split(order, settings.server_batch_size):
-                if len(rows) == 1 < len(order):  # batch normalisation cannot train on one
-                    continue
-                optimizer.zero_grad(set_to_none=True)
-                loss = functional.cross_entropy(model(images[rows]), labels[rows])
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                stay_within(list(model.parameters()), start, settings.radius)
-                total += loss.detach() * len(rows)
-        return arrays_of(model), float(total) / len(labels)
+    def after_step(self, weights: list[nn.Parameter], start: list[Tensor]) -> None:
+        """Stay within `radius` of the model at the start of the round."""
+        stay_within(weights, start, self.settings.radius)
 
 
 @torch.no_grad()
 def stay_within(weights: list[nn.Parameter], start: list[Tensor], radius: float) -> None:
-    """Move weights back, in place, to the ball around a start (FedDM eq. 9).
+    """Move weights back, in place, to the ball around a start (FedDM).
 
     Parameters
     ----------

@@ -27,11 +27,11 @@ class FedProto(OwnModels):
     """Federated prototype learning across heterogeneous clients (Tan et al. 2022).
 
     A node's prototype of a class is the mean of its samples' features, the input of the last dense
-    layer (eq. 3). Node i trains its own model on the cross-entropy and lambda times the distance
-    to the global prototypes (eq. 7; :class:`client.fedproto.PrototypeDistance`). The global
-    prototype of a class is the mean of those of the nodes that hold it, weighted by their samples
-    of it (eq. 6). There is no global model: nodes evaluate their own ones, by the nearest global
-    prototype (eq. 4) and by their classifier.
+    layer. Node i trains its own model on the cross-entropy and lambda times the distance to the
+    global prototypes (:class:`client.fedproto.PrototypeDistance`). The global prototype of a class
+    is the mean of those of the nodes that hold it, weighted by their samples of it. There is no
+    global model: nodes evaluate their own ones, by the nearest global prototype and by their
+    classifier.
 
     Parameters
     ----------
@@ -46,9 +46,8 @@ class FedProto(OwnModels):
 
     Notes
     -----
-    Eq. 6 as printed divides once more by the number of nodes, which would shrink the prototypes of
-    classes that many hold; the published code does not, and takes the plain mean over nodes. A
-    class that no node of a round holds keeps its prototype.
+    The published code takes the plain mean over nodes. A class that no node of a round holds keeps
+    its prototype.
     """
 
     run_arguments = ("model",)

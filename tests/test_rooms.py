@@ -101,8 +101,21 @@ def test_distillation_and_task_know_nothing_of_flower(graph):
 
 
 def test_the_node_knows_nothing_of_methods(graph):
-    used = {room(other) for module in graph if room(module) == "node" for other in graph[module]}
-    assert used <= {"node", "links", "task"}
+    """It reads their declarations, by name, and nothing else of them."""
+    from protocol.registry import built_in_methods
+
+    used = {other for module in graph if room(module) == "node" for other in graph[module]}
+    assert set(map(room, used)) <= {"node", "links", "protocol", "distill", "task"}
+    assert not used & {f"protocol.{name}" for name in built_in_methods()}
+
+
+def test_a_worker_leaves_all_names_but_node_to_the_app(graph):
+    """The bundle's own packages are found first, and those beside them never."""
+    reached, ahead = set(), {"node.worker"}
+    while ahead:
+        reached |= ahead
+        ahead = set().union(*(graph[module] for module in ahead)) - reached
+    assert set(map(room, reached)) == {"node"}
 
 
 def test_nothing_central_names_a_method(graph):

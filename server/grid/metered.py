@@ -19,6 +19,7 @@ from protocol.replies import SET_ASIDE
 from server.grid.failures import first_line, told
 from server.grid.inbox import open_inbox, retry_sooner
 from server.grid.ledger import Ledger, content_bytes
+from server.grid.looks import space_looks
 from server.grid.progress import Progress
 from server.grid.spool import Spool
 from server.grid.together import name_companions
@@ -190,6 +191,7 @@ class MeteredGrid(Grid):
         phase = messages[0].metadata.message_type
         if phase == MessageType.TRAIN:
             name_companions(messages, self.together)
+        space_looks(self._grid, messages)
         start = time.monotonic()
         pending = dict(zip(self.push_messages(messages), messages, strict=True))
         pending.pop("", None)  # messages that the SuperLink refused have no id
@@ -221,6 +223,7 @@ class MeteredGrid(Grid):
 
     def book_set_aside(self, node: int, phase: str, reason: str) -> None:
         """Record that a node's reply was set aside; see `protocol.replies.set_aside`."""
+        self.failures.setdefault(node, []).append(first_line(reason))
         if self._journal:
             self._journal.book_set_aside(node, phase, reason)
 

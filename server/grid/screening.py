@@ -18,6 +18,7 @@ from protocol.arrays import Arrays, RecordArrays, as_arrays, decode
 from protocol.meeting import one_line
 from protocol.messages import (
     ARRAYS,
+    CONFIG,
     DELIVERY,
     METRICS,
     NUM_EXAMPLES,
@@ -211,11 +212,16 @@ def _check_parcels(sent: RecordDict, content: RecordDict) -> None:
 
 
 def _check_rejected(sent: RecordDict, content: RecordDict) -> None:
-    """Check that a head or leader rejects no more than it was sent."""
-    received = sum(name.partition(".")[0] in (PARCEL, DELIVERY) for name in sent)
+    """Check that a head or leader rejects nothing that it was not sent."""
+    received = [name for name in sent if name.partition(".")[0] in (PARCEL, DELIVERY)]
     rejected = content.metric_records.get(METRICS, MetricRecord()).get(REJECTED, 0)
-    if isinstance(rejected, int) and rejected > received + 1:  # a leader's own model counts too
-        raise ValueError(f"it rejects {rejected} of the {received} that it was sent")
+    if isinstance(rejected, int) and rejected > len(received):
+        raise ValueError(f"it rejects {rejected} of the {len(received)} that it was sent")
+    ranks = {"0", *(name.partition(".")[2] for name in received)}  # 0: a leader's own model
+    for key in content.config_records.get(CONFIG, ConfigRecord()):
+        stem, _, rank = key.partition(".")
+        if stem == REJECTED and rank not in ranks:
+            raise ValueError(f"it rejects {key[:20]}, which it was not sent")
 
 
 def _check_readable(content: RecordDict, model: Arrays) -> None:

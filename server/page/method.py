@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from protocol.arguments import method_settings
 from protocol.method import Method
 from protocol.registry import find_method
 from server.page.run_files import RunFiles
-from server.settings import method_settings
 from strategies.common.registry import find_strategy
 from strategies.common.sections import Section
 from task.plugin import PluginError, import_object

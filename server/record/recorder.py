@@ -221,7 +221,8 @@ class RunRecorder:
         return summary
 
     def _save_model(self, arrays: ArrayRecord) -> None:
-        weights = {name: np.array(array.numpy()) for name, array in arrays.items()}
+        # In C order, since safetensors writes bytes as they lie in memory.
+        weights = {name: np.array(array.numpy(), order="C") for name, array in arrays.items()}
         save_file(weights, self.folder / "model.safetensors")
 
     def _dicts(self) -> list[dict[str, Any]]:

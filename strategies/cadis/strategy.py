@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 from protocol.arrays import Arrays, as_arrays
 from protocol.averages import weighted_mean
 from protocol.cadis import CADISSettings
-from protocol.robust import Rule, agreement, inner_products, robust_mean, shortening, too_long
+from protocol.robust import (
+    Rule,
+    agreement,
+    inner_products,
+    robust_mean,
+    room,
+    shortening,
+    too_long,
+)
 from strategies.cadis.similarity import (
     KnownPairs,
     aggregation_weights,
@@ -58,10 +66,10 @@ class CADIS(CheckedFedAvg):
     Aggregation and Knowledge DIStilled Regularization" (Nguyen et al. 2023).
 
     Clusters cover all clients ever seen; ``|cluster of i|`` counts only clients in the round, so
-    that every cluster in it has an equal say. Unlike in the paper, it is capped (``most_say``): one
-    client unlike all others would weigh as much as all of them together. Nor is there an equal say
-    where no cluster is large (``main_cluster``). Similarities of pairs that
-    never met are estimated for clients of the round, through other clients of the round.
+    that every cluster in it has an equal say. Unlike in the paper, it is capped (``most_say``): a
+    few clients unlike all others would outweigh the rest. Nor is there an equal say where no
+    cluster is large (``main_cluster``), or the regulariser before one is. Similarities of pairs
+    that never met are estimated for clients of the round, through other clients of the round.
 
     Pairs are judged by the peak of their similarity S (eq. 12), unlike in the paper. Once a model
     fits a cluster, its clients' changes are noise and S falls: judged by S, the cluster would
@@ -75,7 +83,7 @@ class CADIS(CheckedFedAvg):
         *,
         aggregation: Literal["clusters", "samples"] = "clusters",
         kd_lambda: float = 1.0,
-        most_say: float = 2.5,
+        most_say: float = 1.5,
         main_cluster: float = 0.4,
         rule: Rule = "mean",
         layer: str = "",
@@ -93,6 +101,8 @@ class CADIS(CheckedFedAvg):
         self.places: dict[int, int] = {}
         """Index of each node ever seen."""
         self.known = KnownPairs()
+        self.has_main_cluster = not main_cluster
+        """Whether the last round found a main cluster, or needed none."""
         self.topology: FlatClusters | None = None
         """Clusters as found."""
         self.last_start: Arrays = {}
@@ -120,7 +130,9 @@ class CADIS(CheckedFedAvg):
         self._round = server_round
         if self.aggregation == "clusters":
             self._dense = _dense_weight(as_arrays(arrays), self.layer)
-        config = ConfigRecord({**config, "kd-lambda": self.kd_lambda, "feature-layer": self.layer})
+        regularised = self.has_main_cluster or self.aggregation == "samples"
+        weight = self.kd_lambda if regularised else 0.0
+        config = ConfigRecord({**config, "kd-lambda": weight, "feature-layer": self.layer})
         return super().configure_train(server_round, arrays, config, grid)
 
     def combine(self, updates: list[Update]) -> Arrays:
@@ -142,7 +154,9 @@ class CADIS(CheckedFedAvg):
         estimated = estimated_links(rows, clients, needed, np.random.default_rng(draws))
         cluster_of = clusters(len(self.places), self.known.links(needed), estimated)
         self._report(cluster_of)
-        if np.bincount(cluster_of).max() < self.main_cluster * len(self.places):
+        largest = int(np.bincount(cluster_of).max())
+        self.has_main_cluster = largest >= self.main_cluster * len(self.places)
+        if not self.has_main_cluster:
             log(INFO, "CADIS: no main cluster, so nodes weigh by their samples")
             cluster_of = np.zeros_like(cluster_of)
         num_examples = np.array([update.num_examples for update in updates])
@@ -161,7 +175,7 @@ class CADIS(CheckedFedAvg):
         return weighted_mean(means)
 
     def _judged(self, updates: list[Update]) -> list[Update]:
-        """Updates moved back to the median length, without those that turn back or are too long.
+        """Updates moved back to a usual length, without those that turn back or are too long.
 
         The former point against both the last global step and most others of the round: against one
         of them, an honest client may, whose data are unlike the others'.
@@ -173,11 +187,11 @@ class CADIS(CheckedFedAvg):
         products = inner_products([*models, step], start)
         against, products = products[-1, :-1] < 0, products[:-1, :-1]
         turning = against & ~agreement(products)
-        long = too_long(products, np.array([update.num_examples for update in updates]))
+        num_examples = np.array([update.num_examples for update in updates], dtype=np.float64)
+        long = too_long(products, num_examples)
+        factors = shortening(products, room(num_examples))
         judged = []
-        for update, factor, turns, is_long in zip(
-            updates, shortening(products), turning, long, strict=True
-        ):
+        for update, factor, turns, is_long in zip(updates, factors, turning, long, strict=True):
             if turns:
                 self.set_aside(update.reply, "it points against the last step and most others")
             elif is_long:
@@ -203,6 +217,7 @@ class CADIS(CheckedFedAvg):
             "places": dict(self.places),
             "known": asdict(self.known),
             "last-start": dict(self.last_start),
+            "has-main-cluster": self.has_main_cluster,
         }
         return {**super().state_dict(), **own}
 
@@ -212,6 +227,7 @@ class CADIS(CheckedFedAvg):
         self.places = dict(state["places"])
         self.known = KnownPairs(**state["known"])
         self.last_start = dict(state.get("last-start", {}))  # older checkpoints have none
+        self.has_main_cluster = state.get("has-main-cluster", self.has_main_cluster)
 
 
 def _dense_weight(arrays: Arrays, layer: str) -> str:

@@ -1,4 +1,4 @@
-"""Constructor arguments that a setting holds as JSON."""
+"""Types of constructor arguments that a setting holds as JSON."""
 
 import inspect
 import json
@@ -11,23 +11,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from task.settings import SettingsError
 
 _LENIENT = ConfigDict(arbitrary_types_allowed=True)
-
-
-def read_arguments(text: str, setting: str) -> dict[str, Any]:
-    """Read the JSON object of a setting such as ``strategy-args``; {} if it is empty.
-
-    Raises
-    ------
-    SettingsError
-        If it is not a JSON object.
-    """
-    try:
-        arguments = json.loads(text or "{}")
-    except json.JSONDecodeError as error:
-        raise SettingsError(f"{setting} = {text!r}: not JSON ({error})") from error
-    if not isinstance(arguments, dict):
-        raise SettingsError(f'{setting} = {text!r}: must be a JSON object, {{"key": 1}}')
-    return arguments
 
 
 def check_types(cls: type, arguments: Mapping[str, Any], setting: str) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 from flwr.serverapp.strategy import FedAvg, FedXgbBagging, FedXgbCyclic, Strategy
 
+from protocol.arguments import read_arguments
 from protocol.method import Method
 from protocol.registry import all_methods, built_in_methods, find_method, method_of
-from strategies.common.arguments import check_types, read_arguments
+from strategies.common.arguments import check_types
 from strategies.common.checked import CheckedFedAvg, RobustFedAvg
 from strategies.common.run import Run
 from task.plugin import PluginError, import_object, located

@@ -9,7 +9,7 @@ import numpy as np
 from protocol.arrays import Arrays
 from protocol.averages import weighted_mean
 from protocol.outliers import absurdly_large, idle, update_norm
-from protocol.robust import inner_products, shortening
+from protocol.robust import inner_products, room, shortening
 
 LONGER = 1.1
 """A mean of models is no further from the start than the furthest; a trimmed one may be a bit."""
@@ -95,7 +95,7 @@ def points_away(weights: Sequence[float], models: Sequence[Arrays], start: Array
 def agreeing(
     students: Mapping[int, Arrays], weights: Mapping[int, float], start: Arrays
 ) -> dict[int, Arrays]:
-    """Students that do not point away from the others, moved back to the median distance.
+    """Students that do not point away from the others, moved back as `robust.shortening` says.
 
     Of two that point away from each other, neither counts.
 
@@ -111,8 +111,9 @@ def agreeing(
     if not students:
         return {}
     models = list(students.values())
-    factors = shortening(inner_products(models, start))
-    away = points_away([weights[leader] for leader in students], models, start)
+    of_students = [weights[leader] for leader in students]
+    factors = shortening(inner_products(models, start), room(np.array(of_students)))
+    away = points_away(of_students, models, start)
     return {
         leader: weighted_mean([(factor, students[leader]), (1 - factor, start)])
         for leader, factor, is_away in zip(students, factors, away, strict=True)

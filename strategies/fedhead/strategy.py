@@ -23,6 +23,7 @@ from protocol.fedhead import (
     HAND_IN,
     HAND_OUT,
     LEADS,
+    LEAST_GAIN,
     LINK_ERROR,
     RULE,
     SECTOR_MODEL,
@@ -84,7 +85,8 @@ class FedHEAD(FedAvg):
     cannot hand out w is replaced at once. A failed leader does not lead in the next round.
 
     Unlike in the paper, a leader that holds few of its sector's classes does not distil
-    (``least_classes``): on its data alone the student would forget the others.
+    (``least_classes``): on its data alone the student would forget the others. Nor does one whose
+    samples the ensemble hardly predicts better than z (``least_gain``).
 
     No leader is believed. p_km is what node k said when it was met, at most ten times the median.
     Members tell the norm of their update, and w_m is refused if it is longer than all of them, z_m
@@ -92,7 +94,7 @@ class FedHEAD(FedAvg):
 
     Parameters
     ----------
-    sectors, fixed_leader, least_classes, rule, audit
+    sectors, fixed_leader, least_classes, least_gain, rule, audit
         See `protocol.fedhead.FedHEADSettings`. If not fixed, node k leads with probability
         ``p_km / p_m``; fixed leaders are those of the paper's table 7.
     ensemble_distillation : EnsembleDistillation, optional (default: None)
@@ -127,6 +129,7 @@ class FedHEAD(FedAvg):
         sectors: int = 2,
         fixed_leader: bool = False,
         least_classes: float = 0.5,
+        least_gain: float = 0.1,
         rule: Rule = "mean",
         audit: bool = False,
         ensemble_distillation: EnsembleDistillation | None = None,
@@ -147,6 +150,7 @@ class FedHEAD(FedAvg):
         self.sectors = sectors
         self.fixed_leader = fixed_leader
         self.least_classes = least_classes
+        self.least_gain = least_gain
         self.rule = rule
         self.audit = audit
         self.ensemble_distillation = ensemble_distillation or EnsembleDistillation()
@@ -161,6 +165,8 @@ class FedHEAD(FedAvg):
         self._num_examples: dict[int, int]
         self._grid: Grid
         self._routes: dict[int, ConfigRecord]
+        self._rejected: dict[int, dict[int, str]]
+        """Why each leader of the round rejected models, by node."""
         self._global: Arrays = {}
 
     @classmethod
@@ -171,6 +177,7 @@ class FedHEAD(FedAvg):
             "sectors": settings.sectors,
             "fixed_leader": settings.fixed_leader,
             "least_classes": settings.least_classes,
+            "least_gain": settings.least_gain,
             "rule": settings.rule,
             "audit": settings.audit,
             "ensemble_distillation": settings.ensemble_distillation,
@@ -370,6 +377,7 @@ class FedHEAD(FedAvg):
     ) -> dict[int, Weighted]:
         """Step 2. Samples and w_m of each sector, by leader; failed leaders are replaced."""
         clusters = list(self.topology.clusters) if self.topology else []
+        self._rejected = {}
         means: dict[int, Weighted] = {}
         waiting = list(range(len(clusters)))
         while waiting:
@@ -387,7 +395,12 @@ class FedHEAD(FedAvg):
             for i in self._suspected(clusters, means):
                 clusters[i] = self._audited(server_round, clusters[i], means, num_examples)
         self.topology = Topology(tuple(clusters), groups=())
-        return {c.head: means[c.head] for c in clusters if c.head in means}
+        sectors = {c.head: means[c.head] for c in clusters if c.head in means}
+        for leader in sectors:
+            for node, reason in self._rejected[leader].items():
+                reason = f"leader {leader} rejects it: {reason}"
+                set_aside(self._grid, node, TRAIN_SECTOR, one_line(reason))
+        return sectors
 
     def _average(
         self,
@@ -413,7 +426,8 @@ class FedHEAD(FedAvg):
             if (reply := replies.get(cluster.head)) is None:
                 continue
             averaged = {n for n in cluster.members if n in deliveries} | {cluster.head}
-            averaged -= _rejected(cluster, reply)
+            self._rejected[cluster.head] = _rejected(cluster, reply)
+            averaged -= self._rejected[cluster.head].keys()
             try:
                 mean = self._model_of(reply)
                 self._norms.check_mean(mean, self._global, averaged)
@@ -513,7 +527,9 @@ class FedHEAD(FedAvg):
         content = RecordDict(
             {
                 ARRAYS: as_record(mean),
-                CONFIG: ConfigRecord({**request, SERVER_ROUND: server_round}),
+                CONFIG: ConfigRecord(
+                    {**request, SERVER_ROUND: server_round, LEAST_GAIN: self.least_gain}
+                ),
             }
         )
         clusters = self.topology.clusters if self.topology else ()
@@ -525,6 +541,10 @@ class FedHEAD(FedAvg):
         replies = self._ask([Message(content, leader, DISTILL_SECTOR) for leader in able])
         distilled = {}
         for leader in able:
+            if leader in replies and ARRAYS not in replies[leader].content:
+                text = "%s: the sector of node %d keeps its plain average: its ensemble is no better"
+                log(INFO, text, type(self).__name__, leader)
+                continue
             try:
                 student = self._model_of(replies[leader])
             except (KeyError, ValueError) as error:
@@ -564,13 +584,8 @@ def _is_direct(route: ConfigRecord) -> bool:
     return bool(route["address"]) and route["link"] != "relay"
 
 
-def _rejected(cluster: Cluster, reply: Message) -> set[int]:
-    """Nodes whose models a leader rejected; logged."""
+def _rejected(cluster: Cluster, reply: Message) -> dict[int, str]:
+    """Nodes whose models a leader rejected, and why."""
     reasons = reply.content.config_records.get(CONFIG, ConfigRecord())
-    rejected = set()
-    for rank, node in enumerate((cluster.head, *cluster.members)):
-        if reason := reasons.get(f"{REJECTED}.{rank}"):
-            text = "Model of node %d set aside by leader %d: %s"
-            log(WARNING, text, node, cluster.head, one_line(reason))
-            rejected.add(node)
-    return rejected
+    ranked = enumerate((cluster.head, *cluster.members))
+    return {n: str(reasons[key]) for rank, n in ranked if (key := f"{REJECTED}.{rank}") in reasons}

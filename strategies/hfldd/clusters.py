@@ -23,6 +23,8 @@ from strategies.hfldd.clustering import (
 )
 from task.words import counted
 
+GOLDEN_RATIO = (5**0.5 - 1) / 2
+
 
 @dataclass
 class LiveCluster:
@@ -195,6 +197,23 @@ class Clusters:
             if head is not None:
                 cluster.head = head
 
+    def rotate_heads(
+        self, server_round: int, connected: Set[int], samples: Mapping[int, int]
+    ) -> None:
+        """Have another node of each cluster be its head, each as often as it has `samples`.
+
+        A point goes along the row of all samples of a cluster by the golden ratio, again from the
+        start where it ends, which leaves out no part for long. Clusters begin at even distances, so
+        that nodes of different groups train at a time.
+        """
+        for place, cluster in enumerate(self):
+            able = [node for node in cluster.nodes if node in connected - self.failed]
+            if able:
+                able = self._failed_least(able)
+                ends = np.cumsum([samples.get(node, 1) for node in able])
+                point = (place / len(self) + server_round * GOLDEN_RATIO) % 1
+                cluster.head = able[int(np.searchsorted(ends, point * ends[-1], side="right"))]
+
     def lost(self, cluster: LiveCluster) -> None:
         """Note that a head lost its members' virtual data.
 
@@ -205,10 +224,18 @@ class Clusters:
             self.failed.add(cluster.head)
         self._losers.add(cluster.head)
 
+    def forget_other_heads(self) -> None:
+        """Note that what earlier heads hold is no longer what members send."""
+        for cluster in self:
+            cluster.held = {cluster.head: cluster.held_by_head}
+
     def _with_fewest_failures(self, generator: np.random.Generator, able: Sequence[int]) -> int:
-        fewest = min(self._failures[node] for node in able)
-        candidates = [node for node in able if self._failures[node] == fewest]
+        candidates = self._failed_least(able)
         return candidates[generator.integers(len(candidates))]
+
+    def _failed_least(self, able: Sequence[int]) -> list[int]:
+        fewest = min(self._failures[node] for node in able)
+        return [node for node in able if self._failures[node] == fewest]
 
     def members(self, connected: Set[int]) -> dict[int, LiveCluster]:
         """Connected nodes with a connected head, and their clusters."""

@@ -59,7 +59,8 @@ class HFLDD(RobustFedAvg):
     similar labels form homogeneous groups (K-means on the KL matrix), and each cluster takes one
     node of each group, so that it sees every class (algorithm 1). One random node of a cluster is
     its head; the members distil their data and send them to it. Then only the heads train, on their
-    own and their members' data, and the server averages their models by ``|D_h|``.
+    own and their members' data, and the server averages their models by ``|D_h|``. In the next
+    round another node of each cluster is its head (`rotate`), which is not in the paper.
 
     A head that disconnects or fails is replaced by another node of its cluster, to which the others
     send their virtual data again. A member that could not send its data sends them once it is back.
@@ -99,6 +100,10 @@ class HFLDD(RobustFedAvg):
         train on what they have.
     refresh_steps : int (default: 20)
         Steps of each refinement.
+    rotate : bool (default: True)
+        Whether another node of each cluster is its head in every round, so that each node's own
+        data are trained on, which the paper's members' are not. Members send each head their
+        virtual data once.
     **kwargs
         Those of Flower's FedAvg. Its sampling of training nodes is not used: all heads train.
 
@@ -125,9 +130,11 @@ class HFLDD(RobustFedAvg):
         num_classes: int | None = None,
         refresh_every: int = 0,
         refresh_steps: int = 20,
+        rotate: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.rotate = rotate
         self.votes = votes
         self.refresh_every = refresh_every
         self.refresh_steps = refresh_steps
@@ -164,6 +171,7 @@ class HFLDD(RobustFedAvg):
             "votes": settings.votes,
             "refresh_every": settings.refresh_every,
             "refresh_steps": settings.refresh_steps,
+            "rotate": settings.rotate,
             "image_shape": run.spec.shape,
             "num_classes": run.spec.num_classes,
         }
@@ -211,7 +219,12 @@ class HFLDD(RobustFedAvg):
             self._form_clusters(grid)
         else:
             self._place_new_nodes(server_round, grid)
-            self._clusters.replace_heads(server_round, set(grid.get_node_ids()))
+            connected = set(grid.get_node_ids())
+            if self.rotate:
+                nodes = [node for cluster in self._clusters for node in cluster.nodes]
+                samples = self._directory.samples(nodes)
+                self._clusters.rotate_heads(server_round, connected, samples)
+            self._clusters.replace_heads(server_round, connected)
         self._complete(server_round, arrays, grid, forming=forming)
         connected = set(grid.get_node_ids())
         heads = [cluster.head for cluster in self._clusters if cluster.head in connected]
@@ -411,6 +424,8 @@ class HFLDD(RobustFedAvg):
             self.models_to_members += len(routes)
         deliveries = self._collect_deliveries(request, routes, links, grid)
         self._hand_over(deliveries, server_round, grid)
+        if refining:
+            self._clusters.forget_other_heads()
         if forming and not any(cluster.held_by_head for cluster in self._clusters):
             raise NothingUsableError(
                 f"the virtual data of none of {counted(len(senders), 'member')} reached its head"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from task.datasets import corruptions
 from task.datasets.digits import load_digits
 from task.datasets.npz import read_npz
 from task.datasets.tables import load_tables
@@ -32,8 +33,8 @@ def load_dataset(name: str, root: str | Path | None = None, *, download: bool = 
     name : str
         ``digits`` (embedded), ``mnist``, ``fashion-mnist``, ``usps``, ``cifar10``, ``cifar100``,
         ``svhn``, ``mnist-m``, ``ag-news``, ``sst-2``, ``csv`` (a table of numbers with a label
-        column: see `load_tables`), or ``"my_pkg.mod:fn"``, where ``fn(root, download)`` returns a
-        `Dataset`.
+        column: see `load_tables`), ``cifar10-c/contrast-3`` and the like (see `corruptions`), or
+        ``"my_pkg.mod:fn"``, where ``fn(root, download)`` returns a `Dataset`.
     root : str or Path, optional (default: `data_root()`)
         Folder of the files. Tried in this order: ``<root>/<name>/train.npz`` and ``test.npz`` (also
         with ``_`` for ``-``), torchvision's layout below ``<root>``, ``<root>/train.npz`` and
@@ -47,12 +48,16 @@ def load_dataset(name: str, root: str | Path | None = None, *, download: bool = 
         If the name is unknown, or files are missing, damaged or do not fit.
     """
     folder = data_root() if root is None else Path(root)
+    if name.startswith(corruptions.PREFIX):
+        clean = load_dataset("cifar10", folder, download=download)
+        return corruptions.corrupted(clean, name)
     if name not in _ENTRIES and (path := _path(name)):
         return _load_plugin(name, path, folder, download)
     if name not in _ENTRIES:
         raise DatasetError(
-            f"dataset={name!r} is unknown here; choose one of {', '.join(_ENTRIES)}, name your own "
-            "as 'package.module:function', or install the package that brings it"
+            f"dataset={name!r} is unknown here; choose one of {', '.join(_ENTRIES)}, "
+            f"{corruptions.PREFIX}contrast-3 and the like, name your own as "
+            "'package.module:function', or install the package that brings it"
         )
     entry = _ENTRIES[name]
     return entry.load(entry.spec, folder, download)

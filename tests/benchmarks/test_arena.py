@@ -19,6 +19,7 @@ def cell(strategy, skew, accuracy, **changes):
         "server_bytes": 2e6,
         "link_bytes": 1e6,
         "node_seconds": 1.5,
+        "mean_node": 0.5,
         "worst_node": 0.25,
         "seeds": 1,
     }
@@ -26,7 +27,7 @@ def cell(strategy, skew, accuracy, **changes):
 
 
 def result(*accuracies):
-    return arena.Result(list(accuracies), 10, 4, 2.0, 0.5)
+    return arena.Result(list(accuracies), 10, 4, 2.0, 0.75, 0.5)
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_a_run_is_measured_and_evaluation_costs_no_bytes():
     assert len(outcome.accuracies) == 2
     assert outcome.link_bytes == 0
     assert outcome.server_bytes == pytest.approx(2 * 10 * 4 * model, rel=0.1)
-    assert 0 <= outcome.worst_node < max(outcome.accuracies)
+    assert 0 <= outcome.worst_node < outcome.mean_node < max(outcome.accuracies)
     assert 0 < outcome.node_seconds < 60
 
 
@@ -119,6 +120,7 @@ def test_the_heat_map_marks_the_best_of_each_column_and_leaves_out_what_did_not_
         ["b", "75.0", "-"],
     ]
     assert "accuracy after 20 rounds (%)" not in by_title
+    assert by_title["seeds"].rows == [["a", "1", "1"], ["b", "1", "1"]]
 
 
 def test_quick_has_five_skews_and_six_strategies(monkeypatch, tmp_path):

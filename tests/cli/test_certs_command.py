@@ -1,5 +1,7 @@
 """`flwr-distill certs`: Flower, TLS and the links take what it issues, and nothing is lost."""
 
+import base64
+import dataclasses
 import datetime
 import json
 import os
@@ -8,7 +10,9 @@ import stat
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import NameOID
 from flwr.supercore.primitives.asymmetric import uses_nist_ec_curve
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +20,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from fleet.certificates import CertificateFolder
-from links.credentials import Credentials
+from links.credentials import Credentials, name_of
 from links.errors import LinkError
 from links.records import Peered
 
@@ -116,18 +120,142 @@ def credentials(issued, name, stem="node"):
 
 
 def waybill(of):
-    signature = of.sign(b"k" * 32, 5, 7)
-    names = {"sender": "6", "receiver": "7", "purpose": "test", "token": "0" * 32}
     return Peered(
-        **names, peer_key=b"k" * 32, peer_certificate=of.certificate, peer_signature=signature
+        **{"sender": "6", "receiver": "7", "purpose": "test", "token": "0" * 32},
+        peer_key=b"k" * 32,
+        peer_name=name_of(of.certificate),
+        peer_certificate=of.certificate,
+        peer_signature=of.sign(b"k" * 32, 5, 7),
     )
 
 
 def test_a_nodes_certificate_vouches_for_its_keys_and_the_servers_for_nobodys(issued):
     judge = credentials(issued, "node-0")
     judge.check_peer(waybill(credentials(issued, "node-1")), 5, "7")
-    with pytest.raises(LinkError, match="not for client authentication"):
+    with pytest.raises(LinkError, match="not for client and server authentication"):
         judge.check_peer(waybill(credentials(issued, "server", "server")), 5, "7")
+
+
+@pytest.fixture
+def asked(folder, tmp_path):
+    """A node's folder with its key and request, and what the command printed."""
+    own = tmp_path / "on-the-node"
+    told = certs("request", "ward-3", "--host", "10.0.0.3", "--dir", str(own))
+    assert told.exit_code == 0, told.output
+    return own, told.stdout
+
+
+def test_a_node_keeps_its_key_and_gets_a_certificate_that_vouches_for_it(folder, asked):
+    own, told = asked
+    fingerprint = told.split()[-1]
+    told = certs(
+        *("sign", str(own / "node.csr"), "--dir", str(folder)), *("--fingerprint", fingerprint)
+    )
+    assert told.exit_code == 0, told.output
+    assert told.stdout.split()[-1] == fingerprint
+    assert {file.name for file in (folder / "ward-3").iterdir()} == {
+        *("ca.crt", "node.crt", "node.pub")
+    }
+    assert (folder / "ward-3/node.pub").read_bytes() == (own / "node.pub").read_bytes()
+    for file in ("ca.crt", "node.crt"):
+        (own / file).write_bytes((folder / "ward-3" / file).read_bytes())
+    node = Credentials(*((own / file).read_bytes() for file in ("ca.crt", "node.crt", "node.key")))
+    node.check_peer(waybill(node), 5, "7")
+    listener = serving(own / "node.crt", own / "node.key", own / "ca.crt")
+    caller = ssl.create_default_context(cafile=own / "ca.crt")
+    caller.load_cert_chain(own / "node.crt", own / "node.key")
+    handshake(listener, caller, "10.0.0.3")
+    assert stat.S_IMODE((own / "node.key").stat().st_mode) == 0o600
+
+
+def test_of_a_request_name_hosts_and_key_are_granted_and_nothing_else(folder):
+    key = ec.generate_private_key(ec.SECP256R1())
+    request = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ward-3")]))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("ward-3")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    CertificateFolder(folder).sign(request.public_bytes(serialization.Encoding.PEM), 5)
+    made = x509.load_pem_x509_certificate((folder / "ward-3/node.crt").read_bytes())
+    assert not made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert made.public_key() == key.public_key()
+
+
+def csr(key, name="ward-3", host="ward-3"):
+    builder = x509.CertificateSigningRequestBuilder()
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    alternative = x509.SubjectAlternativeName([x509.DNSName(host)])
+    request = builder.subject_name(subject).add_extension(alternative, critical=False)
+    return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+
+
+@pytest.mark.parametrize(
+    ("request_of", "complaint"),
+    [
+        (lambda key: b"\0" * 100_000, "this is no request"),
+        (lambda key: csr(key)[:-1] + bytes([csr(key)[-1] ^ 1]), "not signed with its key"),
+        (lambda key: csr(rsa.generate_private_key(65537, 2048)), "P-256, P-384 or P-521"),
+        (lambda key: csr(key, name="server"), "name=server"),
+        (lambda key: csr(key, name="../node-0"), r"name=../node-0"),
+        (lambda key: csr(key, host="*.example.org"), r"host=*.example.org"),
+    ],
+)
+def test_a_request_that_is_not_as_it_should_be_is_refused(folder, request_of, complaint):
+    der = request_of(ec.generate_private_key(ec.SECP384R1()))
+    pem = b"-----BEGIN CERTIFICATE REQUEST-----\n" + base64.encodebytes(der)
+    pem += b"-----END CERTIFICATE REQUEST-----\n"
+    told = CliRunner().invoke(app, ["certs", "sign", "-", "--dir", str(folder)], input=pem)
+    assert told.exit_code == 1
+    assert complaint in told.stderr
+    assert told.stderr.count("\n") == 1
+    assert CertificateFolder(folder).issued() == []
+
+
+def test_another_key_than_the_one_whose_fingerprint_was_told_is_refused(folder, asked):
+    told = certs(
+        *("sign", str(asked[0] / "node.csr"), "--dir", str(folder)), *("--fingerprint", "SHA256:x")
+    )
+    assert told.exit_code == 1
+    assert "fingerprint=SHA256:x: the request's key has SHA256:" in told.stderr
+
+
+def test_a_renewed_certificate_has_the_same_key_and_both_are_revoked_with_the_name(folder):
+    authority = CertificateFolder(folder)
+    first = authority.issue_node("node-0", ["10.0.0.3"], 5)
+    before = waybill(credentials(folder, "node-0"))
+    assert certs("renew", "node-0", "--days", "30", "--dir", str(folder)).exit_code == 0
+    second = authority.valid("node-0")
+    assert (second.public_key, second.hosts) == (first.public_key, first.hosts)
+    assert second.serial != first.serial
+    assert second.days_left == 30
+    own = credentials(folder, "node-0")
+    authority.mark_revoked("node-0")
+    informed = dataclasses.replace(own, revocations=authority.revocations.read_bytes())
+    for of in (before, waybill(own)):
+        own.check_peer(of, 5, "7")
+        with pytest.raises(LinkError, match="is node-0, whose certificate is revoked"):
+            informed.check_peer(of, 5, "7")
+
+
+def test_keep_renews_what_is_about_to_expire(folder):
+    CertificateFolder(folder).issue_node("node-0", [], 5)
+    told = certs("node", "node-0", "--keep", "--dir", str(folder))
+    assert told.exit_code == 0, told.output
+    assert [each.days_left for each in CertificateFolder(folder).issued()] == [5, 30]
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", "another authority's"])
+def test_a_revocation_list_that_is_not_the_authoritys_is_refused(folder, tmp_path, content):
+    CertificateFolder(folder).issue_node("node-0", [], 5)
+    if isinstance(content, str):
+        CertificateFolder(tmp_path / "other").create(10)
+        content = (tmp_path / "other/ca.crl").read_bytes()
+    own = credentials(folder, "node-0")
+    informed = dataclasses.replace(own, revocations=content or b" ")
+    with pytest.raises(LinkError, match="peer-revocations is no"):
+        informed.check_peer(waybill(own), 5, "7")
 
 
 def test_keys_are_for_their_owner_only_whatever_the_umask(issued):
@@ -171,7 +299,7 @@ def test_a_name_is_issued_once_until_it_is_revoked_and_its_files_are_moved_away(
     result = certs("node", "node-0", "--dir", str(folder))
     assert result.exit_code == 1
     assert "certs revoke node-0" in result.stderr
-    authority.mark_revoked(first)
+    authority.mark_revoked("node-0")
     (folder / "node-0").rename(folder / "old")
     second = authority.issue_node("node-0", [], 5)
     assert second.public_key != first.public_key
@@ -211,7 +339,7 @@ def test_bad_input_is_refused_in_one_line_and_leaves_nothing(folder, arguments, 
     assert result.exit_code == 1
     assert complaint in result.stderr
     assert result.stderr.count("\n") == 1
-    assert {path.name for path in folder.iterdir()} == {"ca.crt", "ca.key", "issued.json"}
+    assert {path.name for path in folder.iterdir()} == {"ca.crt", "ca.key", "ca.crl", "issued.json"}
 
 
 def test_a_folder_without_an_authority_is_said_with_the_remedy(tmp_path):
@@ -224,7 +352,8 @@ def test_a_folder_without_an_authority_is_said_with_the_remedy(tmp_path):
 def test_list_shows_names_hosts_ends_and_revocations(folder):
     authority = CertificateFolder(folder)
     authority.issue_server(["superlink", "10.0.0.1"], 5)
-    authority.mark_revoked(authority.issue_node("ward-3", [], 5))
+    authority.issue_node("ward-3", [], 5)
+    authority.mark_revoked("ward-3")
     lines = certs("list", "--dir", str(folder)).stdout.splitlines()
     (server,) = (line for line in lines if "server" in line)
     (node,) = (line for line in lines if "ward-3" in line)

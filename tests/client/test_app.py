@@ -15,6 +15,7 @@ from protocol.feddyn import DYNAMIC
 from protocol.hfldd import TRAIN_POOL
 from protocol.meeting import DESCRIBE, Requirement
 from protocol.registry import all_methods, built_in_methods, phases_of
+from task.backbones import fingerprint
 from task.models import create_model
 from task.settings import SettingsError, TrainSettings
 
@@ -132,6 +133,16 @@ def test_what_a_node_lacks_for_a_run_it_says_in_its_first_message(
     (reason,) = reply["config"]["lacks"]
     assert said in reason
     assert "classes" not in reply["config"]
+
+
+def test_a_node_with_other_frozen_weights_than_the_server_says_so(ask, context):
+    context.run_config["model"] = "random-features"
+    own = create_model("random-features", Session.of(context).data.spec, seed=0)
+    for frozen, lacks in ((fingerprint(own), False), ("0" * 64, True)):
+        record = ConfigRecord(Requirement(frozen=frozen).model_dump(by_alias=True))
+        reasons = ask(DESCRIBE, RecordDict({"config": record}))["config"].get("lacks", [])
+        assert len(reasons) == lacks
+        assert all("other frozen weights on this node" in reason for reason in reasons)
 
 
 def test_a_node_names_its_class_folders_until_the_run_says_what_they_mean(ask, context, tmp_path):

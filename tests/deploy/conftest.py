@@ -66,7 +66,7 @@ def deployed(tmp_path_factory, env):
     certs = folder / "certs"
     fleet, control, serverappio = (f"127.0.0.1:{port}" for port in free_ports(3))
     made = Deployed(certs, fleet, control, env)
-    for command in (("init",), ("server", "--host", "127.0.0.1")):
+    for command in (("init",), ("server", "--host", "127.0.0.1", "--host", "localhost")):
         assert made.ours("certs", *command, "--dir", certs).returncode == 0
     superlink = start_bound(
         [

@@ -16,7 +16,7 @@ from node.metrics import NodeMetrics
 from server.record.metrics import RunMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
-OVERLAYS = ("docker/gpu.yaml", "docker/monitoring.yaml")
+OVERLAYS = ("docker/gpu.yaml", "docker/monitoring.yaml", "docker/gate.yaml")
 TOGETHER = [
     ("compose.yaml", *chosen)
     for count in range(len(OVERLAYS) + 1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from distill.ensemble import distil_ensemble, teacher_probabilities
+from distill.ensemble import distil_ensemble, saving, teacher_probabilities
 from distill.errors import DistillError
 
 
@@ -65,6 +65,25 @@ def test_a_trimmed_teacher_leaves_out_the_extremes_of_each_class(average):
 def test_a_trimmed_teacher_needs_more_members_than_it_leaves_out():
     with pytest.raises(DistillError, match="cannot do without"):
         teacher_probabilities([(1.0, small_model(0))] * 2, INPUTS, cut=1)
+
+
+def test_what_a_teacher_saves_is_its_share_of_the_students_cross_entropy():
+    labels = torch.arange(50) % 3
+    teacher, student = teacher_probabilities(MEMBERS, INPUTS), small_model(4)
+
+    def loss(probabilities):
+        rows = zip(probabilities.tolist(), labels.tolist(), strict=True)
+        return -sum(math.log(row[label]) for row, label in rows) / 50
+
+    own = loss(student(INPUTS).softmax(1))
+    expected = 1 - loss(teacher) / own
+    assert saving(teacher, student, INPUTS, labels) == pytest.approx(expected, abs=1e-5)
+    assert saving(student(INPUTS).softmax(1).detach(), student, INPUTS, labels) == pytest.approx(
+        0, abs=1e-6
+    )
+    sure = torch.nn.functional.one_hot(labels, 3).float()
+    assert saving(sure, student, INPUTS, labels) == pytest.approx(1)
+    assert math.isfinite(saving(1 - sure, student, INPUTS, labels))
 
 
 def test_members_are_taken_one_at_a_time():

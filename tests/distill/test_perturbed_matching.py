@@ -6,7 +6,7 @@ from torch import nn
 
 from distill import DistillError
 from distill.distribution_matching import Probe, real_means
-from distill.perturbed_matching import Perturbed, _Outputs, distill_around, perturbed
+from distill.perturbed_matching import Perturbed, Outputs, distill_around, perturbed
 
 SHAPE = (1, 6, 6)
 
@@ -48,7 +48,7 @@ def test_a_perturbed_model_lies_on_the_ball_and_a_wide_ball_does_not_pull_it_bac
 def test_the_loss_is_the_papers_sum_over_classes_of_features_and_logits():
     model, (images, labels) = network(), samples()
     weights = perturbed(model, 2.0, torch.Generator().manual_seed(0))
-    probe_of = Perturbed(_Outputs(model, ""), weights)
+    probe_of = Perturbed(Outputs(model, ""), weights)
     means = real_means(probe_of, plain, images, [20, 20])
     virtual = torch.randn(2, 3, *SHAPE)
     loss, gradient = Probe(probe_of, plain, means).loss_and_gradient(virtual)

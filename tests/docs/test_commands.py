@@ -42,7 +42,7 @@ NOT_HERE = {
     r"(ssh|scp) ": "needs another machine",
     r"flower-superlink ": HOSTS,
     r"flwr-distill (node|register)\b": HOSTS,
-    r"flwr-distill certs revoke .*--superlink": HOSTS,
+    r"flwr-distill certs (sign|renew|revoke) ": "see tests/cli/test_certs_command.py",
     r"flwr-distill (doctor|up) .*--device cuda": "needs a GPU: tests/gpu",
     r"flwr-distill up --data": "three real nodes, as docs/tutorial.md has them",
     r"flwr-distill distill digits": "half a minute: tests/cli/test_distill_command.py",
@@ -56,7 +56,7 @@ NOT_HERE = {
     r"make proto": "rewrites the sources that are in git: tests/links/test_proto.py",
     r"tensorboard ": "another project's server; tests/server/record/test_report.py reads its files",
     r"pip install": "changes the environment: tests/plugins/conftest.py installs the same folder",
-    r"mv ": "of the reader's own folders",
+    r"(mkdir|mv) ": "of the reader's own folders",
 }
 """Patterns of commands that are not run, and why; their options are checked all the same."""
 
@@ -92,8 +92,10 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     (tmp_path / "presets").symlink_to(ROOT / "presets")
     (tmp_path / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
-    for name in ("ca.crt", "node.crt", "node.key", "node.yaml"):
+    for name in ("ca.crt", "node.crt", "node.csr", "node.key", "node.yaml", "user.crt", "user.key"):
         (tmp_path / name).touch()
+    (tmp_path / "policy.yaml").write_text(files(ROOT / "docs" / "policy.md")["policy.yaml"])
+    (tmp_path / "state" / "node").mkdir(parents=True)
     (tmp_path / "train.csv").write_text("height,weight,label\n1.7,70,a\n1.8,80,b\n")
     rng = np.random.default_rng(0)
     for name in ("mnist", "fashion-mnist"):
@@ -243,6 +245,7 @@ ACTIONS = {
     r"flwr-distill run\b": train,
     r"flwr-distill distill\b": distil,
     r"flwr-distill (certs|data|doctor|partition|predict|report|runs|settings)\b": invoke,
+    r"flwr-distill (outbox|policy)\b": invoke,
     r"(\w+=\S+ )*python -m benchmarks\.": parse_benchmark,
     r"(\w+=\S+ )*make ": plan,
 }

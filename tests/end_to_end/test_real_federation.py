@@ -7,8 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from flwr.app import Context, RecordDict
+from safetensors.numpy import load_file
 
+from client.analytic import kept_features
+from client.session import Session
+from distill.analytic import Sums, best_penalty, clipped, ridge
 from fleet.local_federation import LocalFederation
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,6 +143,31 @@ def test_a_strategy_of_another_package_runs_by_name_and_a_failing_node_does_not_
     assert any("Received 3 results and 0 failures" in line for line in outcome.lines)
     assert any("message: lr = -1.0: should be greater than 0" in line for line in outcome.lines)
     assert (folder / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_one_round_of_sums_gives_the_head_of_all_samples_in_one_place(federation, tmp_path):
+    config = {"strategy": "analytic", "model": "random-features", "partition.classes": 4}
+    outcome, folder = run(federation, num_rounds=1, **config)
+    assert outcome.completed, outcome.lines[-20:]
+    nodes = [
+        Session.of(
+            Context(
+                1,
+                place,
+                {"partition-id": place, "num-partitions": NODES, "state-dir": str(tmp_path)},
+                RecordDict(),
+                config,
+            )
+        )
+        for place in range(NODES)
+    ]
+    features = clipped(np.concatenate([kept_features(node) for node in nodes]), 1.0)
+    labels = np.concatenate([node.data.train.labels for node in nodes])
+    sums = Sums.of(features, labels, 10)
+    head = ridge(sums, best_penalty(sums))
+    weight = load_file(folder / "model.safetensors")["head.weight"]
+    np.testing.assert_allclose(weight, head.weight, atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow

@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from benchmarks.in_process import FIRST_NODE, InProcessGrid
+from distill.analytic import Sums
 from distill.virtual_data import VirtualData
+from protocol.analytic import record_of
 from protocol.arrays import as_arrays, as_record
 from protocol.meeting import requirement_of
 from protocol.registry import built_in_methods, phases_of
@@ -59,6 +61,8 @@ LITTLE = {
     "fedlgd.global-steps": 1,
     "fedlgd.global-per-class": 1,
     "fedlgd.every": 2,
+    "fedaf.per-class": 2,
+    "fedaf.server-epochs": 1,
     "feddm.per-class": 2,
     "feddm.server-epochs": 1,
     "fedseq.auxiliary-size": 8,
@@ -222,6 +226,11 @@ class Honest:
         own = self.means({"features": 4, "predictions": 3})
         return {**self.train(content), "hyper-knowledge": own}
 
+    def analytic_sums(self, content):
+        features = self.draws.dirichlet(np.ones(4), 20 + self.place)
+        sums = Sums.of(features, self.draws.integers(3, size=len(features)), 3)
+        return {"sums": record_of(sums), "metrics": self.metrics()}
+
     def consensus(self, content):
         logits = self.draws.normal(size=(8, 3)).astype(np.float32)
         return {"logits": as_record({"logits": logits}), "metrics": self.metrics()}
@@ -256,19 +265,30 @@ class Honest:
     hand_out = hand_in
 
     def aggregate_sector(self, content):
-        metrics = MetricRecord({"rejected": 0})
-        return {"arrays": as_record(self.moved()), "metrics": metrics, "config": ConfigRecord()}
+        return {"arrays": as_record(self.moved()), "config": ConfigRecord()}
 
     def distill_sector(self, content):
         metrics = MetricRecord({"distill-loss": 0.1, "distill-epochs": 1})
         return {"arrays": as_record(self.moved()), "metrics": metrics}
 
-    def feddm_distill(self, content):
+    def class_knowledge(self, content):
+        means = {
+            "classes": np.array([0, 2]),
+            "counts": np.array([2, 2]),
+            "logits": self.draws.normal(size=(2, 3)).astype(np.float32),
+            "soft-labels": self.draws.dirichlet(np.ones(3), 2).astype(np.float32),
+        }
+        return {"metrics": MetricRecord({"num-examples": 4}), "knowledge": as_record(means)}
+
+    def feddm_distill(self, content, name="feddm-data"):
         images = torch.from_numpy(self.draws.normal(size=(4, *SPEC.shape)).astype(np.float32))
         labels = torch.tensor([0, 0, 2, 2])
         data = VirtualData(images, labels, method="feddm", steps=1, seed=0, init="class-stats")
         sent = ConfigRecord({"payload": data.to_bytes()})
-        return {"metrics": MetricRecord({"num-examples": 4}), "feddm-data": sent}
+        return {"metrics": MetricRecord({"num-examples": 4}), name: sent}
+
+    def fedaf_distill(self, content):
+        return self.feddm_distill(content, "fedaf-data")
 
     def fedseq_confidence(self, content):
         chances = self.draws.dirichlet(np.ones(3)).tolist()
@@ -414,7 +434,7 @@ def finite(state):
 
 METHODS = sorted(built_in_methods())
 METHODS_TO_LEARN = (
-    *("auto", "cadis", "dynafed", "fedavg", "feddm", "fedhead", "fedhkd", "fedlgd"),
+    *("auto", "cadis", "dynafed", "fedaf", "fedavg", "feddm", "fedhead", "fedhkd", "fedlgd"),
     *("fedmd", "fedproto", "fedseq", "hfldd", "vhl"),
 )
 RUNS = settings(

@@ -18,7 +18,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fleet.local_federation import free_ports
-from links.credentials import Credentials
 from links.mailbox import Mailbox, start_server
 from links.records import Introduction
 from links.routes import Links
@@ -201,7 +200,7 @@ def listening(party):
             server, port = start_server(
                 Mailbox(made.state_dir, capacity=capacity),
                 "127.0.0.1:0",
-                Credentials.of(made.node_config),
+                made.node_config,
             )
             stack.callback(lambda: server.stop(grace=None).wait())
             made.node_config["peer-address"] = f"127.0.0.1:{port}"

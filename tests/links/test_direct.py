@@ -242,7 +242,7 @@ def test_a_port_that_is_taken_is_an_error_with_the_settings_name(receiver, party
     introduce(receiver)
     address = receiver.node_config["peer-address"]
     with pytest.raises(LinkError, match=f"peer-address={address}: the mailbox cannot listen"):
-        start_server(Mailbox(party(STRANGER).state_dir), address, None)
+        start_server(Mailbox(party(STRANGER).state_dir), address, {})
 
 
 @pytest.mark.parametrize("missing", ["peer-key", "file"])
@@ -257,3 +257,37 @@ def test_credentials_that_cannot_be_read_are_an_error(tmp_path, missing):
         del config["peer-key"]
     with pytest.raises(LinkError, match=r"peer credentials cannot be read: .*peer-key"):
         Credentials.of(config)
+
+
+def test_a_renewed_certificate_counts_from_the_next_connection_on(
+    listening, links_of, party, authority
+):
+    """The first has expired: nobody connects. Renewed under the running mailbox, all do."""
+    sender = party(SENDER, **authority.issue("sender"))
+    receiver = listening(RECEIVER, **authority.issue("renewed", days=-1))
+    route = route_to(links_of(sender, receiver))
+    credentials = Credentials.of(sender.node_config)
+    with pytest.raises(LinkError, match="no transfer to"):
+        direct.deliver(SEALED, route, RUN, credentials, 2)
+    authority.issue("renewed")
+    direct.deliver(SEALED, route, RUN, credentials, 10)
+    assert receiver.mailbox == [route.token]
+
+
+def test_a_renewal_that_cannot_be_read_leaves_the_certificate_in_use(
+    listening, links_of, party, authority, refusals
+):
+    sender = party(SENDER, **authority.issue("sender"))
+    receiver = listening(RECEIVER, **authority.issue("torn"))
+    route = route_to(links_of(sender, receiver))
+    Path(receiver.node_config["peer-certificate"]).unlink()
+    direct.deliver(SEALED, route, RUN, Credentials.of(sender.node_config), 10)
+    assert receiver.mailbox == [route.token]
+    assert "goes on with the certificate that it had" in refusals.text
+
+
+def test_a_node_says_that_its_certificate_is_about_to_expire(party, authority, refusals):
+    introduce(party(SENDER, **authority.issue("lasting", days=30)))
+    assert refusals.text == ""
+    introduce(party(SENDER, **authority.issue("ending", days=3)))
+    assert "ends in 3.0 days: renew it (flwr-distill certs renew)" in refusals.text

@@ -124,7 +124,7 @@ def test_a_sender_that_the_server_made_up_is_refused(ends, links_of, party, auth
     links = links_of(sender, receiver, forger, mode="relay")
     delivery = delivered(links, forger, receiver)
     genuine = delivered(links, sender, receiver)
-    for key in ("sender", "peer-key", "peer-certificate", "peer-signature"):
+    for key in ("sender", "peer-key", "peer-name", "peer-certificate", "peer-signature"):
         delivery[key] = genuine[key]
     with pytest.raises(LinkError, match="does not open"):
         receive(receiver, delivery, "models")
@@ -232,6 +232,30 @@ def test_a_key_that_the_server_swapped_is_refused(party, links_of, authority):
         swapped[key] = theirs[key]
     with pytest.raises(LinkError, match=r"not signed with .* wrong signature"):
         send(sender, swapped, PAYLOAD)
+
+
+def test_a_node_of_the_servers_own_is_not_who_the_server_says(party, links_of, authority):
+    """A server that may register nodes puts one of its own in the receiver's place."""
+    sender = party(SENDER, **authority.issue("ward-1"), **{"peer-names": "ward-1,ward-2"})
+    mole = party(RECEIVER, **authority.issue("mole"))
+    route = links_of(sender, mole).route(SENDER, RECEIVER, "models")
+    with pytest.raises(LinkError, match=f"node {RECEIVER} is mole, which is not among peer-names"):
+        send(sender, route, PAYLOAD)
+    named = ConfigRecord({**route, "peer-name": "ward-2"})
+    with pytest.raises(LinkError, match=f"node {RECEIVER} is mole, and the server says 'ward-2'"):
+        send(sender, named, PAYLOAD)
+    delivery = delivered(links_of(sender, mole), mole, sender)
+    with pytest.raises(LinkError, match="is mole, which is not among peer-names"):
+        receive(sender, delivery, "models")
+
+
+def test_nodes_that_name_each_other_exchange_parcels(party, links_of, authority):
+    names = {"peer-names": "ward-1,ward-2"}
+    sender = party(SENDER, **authority.issue("ward-1"), **names)
+    receiver = party(RECEIVER, **authority.issue("ward-2"), **names)
+    delivery = delivered(links_of(sender, receiver), sender, receiver)
+    assert delivery["peer-name"] == "ward-1"
+    assert receive(receiver, delivery, "models") == PAYLOAD
 
 
 def test_a_key_that_was_vouched_for_in_another_run_is_refused(party, links_of, authority):

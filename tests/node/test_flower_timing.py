@@ -1,11 +1,13 @@
 """The overrides of Flower's timing fit the Flower that is installed."""
 
 import logging
+import random
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
+import grpc
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.inflatable import inflatable_utils
@@ -17,8 +19,15 @@ from flwr.supernode import start_client_internal as flower_supernode
 from flwr.supernode.nodestate import NodeStateFactory
 
 from node import flower_timing
-from node.flower_timing import patch_intake, patch_pull_backoff, patch_supernode_sleep
+from node.flower_timing import (
+    patch_intake,
+    patch_pull_backoff,
+    patch_retries,
+    patch_supernode_sleep,
+)
 from node.pace import Pace
+from node.spacing import patch_spacing
+from protocol.messages import LOOK_EVERY, PACE
 
 start_client_internal: Any = flower_supernode  # mypy: Flower does not export its `time`
 PULLERS = (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree)
@@ -29,10 +38,16 @@ def flower_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(start_client_internal, "time", time)
     intake = start_client_internal._pull_and_store_message
     monkeypatch.setattr(start_client_internal, "_pull_and_store_message", intake)
+    make = start_client_internal._make_fleet_connection_retry_invoker
+    monkeypatch.setattr(start_client_internal, "_make_fleet_connection_retry_invoker", make)
     before = [dict(puller.__kwdefaults__ or {}) for puller in PULLERS]
     yield
     for puller, defaults in zip(PULLERS, before, strict=True):
         puller.__kwdefaults__ = defaults
+
+
+def paced(busy: float, idle: float, **clock: Any) -> Pace:
+    return Pace(busy=busy, idle=idle, generator=random.Random(7), **clock)
 
 
 class LateObject:
@@ -75,7 +90,7 @@ def test_an_object_on_a_slow_link_is_not_given_up_after_500_tries() -> None:
 
 
 def test_an_idle_supernode_waits_for_our_pause_and_not_for_3_seconds() -> None:
-    assert patch_supernode_sleep(Pace(busy=0.01, idle=0.01))
+    assert patch_supernode_sleep(paced(0.01, 0.01))
     start = time.monotonic()
     start_client_internal.time.sleep(3)
     start_client_internal.time.sleep(0.5)
@@ -83,7 +98,7 @@ def test_an_idle_supernode_waits_for_our_pause_and_not_for_3_seconds() -> None:
 
 
 def test_other_sleeps_of_the_supernode_stay_as_they_are() -> None:
-    assert patch_supernode_sleep(Pace(busy=0.0, idle=0.0))
+    assert patch_supernode_sleep(paced(0.0, 0.0))
     start = time.monotonic()
     start_client_internal.time.sleep(0.05)
     assert time.monotonic() - start >= 0.05
@@ -92,12 +107,12 @@ def test_other_sleeps_of_the_supernode_stay_as_they_are() -> None:
 
 def test_waiting_for_a_reply_keeps_the_supernode_keen() -> None:
     now = [0.0]
-    pace = Pace(busy=0.0, idle=5.0, keen=10.0, clock=lambda: now[0])
+    pace = paced(0.0, 5.0, clock=lambda: now[0])
     assert patch_supernode_sleep(pace, reply_poll=0.0)
-    now[0] = 20.0
-    assert pace.pause == 5.0
+    now[0] = 40.0
+    assert pace.draw() > 1.0
     start_client_internal.time.sleep(0.5)
-    assert pace.pause == 0.0
+    assert pace.draw() == 0.0
 
 
 @pytest.mark.parametrize(
@@ -125,7 +140,7 @@ def test_what_does_not_fit_is_left_alone_with_a_warning(
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     with caplog.at_level(logging.WARNING, logger="flwr"):
         assert not patch_pull_backoff()
-        assert not patch_supernode_sleep(Pace(busy=0.0, idle=0.0))
+        assert not patch_supernode_sleep(paced(0.0, 0.0))
     assert [dict(puller.__kwdefaults__ or {}) for puller in PULLERS] == before
     assert start_client_internal.time is clock
     assert caplog.text.count("stays Flower's own") == 2, reason
@@ -134,14 +149,15 @@ def test_what_does_not_fit_is_left_alone_with_a_warning(
 class Intake:
     """A SuperNode's real state and store, and a SuperLink whose run ends while a message comes."""
 
-    def __init__(self, ended: bool) -> None:
+    def __init__(self, ended: bool, **records: ConfigRecord) -> None:
         stores = ObjectStoreFactory()
         self.store, self.ended, self.seen = stores.store(), ended, list[int]()
         self.state = NodeStateFactory(stores).state()
         self.state.set_node_id(5)
         run = Run.create_empty(7)
         self.state.store_run(run)
-        message = Message(RecordDict({"config": ConfigRecord({"a": 1})}), 5, "train")
+        content = RecordDict({"config": ConfigRecord({"a": 1}), **records})
+        message = Message(content, 5, "train")
         message.metadata.__dict__.update(_run_id=7, _message_id=message.object_id)
         self.message, self.tree = message, get_object_tree(message)
         self.objects = get_all_nested_objects(message)
@@ -202,3 +218,55 @@ def test_a_message_is_offered_as_a_task_once_it_is_all_there() -> None:
     assert intake.pull() == 7
     assert intake.pending() == 1
     assert set(intake.seen) == {0}
+
+
+@pytest.mark.parametrize(
+    ("record", "longest"),
+    [({LOOK_EVERY: 2.0}, 2.0), ({LOOK_EVERY: "soon"}, 0.05), ({LOOK_EVERY: b"x" * 300}, 0.05)],
+)
+def test_a_server_spaces_a_nodes_looks_until_its_next_message(
+    record: dict[str, Any], longest: float
+) -> None:
+    pace = paced(0.05, 20.0)
+    assert patch_spacing(pace)
+    assert Intake(ended=False, **{PACE: ConfigRecord(record)}).pull() == 7
+    assert 0.7 * longest < pace.draw() <= longest
+    assert Intake(ended=False).pull() == 7
+    assert pace.draw() <= 0.05
+
+
+class Refused(grpc.RpcError):  # type: ignore[misc]
+    def __init__(self, code: grpc.StatusCode) -> None:
+        self._code = code
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+
+@pytest.mark.parametrize(
+    ("code", "calls"),
+    [
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, 3),
+        (grpc.StatusCode.UNAVAILABLE, 3),
+        (grpc.StatusCode.INVALID_ARGUMENT, 1),
+    ],
+)
+def test_a_full_superlink_is_waited_for_as_one_that_is_away(
+    code: grpc.StatusCode, calls: int
+) -> None:
+    assert patch_retries()
+    invoker = start_client_internal._make_fleet_connection_retry_invoker()
+    waits, errors = list[float](), [Refused(code), Refused(code)]
+    invoker.wait_function = waits.append
+
+    def look() -> str:
+        if errors:
+            raise errors.pop()
+        return "message"
+
+    if calls == 1:
+        with pytest.raises(Refused):
+            invoker.invoke(look)
+    else:
+        assert invoker.invoke(look) == "message"
+    assert len(waits) == calls - 1

@@ -1,10 +1,15 @@
 """A SuperNode that fails ends at once, so that its supervisor starts it anew."""
 
+import logging
 import subprocess
 import sys
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
+
+from node import flower_timing, supernode
+from node.policy import HOSPITAL
 
 FAILS = """
 import threading, time
@@ -26,12 +31,31 @@ supernode.main()
 def test_it_waits_for_no_thread_that_flower_left_behind(
     error: str, told: str, tmp_path: Path
 ) -> None:
+    (tmp_path / "node-config.toml").touch()
     ended = subprocess.run(
         # reports would go to stdout
-        [sys.executable, "-c", FAILS.format(error=error), "1", str(tmp_path)],
+        [
+            *(sys.executable, "-c", FAILS.format(error=error)),
+            *("1", str(tmp_path), "0.05", "20", "{}"),
+        ],
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert ended.returncode == 1
     assert (ended.stderr.splitlines() or [""])[-1] == told
+
+
+def test_a_policy_that_another_version_of_flower_cannot_keep_ends_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "node-config.toml").touch()
+    reports, report = Pipe(duplex=False)
+    policy = HOSPITAL.model_dump_json(by_alias=True)
+    numbers = [str(report.fileno()), str(tmp_path), "0.05", "20"]
+    monkeypatch.setattr(sys, "argv", ["node.supernode", *numbers, policy])
+    monkeypatch.setattr(flower_timing, "FLOWER_VERSION", "1.0.0")
+    monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [])
+    supernode.main()
+    assert reports.recv() == ("unfit", "the policy cannot be kept with this version of flwr")
+    reports.close()

@@ -27,6 +27,7 @@ from task.settings import Block
 def test_our_methods_have_their_names():
     assert sorted(built_in_methods()) == [
         "agreement",
+        "analytic",
         "auto",
         "bulyan",
         "cadis",
@@ -37,6 +38,7 @@ def test_our_methods_have_their_names():
         "dynafed",
         "fedadagrad",
         "fedadam",
+        "fedaf",
         "fedavg",
         "fedavgm",
         "feddf",

@@ -13,8 +13,10 @@ from protocol.robust import (
     agreement,
     apart,
     inner_products,
+    limited,
     multi_krum,
     robust_mean,
+    room,
     shortening,
     tells,
     too_long,
@@ -88,7 +90,7 @@ def test_agreement_keeps_all_that_go_along_and_moves_the_long_ones_back():
     models = [*trained(8), *sent(50.0)]
     products = inner_products(models, START)
     assert agreement(products).all()
-    factors = shortening(products)
+    factors = shortening(products, 1.0)
     lengths = np.sqrt(products.diagonal()) * factors
     assert lengths.max() == pytest.approx(np.median(np.sqrt(products.diagonal())))
     _, weights = robust_mean("agreement", [10] * 9, models, START)
@@ -173,6 +175,39 @@ def test_honest_nodes_with_skewed_data_are_not_out_of_line():
 def test_where_most_have_not_moved_nobody_is_out_of_line(products):
     assert not too_long(products, np.ones(5)).any()
     assert not apart(usual_cosines(products)).any()
+
+
+def test_a_model_may_weigh_and_be_long_as_samples_usually_differ():
+    samples = np.array([12.0, 18, 27, 40, 60, 90, 134, 201, 301, 450])
+    logs = [math.log(n) for n in samples]
+    deviations = [abs(log - median(logs)) for log in logs]
+    most = math.exp(1.4826 * median(deviations))
+    assert room(samples) == pytest.approx(most)
+    assert most > 3
+    assert limited(samples).tolist() == [min(n, most * 75) for n in samples]
+    products = np.diag(samples**2)
+    moved = np.sqrt(products.diagonal()) * shortening(products, most)
+    np.testing.assert_allclose(moved, [min(length, most * 60) for length in samples])
+
+
+@pytest.mark.parametrize("hostile", [1, 2, 4])
+def test_a_minority_that_claims_much_does_not_raise_what_a_model_may_weigh(hostile):
+    samples = np.array([100.0] * (10 - hostile) + [1e15] * hostile)
+    assert room(samples) == 1
+    assert limited(samples).tolist() == [100] * 10
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_honest_nodes_of_many_sizes_are_averaged_much_as_by_their_samples(seed):
+    """With at most the median's weight and length, a third of the step was left."""
+    draws = np.random.default_rng(seed)
+    samples = np.geomspace(12, 450, 10)
+    moves = (samples**0.6)[:, None] * (1 + 0.5 * draws.normal(size=(10, 20)))
+    models = [model for move in moves for model in sent(move.reshape(4, 5))]
+    found, weights = robust_mean("agreement", samples.tolist(), models, START)
+    assert (weights > 0).all()
+    step, full = ((found["w"] - START["w"]).ravel(), samples @ moves / samples.sum())
+    assert step @ full > 0.75 * (full @ full)
 
 
 def test_without_a_common_direction_agreement_keeps_all():

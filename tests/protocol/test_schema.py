@@ -211,9 +211,7 @@ def test_a_leader_says_why_it_rejects_models_by_rank():
     reply = allowed("fedhead", AGGREGATE_SECTOR)
 
     def told(config):
-        metrics = MetricRecord({"rejected": 1})
-        records = {"arrays": as_record(MODEL), "metrics": metrics, "config": ConfigRecord(config)}
-        return RecordDict(records)
+        return RecordDict({"arrays": as_record(MODEL), "config": ConfigRecord(config)})
 
     reply.check(told({}), MODEL)
     reply.check(told({"rejected.1": "w holds NaN", "rejected.12": "no"}), MODEL)

@@ -23,8 +23,10 @@ QUICK = {
 ELSEWHERE = {
     *("bulyan", "fedadagrad", "fedavgm", "fedyogi", "krum", "multikrum"),
     *("dp-adaptive-client", "dp-adaptive-server", "dp-fixed-client", "dp-fixed-server"),
+    "analytic",
 }
-"""Flower's rules on parts of a model, which tests/strategies/test_flowers_own.py is about."""
+"""Flower's rules on parts of a model, which tests/strategies/test_flowers_own.py is about; and one
+that learns in the first round alone."""
 
 
 @pytest.mark.parametrize("strategy", strategies(built_in_methods().keys() - ELSEWHERE))

@@ -142,6 +142,31 @@ def test_ensembles_that_no_leader_can_distil_are_failed_rounds(play, caplog):
     assert len(red(caplog)) == 2
 
 
+def test_a_round_whose_only_superclient_rejects_its_model_has_failed(
+    client_grid, little_distillation, tmp_path, monkeypatch, caplog
+):
+    def unreadable(*parcel):
+        raise ValueError("no model of this run")
+
+    monkeypatch.setattr("client.fedseq.receive", unreadable)
+    own = {"strategy": "fedseq", "min-nodes": 2, "runs-dir": str(tmp_path)}
+    config = {**QUICK, **little_distillation, **own}
+    with pytest.raises(NothingLearntError, match="2 failed rounds"):
+        main(client_grid(2, config), Context(1, 1, {}, RecordDict(), config))
+    why = "the strategy could use nothing that nodes sent: the log says why"
+    assert red(caplog) == [f"Round {number} failed: {why}" for number in (1, 2)]
+
+
+def test_a_round_whose_replies_the_strategy_sets_aside_has_failed_and_says_why(
+    play, monkeypatch, caplog
+):
+    monkeypatch.setattr("distill.virtual_data.VirtualData.to_bytes", lambda data: b"junk")
+    with pytest.raises(NothingLearntError):
+        play(strategy="feddm", **{"num-rounds": 1})
+    (said,) = red(caplog)
+    assert "nothing that nodes sent: node-0, node-1 and node-2: " in said
+
+
 @pytest.mark.parametrize(
     ("said", "told"),
     [

@@ -13,7 +13,7 @@ from benchmarks.in_process import FIRST_NODE, InProcessGrid
 from links.records import Introduction
 from protocol.arrays import as_record, model_arrays
 from protocol.fedhead import AGGREGATE_SECTOR, HAND_OUT
-from protocol.hfldd import LABEL_KNOWLEDGE, LabelKnowledge
+from protocol.hfldd import LABEL_KNOWLEDGE, RECEIVE, LabelKnowledge
 from protocol.meeting import DescribeConfig
 from protocol.registry import built_in_methods, phases_of
 from server.grid.failures import first_line
@@ -148,16 +148,24 @@ def test_a_parcel_counts_where_the_server_gave_a_route_and_up_to_its_bytes(name,
     assert grid.ledger.link_bytes == passes * size
 
 
-def test_a_leader_rejects_no_more_models_than_it_was_sent(tmp_path):
-    reply = trained()
-    reply["metrics"] = MetricRecord({"rejected": 10**15})
-    reply["config"] = ConfigRecord()
+def test_a_head_rejects_no_more_parcels_than_it_was_sent(tmp_path):
+    numbers = {"num-examples": 3, "kept-parcels": [], "rejected": 10**15}
+    reply = RecordDict({"metrics": MetricRecord(numbers)})
     journal = Journal(tmp_path / "journal.jsonl")
     content = RecordDict({"delivery.1": ConfigRecord()})
-    assert asked([reply], "fedhead", AGGREGATE_SECTOR, content, journal=journal) == [False]
+    assert asked([reply], "hfldd", RECEIVE, content, journal=journal) == [False]
     assert journal.set_aside == 1
-    reply["metrics"]["rejected"] = 2  # a member's, and its own
-    assert asked([reply], "fedhead", AGGREGATE_SECTOR, content) == [True]
+    reply["metrics"]["rejected"] = 1
+    assert asked([reply], "hfldd", RECEIVE, content) == [True]
+
+
+@pytest.mark.parametrize(("rank", "passes"), [(0, True), (1, True), (2, False)])
+def test_a_leader_rejects_its_own_model_and_those_that_it_was_sent_alone(rank, passes):
+    reply = trained()
+    del reply["metrics"]
+    reply["config"] = ConfigRecord({f"rejected.{rank}": "it holds NaN"})
+    content = RecordDict({"delivery.1": ConfigRecord()})
+    assert asked([reply], "fedhead", AGGREGATE_SECTOR, content) == [passes]
 
 
 def test_log_and_journal_hold_no_control_characters_of_a_node(tmp_path):

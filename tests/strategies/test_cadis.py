@@ -97,7 +97,7 @@ def weights_by_hand(changes, num_examples):
 def test_a_round_is_the_papers_weighted_mean(memory_grid, seed):
     changes, num_examples = random_changes(seed), [30, 10, 20, 40, 15, 25]
     nodes = map(made_up, changes, num_examples)
-    result = play(strategy_of(), grid_of(memory_grid, *nodes))
+    result = play(strategy_of(most_say=6.0), grid_of(memory_grid, *nodes))
     weights = weights_by_hand(changes, num_examples)
     expected = sum(u * change for u, change in zip(weights, changes, strict=True))
     np.testing.assert_allclose(last(result), expected, atol=1e-6)
@@ -111,16 +111,42 @@ def test_without_a_main_cluster_nodes_weigh_by_their_samples(memory_grid, caplog
     mean = sum(changes) / len(changes)
     np.testing.assert_allclose(last(play(strategy_of(), grid_of(memory_grid, *nodes))), mean)
     assert "no main cluster" in caplog.text
-    paper = last(play(strategy_of(main_cluster=0.0), grid_of(memory_grid, *nodes)))
+    paper = last(play(strategy_of(main_cluster=0.0, most_say=8.0), grid_of(memory_grid, *nodes)))
     np.testing.assert_allclose(paper, sum(directions) / 6)
 
 
-@pytest.mark.parametrize(("settings", "say"), [({}, 1 / 4), ({"most_say": 5.0}, 1 / 2)])
-def test_a_small_cluster_has_the_same_say_as_a_large_one_up_to_a_cap(memory_grid, settings, say):
-    many, few = np.array([[1.0, 0, 0], [0, 0, 0]]), np.array([[0, 1.0, 0], [0, 0, 0]])
-    grid = grid_of(memory_grid, *[made_up(many)] * 9, made_up(few, num_examples=1))
-    found = last(play(strategy_of(**settings), grid))
-    np.testing.assert_allclose(found, (1 - say) * many + say * few, atol=1e-6)
+@pytest.mark.parametrize(
+    ("loners", "settings", "say"),
+    [(1, {}, 0.15), (3, {}, 0.45), (1, {"most_say": 10.0}, 1 / 2), (3, {"most_say": 10.0}, 3 / 4)],
+)
+def test_a_small_cluster_has_the_same_say_as_a_large_one_up_to_a_cap(
+    memory_grid, loners, settings, say
+):
+    many, *few = np.eye(6)[: loners + 1].reshape(-1, 2, 3)
+    nodes = [made_up(many)] * (10 - loners) + [made_up(one, num_examples=1) for one in few]
+    found = last(play(strategy_of(**settings), grid_of(memory_grid, *nodes)))
+    np.testing.assert_allclose(found, (1 - say) * many + say * np.mean(few, axis=0), atol=1e-6)
+
+
+def test_nodes_are_regularised_once_there_is_a_main_cluster(memory_grid):
+    def weights(strategy, changes):
+        """The regulariser's weight in two rounds, the second by a resumed run."""
+        grid = grid_of(memory_grid, *map(made_up, changes))
+        play(strategy, grid)
+        resumed = strategy_of()
+        resumed.load_state_dict(strategy.state_dict())
+        play(resumed, grid, server_round=2)
+        return {
+            m.content["config"]["server-round"]: m.content["config"]["kd-lambda"]
+            for m in grid.pushed
+        }
+
+    directions = np.eye(6).reshape(6, 2, 3)
+    alike = [directions[node] for node in (0, 0, 0, 1, 2)]
+    assert weights(strategy_of(), alike) == {1: 0.0, 2: 1.0}
+    assert weights(strategy_of(), directions) == {1: 0.0, 2: 0.0}
+    assert weights(strategy_of(main_cluster=0.0), alike)[1] == 1.0
+    assert weights(strategy_of(aggregation="samples"), directions)[1] == 1.0
 
 
 def reversing(honest):
@@ -171,7 +197,8 @@ def test_without_its_aggregation_it_is_fedavg(memory_grid):
 
 
 def test_nodes_are_asked_for_the_regulariser(memory_grid):
-    strategy, grid = strategy_of(kd_lambda=0.3, layer="last"), grid_of(memory_grid, made_up(1.0))
+    strategy = strategy_of(kd_lambda=0.3, layer="last", main_cluster=0.0)
+    grid = grid_of(memory_grid, made_up(1.0))
     play(strategy, grid)
     config = grid.pushed[0].content.config_records["config"]
     assert (config["kd-lambda"], config["feature-layer"]) == (0.3, "last")

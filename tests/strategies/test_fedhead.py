@@ -34,7 +34,7 @@ def start_of_a_run():
 
 
 def strategy_of(kind=FedHEAD, **settings):
-    papers = {} if kind is FedDF else {"least_classes": 0.0}
+    papers = {} if kind is FedDF else {"least_classes": 0.0, "least_gain": 0.0}
     return kind(ensemble_distillation=DISTILLATION, **{**papers, **settings})
 
 
@@ -104,6 +104,24 @@ def test_a_leader_with_few_of_its_sectors_classes_is_not_asked_to_distil(client_
     assert "keep their plain averages: these hold few classes" in caplog.text
     play(strategy_of(sectors=1, least_classes=0.5), wide)
     assert DISTILL_SECTOR in {message.metadata.message_type for message in wide.pushed}
+
+
+def test_a_leader_whose_samples_the_ensemble_hardly_predicts_better_does_not_distil(
+    client_grid, caplog
+):
+    caplog.set_level(logging.INFO, logger="flwr")
+    averages = client_grid(
+        3, RUN_CONFIG, lambda node, message: message.metadata.message_type == DISTILL_SECTOR
+    )
+    plain = numbers(play(strategy_of(sectors=1), averages))
+    found = play(strategy_of(sectors=1, least_gain=0.9), client_grid(3, RUN_CONFIG))
+    assert_equal(numbers(found), plain)
+    assert "keeps its plain average: its ensemble is no better" in caplog.text
+    little = play(strategy_of(sectors=1, least_gain=1e-6), client_grid(3, RUN_CONFIG))
+    assert_equal(
+        numbers(little), numbers(play(strategy_of(sectors=1), client_grid(3, RUN_CONFIG)))
+    )
+    assert any(not np.allclose(numbers(little)[name], plain[name]) for name in plain)
 
 
 def test_a_node_that_does_not_tell_its_classes_may_distil():
@@ -199,7 +217,7 @@ def note_rejected(grid):
         def noting(message, answer=answer):
             content = answer(message)
             if message.metadata.message_type == AGGREGATE_SECTOR:
-                rejected.append(content["metrics"]["rejected"])
+                rejected.append(len(content["config"]))
             return content
 
         grid.nodes[node] = noting
@@ -235,7 +253,9 @@ def test_a_malformed_or_missing_models_node_is_left_out_and_the_round_goes_on(
     found = play(strategy, grid)
     assert rejected == [2]
     for node, reason in ((garbage, "header"), (nan, "0.bias holds NaN or infinity")):
-        said = f"Model of node {node} set aside by leader {cluster.head}: .*{reason}"
+        said = (
+            f"node {node} to train.sector set aside: leader {cluster.head} rejects it: .*{reason}"
+        )
         assert re.search(said, caplog.text), caplog.text
     pair = [type(cluster)(head=cluster.head, members=(honest,))]
     expected = federation.mean(federation.fedhead_round(pair, MODEL.state_dict()))
@@ -426,7 +446,7 @@ def test_when_no_leader_can_hand_out_the_server_does(client_grid, direct):
 
 def test_a_node_that_leads_no_sector_refuses_to_distil(client_grid):
     grid = client_grid(2, RUN_CONFIG)
-    asked = DISTILLATION.model_dump(by_alias=True) | {"server-round": 3}
+    asked = DISTILLATION.model_dump(by_alias=True) | {"server-round": 3, "least-gain": 0.0}
     content = RecordDict({"arrays": start_of_a_run(), "config": ConfigRecord(asked)})
     strategy = strategy_of(sectors=1)
     play(strategy, grid, server_round=2)

@@ -24,7 +24,7 @@ MODEL = create_model("auto", SPEC, seed=0)
 def strategy_of(kind=FedHEAD, **settings):
     return kind(
         ensemble_distillation=EnsembleDistillation(distill_epochs=3),
-        **{"least_classes": 0.0, **settings},
+        **{"least_classes": 0.0, "least_gain": 0.0, **settings},
     )
 
 

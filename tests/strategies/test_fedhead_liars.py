@@ -11,7 +11,7 @@ from safetensors.torch import save as save_tensors
 import client.fedhead
 from benchmarks.hostile import Attack, Ring
 from protocol.ensemble import EnsembleDistillation
-from protocol.fedhead import DISTILL_SECTOR
+from protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR
 from protocol.meeting import DESCRIBE
 from strategies.fedhead import FedHEAD
 from strategies.fedhead.screening import Norms
@@ -25,7 +25,8 @@ START = {name: value.numpy() for name, value in MODEL.state_dict().items()}
 
 
 def strategy_of(**settings):
-    return FedHEAD(ensemble_distillation=EnsembleDistillation(distill_epochs=1), **settings)
+    short = EnsembleDistillation(distill_epochs=1)
+    return FedHEAD(ensemble_distillation=short, least_gain=0.0, **settings)
 
 
 @pytest.fixture
@@ -191,7 +192,8 @@ def test_a_member_that_tells_too_small_a_norm_costs_itself_and_not_its_leader(
     monkeypatch.setattr(client.fedhead, "send", longer)
     found = play(strategy, grid)
     assert strategy.topology.heads == (cluster.head,)
-    assert f"Model of node {liar} set aside by leader {cluster.head}: its norm is" in caplog.text
+    reason = f"set aside: leader {cluster.head} rejects it: its norm is"
+    assert f"node {liar} to train.sector {reason}" in caplog.text
     assert largest_change(found) < 0.1
 
 
@@ -208,7 +210,28 @@ def test_a_member_with_a_bf16_header_costs_itself_and_not_its_sector(grid_of, mo
     monkeypatch.setattr(client.fedhead, "send", in_bf16)
     assert play(strategy, grid) is not None
     assert strategy.topology.heads == (cluster.head,)
-    assert caplog.text.count("set aside by leader") == 1
+    assert caplog.text.count(f"leader {cluster.head} rejects it: ") == 1
+
+
+def test_what_a_leader_says_of_its_models_is_booked_only_if_its_mean_counts(grid_of, caplog):
+    grid, strategy = grid_of(), strategy_of(sectors=2)
+    liar, honest = (cluster.head for cluster in first_clusters(strategy, grid))
+    for node in (liar, honest):
+        answer = grid.nodes[node]
+
+        def blaming(message, answer=answer, node=node):
+            content = answer(message)
+            if message.metadata.message_type == AGGREGATE_SECTOR:
+                content["config"]["rejected.1"] = "\n\x1b[31mI do not like it" * 9
+            return content
+
+        grid.nodes[node] = blaming
+    turn(grid, Attack.LYING_LEADER, [liar])
+    play(strategy, grid)
+    assert f"leader {liar} rejects it" not in caplog.text
+    (line,) = [line for line in caplog.messages if f"leader {honest} rejects it" in line]
+    assert line.isprintable()
+    assert len(line) < 400
 
 
 @pytest.mark.parametrize("rule", ["agreement", "multi-krum"])
@@ -219,7 +242,7 @@ def test_reversed_models_of_a_third_are_not_averaged(grid_of, rule, caplog):
     strategy = strategy_of(**settings)
     found = play(strategy, grid)
     for node in (FIRST + 4, FIRST + 5):
-        assert f"Model of node {node} set aside by leader" in caplog.text
+        assert f"node {node} to train.sector set aside: leader " in caplog.text
     plain = play(strategy_of(sectors=1, fixed_leader=True), grid_of())
     step = {name: plain[name].numpy() - value for name, value in START.items()}
     along = sum(float((step[n] * (found[n].numpy() - START[n])).sum()) for n in START)

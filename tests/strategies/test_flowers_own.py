@@ -194,7 +194,12 @@ def private(name, a_run, noise=0.0, **changed):
     cls, method = find_strategy(name)
     settings = {"noise_multiplier": noise}
     if "adaptive" in name:
-        settings |= {"initial_clipping_norm": 1.0, "clipped_count_stddev": noise}
+        # The bound of the norm stays: it would move with noise of its own.
+        settings |= {
+            "initial_clipping_norm": 1.0,
+            "clip_norm_lr": 1e-9,
+            "clipped_count_stddev": noise,
+        }
     return create_strategy(cls, method.settings(**settings), a_run(**changed), {})
 
 

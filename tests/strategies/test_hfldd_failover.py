@@ -48,7 +48,8 @@ class Federation:
         self.everyone = dict(grid.nodes)
         self.ids = list(grid.nodes)
         request = Distillation(distilled_size=PER_NODE, distiller="dm", distill_steps=1)
-        self.strategy = HFLDD(groups=3, links="relay", distillation=request, **settings)
+        heads = {"rotate": False, **settings}
+        self.strategy = HFLDD(groups=3, links="relay", distillation=request, **heads)
         self.round = 0
         self.asked = Counter()
 
@@ -136,13 +137,68 @@ def test_a_head_that_fails_to_train_is_replaced_in_the_next_round(federation):
     assert federation.parcels(replies, heir) == len(lost.members)
 
 
-@pytest.mark.parametrize("failing_often", [(), (2,), (1, 3)])
-def test_the_member_that_failed_least_as_head_takes_over(failing_often):
-    """One cluster of five; heads fail round after round, some of them for the second time."""
+def test_heads_take_turns_and_each_gets_the_virtual_data_once(client_grid, arrays, distillations):
+    federation = Federation(client_grid(6, RUN_CONFIG), arrays, rotate=True)
+    cluster_of, heads = {}, Counter()
+    for server_round in range(1, 13):
+        replies = federation.run()
+        for cluster in federation.strategy.topology.clusters:
+            cluster_of |= dict.fromkeys((cluster.head, *cluster.members), len(cluster.members))
+            assert federation.parcels(replies, cluster.head) == len(cluster.members)
+        heads.update(replies)
+    assert heads.keys() == set(federation.ids)
+    sent = sum(m.metadata.message_type == DISTILL for m in federation.grid.pushed)
+    assert sent == sum(cluster_of.values())
+    assert distillations["distilled"] == 6
+
+
+def one_cluster(failures=()):
+    """Five nodes that all differ, of which some have failed as heads."""
     clusters = Clusters(seed=0)
     clusters.form({node: np.eye(5)[[node]] for node in range(5)}, groups=5)
-    failures = Counter(dict.fromkeys(failing_often, 3))
-    clusters.load_state_dict({**clusters.state_dict(), "failures": dict(failures)})
+    clusters.load_state_dict({**clusters.state_dict(), "failures": dict.fromkeys(failures, 3)})
+    return clusters
+
+
+def heads_of(clusters, rounds, samples, connected=frozenset(range(5))):
+    heads = Counter()
+    for server_round in range(2, rounds + 2):
+        clusters.rotate_heads(server_round, connected, samples)
+        heads.update(cluster.head for cluster in clusters)
+    return heads
+
+
+def test_a_node_is_head_as_often_as_it_has_samples():
+    samples = {0: 10, 1: 20, 2: 30, 3: 40}  # the fifth does not say, and counts as one
+    heads = heads_of(one_cluster(), 101, samples)
+    for node, count in samples.items():
+        assert abs(heads[node] - count) <= 2
+    assert heads[4] <= 2
+
+
+@pytest.mark.parametrize(
+    ("failures", "failed", "connected"),
+    [((1,), set(), range(5)), ((), {1}, range(5)), ((), set(), (0, 2, 3, 4))],
+    ids=["failed before", "failed now", "not connected"],
+)
+def test_a_node_that_failed_or_is_away_has_no_turn(failures, failed, connected):
+    clusters = one_cluster(failures)
+    clusters.failed = failed
+    heads = heads_of(clusters, 20, dict.fromkeys(range(5), 10), set(connected))
+    assert heads.keys() == {0, 2, 3, 4}
+
+
+def test_heads_of_different_clusters_have_different_data_at_a_time():
+    clusters = Clusters(seed=0)
+    clusters.form({node: np.eye(5)[[node % 5]] for node in range(25)}, groups=5)
+    clusters.rotate_heads(2, set(range(25)), dict.fromkeys(range(25), 10))
+    assert {cluster.head % 5 for cluster in clusters} == set(range(5))
+
+
+@pytest.mark.parametrize("failing_often", [(), (2,), (1, 3)])
+def test_the_member_that_failed_least_as_head_takes_over(failing_often):
+    """Heads fail round after round, some of them for the second time."""
+    clusters, failures = one_cluster(failing_often), Counter(dict.fromkeys(failing_often, 3))
     (cluster,) = clusters
     heads = []
     for server_round in range(2, 22):

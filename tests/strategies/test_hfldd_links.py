@@ -53,7 +53,7 @@ def planted(monkeypatch):
 @pytest.fixture
 def mailbox(tmp_path):
     """Address of one mailbox for all nodes of a grid in memory, which share a state directory."""
-    server, port = start_server(Mailbox(tmp_path / "state"), "127.0.0.1:0", None)
+    server, port = start_server(Mailbox(tmp_path / "state"), "127.0.0.1:0", {})
     yield f"127.0.0.1:{port}"
     server.stop(grace=None).wait()
 

@@ -38,6 +38,7 @@ class Federation:
             links="relay",
             refresh_every=2,
             refresh_steps=STEPS,
+            rotate=False,
             distillation=Distillation(distilled_size=4, distiller="dm", distill_steps=1),
         )
 
@@ -124,6 +125,18 @@ def test_a_later_head_gets_the_refined_data_without_another_refinement(federatio
     assert not any("refinement" in message.content for message in federation.asked)
     for node in set(left) - {federation.head}:
         assert federation.held(node) == refined[node]
+
+
+def test_a_former_head_that_leads_again_gets_what_was_refined_meanwhile(federation):
+    federation.run(1)
+    former = federation.head
+    (cluster,) = federation.strategy._clusters
+    cluster.head = federation.members[0]
+    federation.run(3)
+    refined = {node: federation.held(node) for node in federation.members if node != former}
+    cluster.head = former
+    assert federation.run(4) == [NODES - 1]
+    assert {node: federation.held(node) for node in refined} == refined
 
 
 def test_a_refinement_that_fails_leaves_the_head_what_it_had(federation):

@@ -3,10 +3,11 @@
 import pytest
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, Krum
 
+from protocol.arguments import read_arguments
 from protocol.fedhead import FedHEADSettings
 from protocol.hfldd import HFLDDSettings
 from protocol.registry import built_in_methods
-from strategies.common.registry import create_strategy, find_strategy, read_arguments
+from strategies.common.registry import create_strategy, find_strategy
 from strategies.fedhead import FedHEAD
 from strategies.fedprox import FedProx
 from strategies.hfldd import HFLDD

@@ -18,6 +18,7 @@ from task.models import create_model
 from task.settings import SettingsError
 
 NODES = 2
+PARTITIONS = 8
 LR = 0.02
 RUN_CONFIG = {"partition.classes": 5, "train.batch-size": 64}  # each node lacks half of the classes
 SPEC = load_dataset("digits").spec
@@ -66,14 +67,15 @@ def trained_by_hand(session, server_round):
 
 
 def test_a_round_is_the_mean_of_nodes_that_learn_both_tasks(client_grid, tmp_path):
-    grid = client_grid(NODES, RUN_CONFIG)
+    few = {"num-partitions": PARTITIONS}
+    grid = client_grid(NODES, RUN_CONFIG, node_config=few)
     strategy = VHL(**LITTLE, seed=3, fraction_evaluate=0.0)
     config = ConfigRecord({"lr": LR, "local-epochs": 1})
     messages = strategy.configure_train(1, ArrayRecord(MODEL.state_dict()), config, grid)
     found, _ = strategy.aggregate_train(1, grid.send_and_receive(messages))
     expected = []
     for node in range(NODES):
-        config = {"partition-id": node, "num-partitions": NODES, "state-dir": str(tmp_path / "own")}
+        config = {"partition-id": node, "state-dir": str(tmp_path / "own"), **few}
         session = Session.of(Context(9, node, config, RecordDict(), RUN_CONFIG))
         expected.append(trained_by_hand(session, 1))
     total = sum(size for _, size in expected)

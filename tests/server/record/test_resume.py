@@ -11,6 +11,7 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from safetensors.numpy import load_file
 
+from protocol.fedaf import DISTILL_WITH_PEERS
 from protocol.feddm import DISTILL_AROUND
 from protocol.fedhead import TRAIN_SECTOR
 from protocol.fedhkd import TRAIN_KNOWLEDGE
@@ -44,9 +45,13 @@ QUICK = {
     "hfldd.groups": 2,
     "fedlgd.every": 2,
 }
-STATEFUL = [name for name in built_in_methods() if hasattr(find_strategy(name)[0], "state_dict")]
+STATEFUL = [
+    name
+    for name in built_in_methods()
+    if hasattr(find_strategy(name)[0], "state_dict") and name != "analytic"  # trains once
+]
 TRAINING = {
-    *("train", DISTILL_AROUND, TRAIN_VIRTUAL, TRAIN_POOL, TRAIN_SECTOR),
+    *("train", DISTILL_AROUND, DISTILL_WITH_PEERS, TRAIN_VIRTUAL, TRAIN_POOL, TRAIN_SECTOR),
     *(TRAIN_LAST, TRAIN_CONSENSUS, TRAIN_KNOWLEDGE, TRAIN_PROTOTYPES),
 }
 

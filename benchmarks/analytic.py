@@ -1,0 +1,258 @@
+"""One round of sums on frozen features: accuracy, bytes, and the head of pooled data beside it.
+
+``python -m benchmarks.analytic --quick --data-root DIR [--json FILE]``
+
+CIFAR-10, 2,000 training and 1,000 test images of 96 pixels on EfficientNet-Lite0, 20 nodes of one
+class each: the run's accuracy, that of the head of all images in one place, the largest difference
+between the weights of both, and the traffic through the server for each node.
+
+``python -m benchmarks.analytic --data-root DIR [--rows cifar10 mnist ...] [--json FILE]``
+
+The same with 128 pixels, the network's size for small images, on up to 6,000 images of CIFAR-10,
+3,000 each of MNIST and MNIST-M, and four fifths of the part of Fashion-MNIST's test set in
+``DIR/fashion_mnist_aux``; and from the same features heads of other settings: discriminant
+analysis, a projection, and noise for differential privacy with 10 nodes of all classes.
+
+Both need the extra ``backbones``. Nodes run in this process, one after the other.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context, RecordDict
+from numpy.typing import NDArray
+from rich.console import Console
+from safetensors.numpy import load_file
+from torch import nn
+
+from benchmarks.in_process import run_in_process
+from client.analytic import kept_features
+from client.session import Session
+from distill.analytic import (
+    Head,
+    Sums,
+    best_penalty,
+    best_shrinkage,
+    clipped,
+    deviations,
+    discriminant,
+    noisy_penalty,
+    random_directions,
+    ridge,
+)
+from task.backbones.efficientnet import at_size
+from task.datasets import Dataset, DataSpec, RawSamples, load_dataset
+from task.datasets.npz import read_npz
+from task.source import test_samples
+
+NODES = 20
+ROWS = ("cifar10", "mnist", "mnist_m", "fashion")
+QUICK_TRAIN, QUICK_TEST, QUICK_SIZE = 2000, 1000, 96
+MOST_TRAIN, MOST_TEST = 6000, 1500
+FEW_TRAIN, FEW_TEST = 3000, 1000
+PROJECTION = 680
+PRIVATE_NODES = 10
+PRIVATE_PROJECTIONS = (128, 256, 512)
+MULTIPLIERS = {4.0: 1.16, 1.0: 4.05}
+"""Noise multiplier of one release by epsilon, at delta = 1e-5 by Opacus's RDP accountant."""
+SEEDS = 3
+
+
+def first_of(data: Dataset, num_train: int, num_test: int) -> Dataset:
+    """The first images of each class, as many of each."""
+
+    def part(samples: RawSamples, count: int) -> RawSamples:
+        each = count // data.spec.num_classes
+        classes = range(data.spec.num_classes)
+        rows = [np.flatnonzero(samples.labels == label)[:each] for label in classes]
+        return samples.subset(np.concatenate(rows))
+
+    return Dataset(data.spec, part(data.train, num_train), part(data.test, num_test))
+
+
+def quick_cifar10(root: Path, download: bool) -> Dataset:
+    """CIFAR-10 with few images."""
+    return first_of(load_dataset("cifar10", root), QUICK_TRAIN, QUICK_TEST)
+
+
+def cifar10(root: Path, download: bool) -> Dataset:
+    """Up to 6,000 images of CIFAR-10."""
+    return first_of(load_dataset("cifar10", root), MOST_TRAIN, MOST_TEST)
+
+
+def mnist(root: Path, download: bool) -> Dataset:
+    """3,000 images of MNIST."""
+    return first_of(load_dataset("mnist", root), FEW_TRAIN, FEW_TEST)
+
+
+def mnist_m(root: Path, download: bool) -> Dataset:
+    """3,000 images of MNIST-M."""
+    return first_of(load_dataset("mnist-m", root), FEW_TRAIN, FEW_TEST)
+
+
+def fashion(root: Path, download: bool) -> Dataset:
+    """The part of Fashion-MNIST's test set at hand, in two."""
+    spec = DataSpec("fashion-mnist", (1, 28, 28), 10, (0.2860,), (0.3530,))
+    samples = read_npz(root / "fashion_mnist_aux" / "test.npz", spec)
+    tests = np.arange(len(samples)) % 5 == 0
+    return Dataset(spec, samples.subset(~tests), samples.subset(tests))
+
+
+def small_network(spec: DataSpec) -> nn.Module:
+    """EfficientNet-Lite0 on images of 96 pixels."""
+    return at_size(spec, QUICK_SIZE)
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Features and labels of all nodes' samples, and of the test set."""
+
+    train: NDArray[np.float64]
+    labels: NDArray[np.int64]
+    test: NDArray[np.float64]
+    test_labels: NDArray[np.int64]
+
+    def score(self, head: Head) -> float:
+        """Accuracy of a head."""
+        predicted = (self.test @ head.weight.T + head.bias).argmax(1)
+        return float((predicted == self.test_labels).mean())
+
+    def sums(self, rows: slice = slice(None), directions: Any = None) -> Sums:
+        """Sums over some of the samples, as a node sends them."""
+        x = self.train[rows] if directions is None else self.train[rows] @ directions
+        return Sums.of(clipped(x, 1.0), self.labels[rows], int(self.test_labels.max()) + 1)
+
+
+def measured(config: dict[str, Any]) -> tuple[dict[str, float], Features]:
+    """A run's accuracy and traffic, its head beside that of all images in one place; features."""
+    with tempfile.TemporaryDirectory() as folder:
+        state = str(Path(folder) / "state")
+        each = {"num-partitions": NODES, "device": "cpu", "state-dir": state}
+        start, end = run_in_process(config, [each] * NODES, Path(folder))
+        weight = load_file(Path(folder) / "1" / "model.safetensors")["head.weight"]
+        features = _features(config, each)
+    sums = features.sums()
+    pooled = ridge(sums, best_penalty(sums))
+    megabytes = (end["server_bytes"] - start["server_bytes"]) / NODES / 1e6
+    numbers = {
+        "accuracy": end["accuracy"],
+        "pooled": features.score(pooled),
+        "difference": float(np.abs(weight - pooled.weight).max()),
+        "megabytes_a_node": megabytes,
+    }
+    return numbers, features
+
+
+def _features(config: dict[str, Any], node: dict[str, Any]) -> Features:
+    """What nodes keep, and the same of the test set."""
+    sessions = [
+        Session.of(Context(1, place, {**node, "partition-id": place}, RecordDict(), config))
+        for place in range(NODES)
+    ]
+    labels = np.concatenate([session.data.train.labels.numpy() for session in sessions])
+    tests = test_samples(sessions[0].task)
+    assert tests is not None
+    on_tests = replace(sessions[0].data, train=tests.to_samples(sessions[0].data.spec))
+    return Features(
+        np.concatenate([kept_features(session) for session in sessions]).astype(np.float64),
+        labels,
+        kept_features(replace(sessions[0], data=on_tests)).astype(np.float64),
+        tests.labels,
+    )
+
+
+def config_of(dataset: str, data_root: Path, model: str) -> dict[str, Any]:
+    """Run config of one round with nodes of one class each."""
+    return {
+        "dataset": f"benchmarks.analytic:{dataset}",
+        "data-root": str(data_root.resolve()),
+        "model": model,
+        "strategy": "analytic",
+        "num-rounds": 1,
+        "partition.classes": 1,
+        "train.holdout": 0.0,
+        "server-device": "cpu",
+    }
+
+
+def other_heads(features: Features) -> Iterable[tuple[str, list[float]]]:
+    """Accuracies of heads of other settings, by seed of their draws."""
+    sums, width = features.sums(), features.train.shape[1]
+    yield "lda", [features.score(discriminant(sums, best_shrinkage(sums)))]
+    projected = []
+    for seed in range(SEEDS):
+        directions = random_directions(width, PROJECTION, seed)
+        of_few = features.sums(directions=directions)
+        head = ridge(of_few, best_penalty(of_few)).of_projection(directions)
+        projected.append(features.score(head))
+    yield f"projection on {PROJECTION}", projected
+    for epsilon, noise in MULTIPLIERS.items():
+        for k in PRIVATE_PROJECTIONS:
+            scores = [private(features, k, noise, seed) for seed in range(SEEDS)]
+            yield f"epsilon = {epsilon:g}, {k} directions", scores
+
+
+def private(features: Features, k: int, noise: float, seed: int) -> float:
+    """Accuracy of the head of nodes that add noise to their sums."""
+    directions = random_directions(features.train.shape[1], k, seed)
+    draws = torch.Generator().manual_seed(seed)
+    nodes = (
+        features.sums(slice(place, None, PRIVATE_NODES), directions).with_noise(1.0, noise, draws)
+        for place in range(PRIVATE_NODES)
+    )
+    total = reduce(add, nodes)
+    of_gram, _, _ = deviations(1.0, noise)
+    head = ridge(total, noisy_penalty(k, of_gram * PRIVATE_NODES**0.5))
+    return features.score(head.of_projection(directions))
+
+
+def quick(data_root: Path) -> dict[str, float]:
+    """The four numbers of the quick run."""
+    model = "benchmarks.analytic:small_network"
+    numbers, _ = measured(config_of("quick_cifar10", data_root, model))
+    return {"cifar10_one_class": numbers.pop("accuracy"), **numbers}
+
+
+def rows(names: Iterable[str], data_root: Path, console: Console) -> dict[str, Any]:
+    """Numbers of each data set, and of other heads on CIFAR-10."""
+    results: dict[str, Any] = {}
+    for name in names:
+        numbers, features = measured(config_of(name, data_root, "efficientnet-lite0"))
+        results[name] = numbers
+        console.print(f"{name}: {numbers}")
+        for setting, scores in other_heads(features) if name == "cifar10" else ():
+            results[f"{name}, {setting}"] = scores
+            console.print(f"{name}, {setting}: {statistics.mean(scores):.3f} {scores}")
+    return results
+
+
+def main() -> None:
+    """Measure, print and write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="four numbers, on CIFAR-10")
+    parser.add_argument("--data-root", type=Path, required=True)
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    arguments = parser.parse_args()
+    console = Console()
+    if arguments.quick:
+        results: dict[str, Any] = quick(arguments.data_root)
+        console.print(results)
+    else:
+        results = rows(arguments.rows, arguments.data_root, console)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,328 @@
+"""Tables of the papers beside ours: paper's value, ours, and what differs in the setting.
+
+``python -m benchmarks.papers --list [--data-root DIR]``
+
+All tables, with what is missing on this machine: data, or a GPU.
+
+``python -m benchmarks.papers TABLE [--quick] [--data-root DIR] [--out DIR] [--json FILE]``
+
+A run for each cell, in this process, with the real apps: a preset, and what the cell changes of it.
+Values are accuracies in percent after the last round: of the global model on the server's test
+samples, or the nodes' unweighted mean where each node brings its own. ``--quick`` is a smaller
+setting, of fewer rounds; each difference is printed. Runs are kept in ``--out``: those that are
+over are not run again, one that was interrupted goes on after its last round.
+
+The tables are data, in ``benchmarks/paper_tables``. A value of a paper stands there with its
+source, or not at all.
+"""
+
+import argparse
+import hashlib
+import json
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Message, RecordDict
+from flwr.common.config import flatten_dict
+from pydantic import BaseModel, ConfigDict
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table as Printed
+
+from benchmarks.in_process import Node, Settings, run_in_process
+from cli.run import PRESETS
+from protocol.registry import all_methods, find_method
+from server.record.checkpoint import checkpoints
+from task.datasets import DatasetError, load_dataset
+
+TABLES = Path(__file__).with_name("paper_tables")
+OUT = Path("runs") / "papers"
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Value(_Data):
+    """A number of a paper, in percent, and where it was read."""
+
+    value: float
+    source: str
+
+
+class Row(_Data):
+    """A row of a table: a preset, changes to it, and the paper's values by method."""
+
+    name: str
+    preset: str
+    settings: Settings = {}
+    paper: dict[str, Value] = {}
+
+
+class Table(_Data):
+    """A table of a paper.
+
+    Parameters
+    ----------
+    name, title : str
+        For the command line; what is measured.
+    missing : str (default: "")
+        Why it cannot be run anywhere: data that this project cannot read.
+    gpu : str (default: "")
+        What makes the whole setting too much for a CPU.
+    differs : str (default: "")
+        What differs from the paper and no setting tells.
+    data : tuple[str, ...] (default: ())
+        Data sets whose files it needs.
+    samples : int (default: 0)
+        Training samples of the paper's data set; 0 where it has several.
+    nodes : tuple[str, ...] (default: ())
+        Data set of each node, where they have their own.
+    shared : bool (default: False)
+        Whether each of these nodes has only a part of its data set, another one than the others.
+    methods : Mapping[str, Settings] (default: {})
+        What a method changes of the preset.
+    quick : Settings (default: {})
+        What ``--quick`` changes of it.
+    rows : tuple[Row, ...] (default: ())
+        Each is run with each method.
+    """
+
+    name: str
+    title: str
+    missing: str = ""
+    gpu: str = ""
+    differs: str = ""
+    data: tuple[str, ...] = ()
+    samples: int = 0
+    nodes: tuple[str, ...] = ()
+    shared: bool = False
+    methods: Mapping[str, Settings] = {}
+    quick: Settings = {}
+    rows: tuple[Row, ...] = ()
+
+    def cells(self, *, quick: bool) -> "Iterator[Cell]":
+        """A cell for each row and method."""
+        changed = {**(self.quick if quick else {})}
+        if self.nodes:
+            changed["min-nodes"] = len(self.nodes)
+        for row in self.rows:
+            preset = flatten_dict(tomllib.loads((PRESETS / f"{row.preset}.toml").read_text()))
+            for method, changes in self.methods.items():
+                full = {**preset, **row.settings, **changes}
+                yield Cell(row.name, method, row.paper.get(method), full, {**full, **changed})
+
+    def node_configs(self, cell: "Cell") -> list[Settings]:
+        """Node config of each node of a cell; on its GPU, if the machine has one."""
+        if not self.nodes:
+            number = int(cell.ours["min-nodes"])
+            return [{"num-partitions": number, "device": "auto"}] * number
+        part = {"num-partitions": len(self.nodes)} if self.shared else {}
+        return [{"dataset": name, "device": "auto", **part} for name in self.nodes]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: the paper's value, its settings, and ours."""
+
+    row: str
+    method: str
+    paper: Value | None
+    full: Settings
+    ours: Settings
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of our run."""
+        return int(self.ours["num-rounds"])
+
+    def folder(self, table: Path) -> Path:
+        """Folder of its run within its table's; another one for other settings."""
+        digest = hashlib.sha256(json.dumps(self.ours, sort_keys=True).encode()).hexdigest()[:8]
+        words = f"{self.row} {self.method} {digest}".lower()
+        return table / "".join(c if c.isalnum() or c in ".+" else "-" for c in words)
+
+
+def read_tables() -> dict[str, Table]:
+    """All tables by name; what stands above the tables of a file holds for those without it."""
+    tables = {}
+    for file in sorted(TABLES.glob("*.toml")):
+        common = tomllib.loads(file.read_text())
+        for own in common.pop("tables"):
+            table = Table.model_validate({**common, **own})
+            tables[table.name] = table
+    return tables
+
+
+def lacks(table: Table, data_root: str) -> str:
+    """What this machine lacks for a table; empty if nothing."""
+    if table.missing:
+        return table.missing
+    absent = []
+    for name in table.data:
+        try:
+            load_dataset(name, data_root or None)
+        except DatasetError:
+            absent.append(name)
+    return f"no files of {', '.join(absent)} in --data-root" if absent else ""
+
+
+def rounds_done(folder: Path) -> int:
+    """Finished rounds of the run in a cell's folder."""
+    metrics = folder / "1" / "metrics.jsonl"
+    return len(metrics.read_text().splitlines()) - 1 if metrics.exists() else 0
+
+
+def run_cell(
+    table: Table, cell: Cell, folder: Path, data_root: str, show: Callable[[], None]
+) -> None:
+    """Run a cell, or go on with it after its last round; calls `show` at each message to a node."""
+
+    def watched(place: int, node: Node) -> Node:
+        def answer(message: Message) -> RecordDict | None:
+            show()
+            return node(message)
+
+        return answer
+
+    resume = "latest" if checkpoints(folder / "1") else ""
+    config = {**cell.ours, "data-root": data_root, "resume": resume}
+    folder.mkdir(parents=True, exist_ok=True)
+    run_in_process(config, table.node_configs(cell), folder, watched)
+
+
+def last_accuracy(folder: Path) -> float:
+    """Accuracy after the last round, in percent; the nodes' mean where there is no other."""
+    last = json.loads((folder / "1" / "metrics.jsonl").read_text().splitlines()[-1])
+    whole = last["accuracy"]
+    return 100 * float(last["node_accuracy"] if whole is None else whole)
+
+
+def run_table(
+    table: Table, *, quick: bool, data_root: str, out: Path, console: Console
+) -> list[dict[str, Any]]:
+    """Run what is left of a table's cells; return a line for each."""
+    cells = list(table.cells(quick=quick))
+    folders = [cell.folder(out / table.name) for cell in cells]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    lines = []
+    with Progress(
+        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console
+    ) as progress:
+        all_rounds, done = sum(cell.rounds for cell in cells), sum(map(rounds_done, folders))
+        bar = progress.add_task("rounds", total=all_rounds, completed=done)
+
+        def show() -> None:
+            progress.update(bar, completed=sum(map(rounds_done, folders)))
+
+        for cell, folder in zip(cells, folders, strict=True):
+            if rounds_done(folder) < cell.rounds:
+                progress.update(bar, description=f"rounds; {cell.row}, {cell.method}")
+                run_cell(table, cell, folder, data_root, show)
+                show()
+            lines.append(_line(table, cell, last_accuracy(folder), data_root))
+            progress.console.print(f"{cell.row}, {cell.method}: {lines[-1]['ours']:.1f} %")
+    return lines
+
+
+def _line(table: Table, cell: Cell, ours: float, data_root: str) -> dict[str, Any]:
+    own = find_method(str(cell.ours["strategy"]))
+    others = {method.table_name for method in all_methods().values()}
+    others.discard(own.table_name if own else "")
+    texts = [
+        f"{key} {value}, not {cell.full.get(key, 'the default')}"
+        for key, value in cell.ours.items()
+        if value != cell.full.get(key) and key.partition(".")[0] not in others
+    ]
+    if table.samples:
+        samples = _num_samples(str(cell.ours["dataset"]), data_root)
+        if samples != table.samples:
+            texts.append(f"{samples:,} training samples, not {table.samples:,}")
+    return {
+        "row": cell.row,
+        "method": cell.method,
+        "paper": cell.paper and cell.paper.value,
+        "source": cell.paper and cell.paper.source,
+        "ours": round(ours, 2),
+        "difference": "; ".join(texts),
+    }
+
+
+@cache
+def _num_samples(dataset: str, data_root: str) -> int:
+    return len(load_dataset(dataset, data_root or None).train)
+
+
+def print_table(table: Table, lines: list[dict[str, Any]], console: Console) -> None:
+    """Print the cells, and what differs in all of them."""
+    printed = Printed("row", "method", "paper", "ours", "difference", title=table.title)
+    for line in lines:
+        paper = "-" if line["paper"] is None else f"{line['paper']:.1f}"
+        printed.add_row(
+            line["row"], line["method"], paper, f"{line['ours']:.1f}", line["difference"]
+        )
+    console.print(printed)
+    for source in dict.fromkeys(line["source"] for line in lines if line["source"]):
+        console.print(f"paper: {source}", markup=False)
+    if table.differs:
+        console.print(f"all cells: {table.differs}", markup=False)
+
+
+def print_list(tables: dict[str, Table], data_root: str, console: Console) -> None:
+    """Print all tables, their commands and what is missing."""
+    printed = Printed("TABLE", "what", "cells", "missing here", "needs a GPU, but for --quick")
+    for table in tables.values():
+        cells = str(len(table.rows) * len(table.methods))
+        printed.add_row(
+            table.name, table.title, cells, lacks(table, data_root) or "nothing", table.gpu
+        )
+    console.print(printed)
+    console.print("python -m benchmarks.papers TABLE [--quick] [--data-root DIR]", markup=False)
+
+
+def main() -> None:
+    """List the tables, or run one and print it."""
+    tables = read_tables()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("table", nargs="?", choices=tables, metavar="TABLE", help="see --list")
+    parser.add_argument("--list", action="store_true", help="all tables, and what is missing here")
+    parser.add_argument("--quick", action="store_true", help="a smaller setting")
+    parser.add_argument("--data-root", default="", help="folder of the data sets")
+    parser.add_argument("--out", type=Path, metavar="DIR", default=OUT, help="keep the runs there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the cells there")
+    arguments = parser.parse_args()
+    console = Console()
+    if arguments.list:
+        print_list(tables, arguments.data_root, console)
+        return
+    if arguments.table is None:
+        parser.error("name a table, or --list")
+    table = tables[arguments.table]
+    if missing := lacks(table, arguments.data_root):
+        parser.error(f"{table.name} cannot be run here: {missing}")
+    lines = run_table(
+        table,
+        quick=arguments.quick,
+        data_root=arguments.data_root,
+        out=arguments.out,
+        console=console,
+    )
+    print_table(table, lines, console)
+    if arguments.json is not None:
+        content = {"table": table.name, "quick": arguments.quick, "cells": lines}
+        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""The outbox log as a table in the terminal, and as a page for a data protection officer."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as TerminalTable
+
+from node.outbox import Entry, virtual_data_file
+from server.page.layout import page
+from server.page.words import data_size
+from strategies.common.sections import Figure, Section, Table
+from task.words import counted
+
+if TYPE_CHECKING:
+    from distill.virtual_data import VirtualData
+
+COLUMNS = ("time", "run", "message", "to", "what", "#bytes", "#epsilon")
+MOST_OPEN = 30
+"""Lines of a table that stands open."""
+MOST_PICTURES = 40
+"""Virtual data that are shown, the last to leave first."""
+
+EXPLAINED = (
+    "Everything that left this node is here, in the order in which it left. The server reads what "
+    "goes to it. A parcel for another node is sealed: the server passes it on and cannot read it, "
+    "unless it lied about that node's key. Epsilon bounds what a run has told of any one sample; "
+    "those of runs on the same data add up."
+)
+
+
+def print_table(lines: Sequence[Entry]) -> None:
+    """Print a log's lines, and the hash of the last."""
+    table = TerminalTable(*(column.lstrip("#") for column in COLUMNS))
+    for line in lines:
+        table.add_row(*map(escape, _cells(line)))
+    console = Console()
+    console.print(table)
+    if lines:
+        console.print(f"The last line's hash: {lines[-1]['hash']}", soft_wrap=True)
+
+
+def outbox_page(lines: Sequence[Entry], folder: Path, broken: str) -> str:
+    """Render the page, which needs no other file.
+
+    Parameters
+    ----------
+    lines : Sequence[Entry]
+        Of the log, up to where its chain breaks.
+    folder : Path
+        Holds the virtual data that left.
+    broken : str
+        Where the chain breaks, or an empty text.
+    """
+    left = [line for line in lines if "error" not in line]
+    refused = [line for line in lines if "error" in line]
+    sections = [
+        *([Section("This log was changed", [broken], alarm=True)] if broken else []),
+        Section("What this is", [EXPLAINED, *_last_hash(lines)]),
+        *([Section("By run", tables=[_runs(lines)])] if lines else []),
+        *_virtual_data(left, folder),
+    ]
+    if left:
+        sections.append(Section("All that left", tables=[_table(left, "All messages")]))
+    if refused:
+        only = "These texts left in place of an answer, and nothing else."
+        table = _table(refused, "All errors and refusals")
+        sections.append(Section("Errors and refusals", [only], [table]))
+    return page("What left this node", _subtitle(lines), sections, _numbers(lines))
+
+
+def _subtitle(lines: Sequence[Entry]) -> str:
+    if not lines:
+        return "Nothing has left it."
+    return f"{_time(lines[0])} to {_time(lines[-1])}"
+
+
+def _last_hash(lines: Sequence[Entry]) -> list[str]:
+    if not lines:
+        return []
+    text = (
+        "Note the last line's hash elsewhere: if this log is cut off or written anew, it is gone. "
+    )
+    return [Markup("{}<code>{}</code>").format(text, lines[-1]["hash"])]
+
+
+def _numbers(lines: Sequence[Entry]) -> list[tuple[str, str]]:
+    lifetime: dict[str, float] = {}
+    for line in lines:
+        if "lifetime" in line:
+            lifetime[line["data"]] = line["lifetime"]
+    return [
+        ("messages", str(len(lines))),
+        ("bytes", data_size(sum(line["bytes"] for line in lines))),
+        ("runs", str(len({line["run"] for line in lines}))),
+        *((f"epsilon on {data}", f"{epsilon:.3g}") for data, epsilon in lifetime.items()),
+    ]
+
+
+def _runs(lines: Sequence[Entry]) -> Table:
+    runs: dict[str, list[Entry]] = {}
+    for line in lines:
+        runs.setdefault(line["run"], []).append(line)
+    rows = []
+    for run, of_run in runs.items():
+        epsilons = [line["epsilon"] for line in of_run if line.get("epsilon") is not None]
+        rows.append(
+            [
+                run,
+                of_run[0]["strategy"],
+                _time(of_run[0]),
+                str(len(of_run)),
+                data_size(sum(line["bytes"] for line in of_run)),
+                f"{max(epsilons):.3g}" if epsilons else "-",
+            ]
+        )
+    return Table(["run", "strategy", "began", "#messages", "#bytes", "#epsilon"], rows)
+
+
+def _table(lines: Sequence[Entry], title: str) -> Table:
+    return Table(COLUMNS, [_cells(line) for line in lines], folded=title * (len(lines) > MOST_OPEN))
+
+
+def _cells(line: Entry) -> list[str]:
+    receivers = [f"node {parcel['to']}, {parcel['link']}" for parcel in line.get("parcels", [])]
+    epsilon = line.get("epsilon")
+    return [
+        _time(line),
+        f"{line['run']} {line['strategy']}",
+        line["type"],
+        "; ".join(["server", *receivers]),
+        line["error"] if "error" in line else "; ".join(line["what"]),
+        data_size(line["bytes"]),
+        "-" if epsilon is None else f"{epsilon:.3g}",
+    ]
+
+
+def _time(line: Entry) -> str:
+    return str(line["time"])[:16].replace("T", " ")
+
+
+def _virtual_data(lines: Sequence[Entry], folder: Path) -> Iterator[Section]:
+    names = list(dict.fromkeys(name for line in reversed(lines) for name in line["virtual"]))
+    if not names:
+        return
+    from distill.errors import VirtualDataError  # here: imports torch
+    from distill.virtual_data import VirtualData
+
+    figures, lacking = [], 0
+    for name in names[:MOST_PICTURES]:
+        try:
+            data = virtual_data_file(folder, name).read_bytes()
+            figures.append(_picture(VirtualData.from_bytes(data), name))
+        except (OSError, VirtualDataError):
+            lacking += 1
+    shown = "" if len(names) <= MOST_PICTURES else f" The last {MOST_PICTURES} are shown."
+    text = [
+        f"{counted(len(names), 'set')} of virtual images left.{shown} Look whether one shows a "
+        "person. Pixels are stretched from black to white."
+    ]
+    if lacking:
+        text.append(f"{counted(lacking, 'file')} cannot be read.")
+    yield Section("Virtual data that left", text, figures=figures)
+
+
+def _picture(virtual: VirtualData, name: str) -> Figure:
+    from distill.contact_sheet import contact_sheet
+
+    classes = [str(label) for label in range(int(virtual.labels.max()) + 1)]
+    png = BytesIO()
+    sheet = contact_sheet(virtual.images, virtual.labels, classes, virtual.formation)
+    sheet.save(png, "PNG")
+    source = f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
+    card = virtual.card
+    caption = f"{counted(len(virtual), 'image')} by {virtual.method}, from {virtual.init}."
+    if card is not None:
+        nearest = ", ".join(f"{key} {value:.3g}" for key, value in card.numbers().items())
+        caption += f" Privacy card: {nearest}."
+    return Figure(
+        name[:12],
+        caption,
+        Markup('<img class="sheet" alt="virtual images by class" src="{}">').format(source),
+    )

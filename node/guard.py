@@ -1,0 +1,429 @@
+"""The guard of a node: between SuperLink and app, in the SuperNode's process, outside the app's.
+
+A message that the policy refuses is answered with an error that names the rule, and the app never
+sees it. A reply is read from what the app handed in, judged, and written anew from what was read:
+whatever else the app put beside it does not leave. Everything that leaves is in the outbox first.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import islice
+from logging import WARNING
+from pathlib import Path
+from typing import Any, cast
+
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.app.message import remove_content_from_message
+from flwr.common.config import get_fused_config_from_fab
+from flwr.common.logger import log
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    inflate_object_from_contents,
+    push_object_contents_from_iterable,
+)
+from flwr.supercore.run import Run
+from flwr.supernode.nodestate import NodeState
+
+from links.credentials import Credentials
+from links.errors import LinkError
+from links.folder import LinkFolder
+from links.records import Delivery, Parcel, Peered, Route
+from links.seal import unseal
+from links.store import NodeStore
+from node.account import LifetimeAccount
+from node.flower_timing import can_override
+from node.outbox import FOLDER, Outbox, OutboxError
+from node.policy import Policy
+from node.rules import (
+    Asked,
+    Form,
+    Refusal,
+    claimed_epsilon,
+    judge_message,
+    judge_reply,
+    judge_spending,
+    model_of_parcel,
+    parcels_of,
+    releases,
+    route_of,
+    virtual_data,
+)
+from protocol.meeting import DESCRIBE, identity, one_line
+from protocol.messages import CONFIG, DELIVERY, METRICS
+from protocol.replies import REFUSED
+from task.settings import SettingsError
+from task.words import counted
+
+_POLL = 0.01
+_MOST_MODELS = 16
+"""Runs whose model's form is remembered."""
+_MOST_RECORDS = 100
+"""Records of a reply that a line of the outbox names."""
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A message that waits for its reply: its header, what it asks and of which data.
+
+    Without `asked` it could not be read. With an answer, which refuses it, nothing else leaves.
+    """
+
+    message: Message
+    asked: Asked | None
+    data: str
+    answer: Message | None
+
+
+class Guard:
+    """Judges what comes to a node and what leaves it, by the node's policy.
+
+    Parameters
+    ----------
+    policy : Policy
+        The owner's.
+    state_dir : Path
+        The node's; holds account and outbox.
+    node_config : Mapping[str, bool | int | float | str]
+        The node's. That of a run's context is not taken: the app hands the context back changed.
+    now : callable, optional
+        The node's clock, with its time zone.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        state_dir: Path,
+        node_config: Mapping[str, Any],
+        now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now().astimezone(),
+    ) -> None:
+        self._policy = policy
+        self._state_dir = state_dir
+        self._node_config = node_config
+        self._now = now
+        self._account = LifetimeAccount(state_dir / "lifetime-epsilon.json")
+        self._pending: dict[str, _Pending] = {}
+        self._models: dict[int, Mapping[str, Form]] = {}
+
+    @cached_property
+    def _outbox(self) -> Outbox:
+        return Outbox(self._state_dir / FOLDER)
+
+    def admit(self, message: Message, run: Run, bundle: Fab) -> Message | None:
+        """Judge a message that has come; return the refusal to answer with, None if there is none.
+
+        Parameters
+        ----------
+        run : Run
+            As the SuperLink describes it.
+        bundle : Fab
+            The app bundle that would answer.
+        """
+        asked, data = None, ""
+        try:
+            asked = self._asked(message, run, bundle)
+            data = _data_of(self._node_config, asked.run_config)
+            refusal = judge_message(self._policy, asked, self._now()) or judge_spending(
+                self._policy,
+                epsilon=self._account.left(data),
+                num_bytes=self._outbox.bytes_of_a_day(self._now()),
+            )
+        except Exception as error:  # whatever a hostile message makes it raise
+            refusal = Refusal("policy", f"{type(error).__name__}: {error}")
+        header, answer = remove_content_from_message(message), None
+        if refusal is not None:
+            log(WARNING, "%s", refusal)
+            answer = _answer(header, refusal, self._node_config)
+        # One at a time: the SuperNode waits for a reply before it looks for the next message.
+        self._pending = {message.metadata.message_id: _Pending(header, asked, data, answer)}
+        return answer
+
+    def release(self, reply: Message, num_bytes: int) -> Message:
+        """Judge a reply; return what leaves in its place: the same content, or an error.
+
+        Parameters
+        ----------
+        num_bytes : int
+            Size of the reply.
+
+        Raises
+        ------
+        LookupError
+            If it answers nothing that is open.
+        """
+        try:
+            pending = self._pending.pop(reply.metadata.reply_to_message_id)
+        except KeyError:
+            raise LookupError("a reply of the app to nothing that it was asked") from None
+        try:
+            if pending.answer is not None:
+                return self._leave(pending, pending.answer)
+            if reply.has_error():
+                text = reply.error.reason or ""
+                if self._policy.replies == "declared":
+                    text = one_line(text)
+                error = Error(reply.error.code, text)
+                return self._leave(pending, Message(error, reply_to=pending.message))
+            refusal = self._judge(pending, reply, num_bytes)
+            if refusal is None:
+                return Message(reply.content, reply_to=pending.message)
+        except OutboxError as problem:
+            refusal = Refusal("outbox", "it cannot be written", str(problem))
+        except Exception as problem:  # whatever a hostile reply makes it raise
+            refusal = Refusal("policy", type(problem).__name__, str(problem))
+        log(WARNING, "%s: %s", refusal, one_line(refusal.detail))
+        answer = _answer(pending.message, refusal, self._node_config)
+        with suppress(OutboxError):  # these are the node's own words
+            self._leave(pending, answer)
+        return answer
+
+    def _leave(self, pending: _Pending, answer: Message) -> Message:
+        """Record an error, and let it leave."""
+        text = answer.error.reason if answer.has_error() else _lacks(answer)
+        self._record(pending, len(text or ""), error=one_line(text or ""))
+        return answer
+
+    def _asked(self, message: Message, run: Run, bundle: Fab) -> Asked:
+        run_id = message.metadata.run_id
+        asked = Asked.by(
+            message.content,
+            message_type=message.metadata.message_type,
+            bundle=bundle.hash_str,  # Flower has checked it
+            run_config=get_fused_config_from_fab(bundle.content, run),
+            model=self._models.get(run_id),
+        )
+        if not asked.model:
+            asked = replace(asked, model=self._delivered_model(message))
+        self._models[run_id] = asked.model
+        if len(self._models) > _MOST_MODELS:
+            del self._models[next(iter(self._models))]
+        return asked
+
+    def _judge(self, pending: _Pending, reply: Message, num_bytes: int) -> Refusal | None:
+        """Why a reply may not leave. If it may, it is booked, and in the outbox."""
+        asked, content = pending.asked, reply.content
+        assert asked is not None
+        opened, claim = self._opened(pending.message, asked, content), claimed_epsilon(content)
+        run = self._first_run(pending.message)
+        refusal = judge_reply(self._policy, asked, content, opened) or judge_spending(
+            self._policy,
+            epsilon=self._account.after(pending.data, run, claim),
+            num_bytes=self._outbox.bytes_of_a_day(self._now()) + num_bytes,
+            counted=claim is not None or not releases(content),
+        )
+        if refusal is not None:
+            return refusal
+        self._account.book(pending.data, run, claim)
+        self._record(
+            pending,
+            num_bytes,
+            what=[
+                one_line(_described(name, record))
+                for name, record in islice(content.items(), _MOST_RECORDS)
+            ],
+            parcels=[
+                {
+                    "to": route_of(asked, name).get("receiver"),
+                    "link": record.get("link"),
+                    "bytes": record.get("num-bytes"),
+                }
+                for name, record in content.config_records.items()
+                if name in parcels_of(content)
+            ],
+            virtual=[self._outbox.keep(data) for data in virtual_data(asked, content, opened)],
+            epsilon=claim,
+            lifetime=self._account.left(pending.data),
+        )
+        return None
+
+    def _record(self, pending: _Pending, num_bytes: int, **about: Any) -> None:
+        metadata, asked = pending.message.metadata, pending.asked
+        self._outbox.append(
+            self._now(),
+            num_bytes,
+            run=str(metadata.run_id),
+            strategy=asked.strategy if asked else "",
+            type=metadata.message_type,
+            data=pending.data,
+            **about,
+        )
+
+    def _opened(self, message: Message, asked: Asked, content: RecordDict) -> dict[str, bytes]:
+        """Payloads of relayed parcels, by record.
+
+        The node's key and the receiver's make the seal's key, so the sender can open it too.
+        """
+        opened = {}
+        credentials = Credentials.of(self._node_config)
+        for name in parcels_of(content):
+            try:
+                route = Route.checked(route_of(asked, name), "route")
+                if credentials is not None:
+                    credentials.check_peer(route, message.metadata.run_id, route.receiver)
+                parcel = Parcel.checked(content.config_records[name], name)
+                opened[name] = self._unsealed(message, route, parcel.payload)
+            except (LinkError, SettingsError):
+                continue
+        return opened
+
+    def _delivered_model(self, message: Message) -> dict[str, Form]:
+        """The form of the model that another node has sent this one, if the message brings it."""
+        record = message.content.config_records.get(DELIVERY, ConfigRecord())
+        try:
+            delivery = Delivery.checked(record, DELIVERY)
+            return model_of_parcel(self._unsealed(message, delivery, delivery.payload))
+        except (LinkError, SettingsError):
+            return {}
+
+    def _unsealed(self, message: Message, waybill: Peered, sealed: bytes) -> bytes:
+        run_id, node_id = message.metadata.run_id, message.metadata.dst_node_id
+        folder = LinkFolder(NodeStore.open(self._state_dir, run_id, node_id))
+        return unseal(sealed, waybill, run_id, folder.private_key())
+
+    def _first_run(self, message: Message) -> str:
+        """The first of the chain of runs that this one resumes; they share a privacy account."""
+        run_id, node_id = message.metadata.run_id, message.metadata.dst_node_id
+        origin = NodeStore.open(self._state_dir, run_id, node_id).origin
+        return f"{origin.folder.parent.name}/{origin.folder.name}"
+
+
+def patch_guard(guard: Guard) -> bool:
+    """Put a guard into the SuperNode's loop, after `patch_intake`; False if it does not fit."""
+    from flwr.supernode import start_client_internal as loop
+
+    present = hasattr(loop, "_pull_and_store_message") and hasattr(loop, "_push_messages")
+    if not can_override("the SuperNode's loop", present):
+        return False
+    pull, push = loop._pull_and_store_message, loop._push_messages
+
+    def pull_and_store_message(*, state: Any, object_store: Any, **others: Any) -> int | None:
+        guarded = cast(NodeState, _GuardedState(state, object_store, guard))
+        return pull(state=guarded, object_store=object_store, **others)
+
+    def push_messages(
+        *,
+        state: Any,
+        object_store: Any,
+        send: Callable[[Message, ObjectTree, float], set[str]],
+        push_object: Callable[[int, str, bytes], None],
+    ) -> None:
+        def send_released(message: Message, tree: ObjectTree, runtime: float) -> set[str]:
+            contents = _contents(tree, object_store)
+            num_bytes = sum(map(len, contents.values()))
+            reply = cast(Message, inflate_object_from_contents(tree.object_id, contents))
+            answer = guard.release(reply, num_bytes)
+            with no_object_id_recompute():
+                answer.metadata.__dict__["_message_id"] = answer.object_id
+                objects = get_all_nested_objects(answer)
+                needed = send(remove_content_from_message(answer), get_object_tree(answer), runtime)
+                push_object_contents_from_iterable(
+                    ((name, objects[name].deflate()) for name in needed),
+                    partial(push_object, answer.metadata.run_id),
+                )
+            return set()
+
+        push(state=state, object_store=object_store, send=send_released, push_object=push_object)
+
+    setattr(loop, "_pull_and_store_message", pull_and_store_message)  # noqa: B010 (not exported)
+    setattr(loop, "_push_messages", push_messages)  # noqa: B010
+    return True
+
+
+class _GuardedState:
+    """A SuperNode's state that offers a message as a task only if the guard admits it."""
+
+    def __init__(self, state: Any, store: Any, guard: Guard) -> None:
+        self._state = state
+        self._store = store
+        self._guard = guard
+        self._message: Message | None = None
+
+    def store_message(self, message: Message) -> Any:
+        self._message = message
+        return self._state.store_message(message)
+
+    def create_task(self, *, run_id: int, fab_hash: str, **task: Any) -> int | None:
+        from flwr.supernode.start_client_internal import _insert_message
+
+        header = self._message
+        assert header is not None
+        name = header.metadata.message_id
+        contents = _contents(self._store.get_object_tree(name), self._store)
+        message = cast(Message, inflate_object_from_contents(name, contents))
+        message.metadata.__dict__["_message_id"] = name
+        run, bundle = self._state.get_run(run_id), self._state.get_fab(fab_hash)
+        refusal = self._guard.admit(message, run, bundle)
+        if refusal is None:
+            created: int | None = self._state.create_task(run_id=run_id, fab_hash=fab_hash, **task)
+            return created
+        self._store.delete(name)
+        self._state.record_message_processing_start(name)
+        self._state.record_message_processing_end(name)
+        _insert_message(refusal, self._state, self._store)
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+
+def _contents(tree: ObjectTree, store: Any) -> dict[str, bytes]:
+    """Contents of a message's objects, once all are there."""
+    contents = {}
+    for part in iterate_object_tree(tree):
+        while (content := store.get(part.object_id)) == b"":
+            time.sleep(_POLL)
+        contents[part.object_id] = content
+    return contents
+
+
+def _answer(message: Message, refusal: Refusal, node_config: Mapping[str, Any]) -> Message:
+    """The reply that names the rule: an error, or at the first meeting what the node lacks."""
+    text = one_line(refusal)
+    if message.metadata.message_type != DESCRIBE:
+        return Message(Error(REFUSED, text), reply_to=message)
+    metrics, config = identity(node_config)
+    content = {METRICS: metrics, CONFIG: ConfigRecord({**config, "lacks": [text]})}
+    return Message(RecordDict(content), reply_to=message)
+
+
+def _lacks(answer: Message) -> str:
+    (text,) = cast(list[str], answer.content.config_records[CONFIG]["lacks"])
+    return text
+
+
+def _described(name: str, record: object) -> str:
+    """A record in words: what it is called, and how much it holds."""
+    if isinstance(record, ArrayRecord):
+        values = sum(math.prod(array.shape) for array in record.values())
+        return f"{name}: {counted(len(record), 'array')}, {values:,} values"
+    if isinstance(record, MetricRecord | ConfigRecord):
+        return f"{name}: {', '.join(sorted(record))}"
+    return name
+
+
+def _data_of(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> str:
+    """What the node's data set is called in its account."""
+    if "data" in node_config:
+        return str(node_config["data"])
+    name = node_config.get("dataset", run_config.get("dataset", ""))
+    return f"{name} {node_config.get('partition-id', '')}/{node_config.get('num-partitions', '')}"

@@ -1,0 +1,214 @@
+"""A node's policy: what its owner lets runs ask of it, and send from it.
+
+Whoever may submit a run executes code on every node. The policy is the owner's word on that, and is
+kept outside the submitted app (`node.guard`). What it cannot hold: `docs/policy.md`.
+"""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+
+from task.settings import Block, SettingsError
+
+ANY = "any"
+
+
+def _unless_any(value: object) -> object:
+    return None if value == ANY else value
+
+
+_OrAny = BeforeValidator(_unless_any)
+"""Of fields where None, ``any`` in a file, allows all."""
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+BundleHash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Policy(Block):
+    """What a node does and sends; the defaults allow everything.
+
+    Parameters
+    ----------
+    strategies : list of str, optional (default: any)
+        Strategies of runs that the node takes part in.
+    message_types : list of str, optional (default: any)
+        Message types that it answers.
+    bundles : list of str, optional (default: any)
+        SHA-256 of the app bundles that it runs. Only this keeps out an app that was changed.
+    replies : str (default: "any")
+        ``declared``: message types must be of the run's strategy, and a reply must have the
+        records, keys, types and array shapes that the strategy declares for it, and nothing else.
+    raw_data : str (default: "allowed")
+        Whether its samples may leave it as they are: ``never`` or ``allowed``.
+    starts : list of str, optional (default: any)
+        What its virtual data may start from: ``noise``, ``class-stats``, ``pixel-stats``, ``real``.
+    least_noise : float (default: 0.0)
+        Least noise multiplier of training (``train.dp-noise``). Above 0, the strategy must be one
+        that differential privacy covers completely.
+    most_delta : float (default: 1.0)
+        Largest delta at which a run may count its epsilon (``train.dp-delta``).
+    most_epsilon : float, optional (default: any)
+        Most epsilon that leaves the node over all runs on its data set, ever.
+    most_epochs : int, optional (default: any)
+        Most epochs of each kind of training that a message may ask for.
+    direct_links : bool (default: True)
+        Whether the app may send to other nodes itself, past the node. Otherwise parcels go through
+        the server, and the node opens each before it leaves.
+    most_bytes_a_day : int, optional (default: any)
+        Most bytes that leave the node in 24 hours.
+    hours : str, optional (default: any)
+        When the node works, by its clock: ``20:00-06:00``.
+    """
+
+    strategies: Annotated[list[Name] | None, _OrAny] = None
+    message_types: Annotated[list[Name] | None, _OrAny] = None
+    bundles: Annotated[list[BundleHash] | None, _OrAny] = None
+    replies: Literal["declared", "any"] = "any"
+    raw_data: Literal["never", "allowed"] = "allowed"
+    starts: Annotated[list[Name] | None, _OrAny] = None
+    least_noise: Annotated[float, Field(ge=0)] = 0.0
+    most_delta: Annotated[float, Field(gt=0, le=1)] = 1.0
+    most_epsilon: Annotated[Annotated[float, Field(gt=0)] | None, _OrAny] = None
+    most_epochs: Annotated[Count | None, _OrAny] = None
+    direct_links: bool = True
+    most_bytes_a_day: Annotated[Count | None, _OrAny] = None
+    hours: Annotated[str | None, _OrAny] = None
+
+    @field_validator("most_epsilon")
+    @classmethod
+    def _is_counted(cls, epsilon: float | None, info: ValidationInfo) -> float | None:
+        if epsilon is not None and not info.data.get("least_noise"):
+            raise ValueError("needs least-noise above 0: without noise, epsilon has no bound")
+        return epsilon
+
+    @field_validator("hours")
+    @classmethod
+    def _are_two_times(cls, hours: str | None) -> str | None:
+        if hours is not None:
+            _times(hours)
+        return hours
+
+    def works_at(self, time: datetime.time) -> bool:
+        """Whether the node works at a time of day."""
+        if self.hours is None:
+            return True
+        begin, end = _times(self.hours)
+        return begin <= time < end if begin < end else time >= begin or time < end
+
+
+OPEN = Policy()
+HOSPITAL = Policy(
+    strategies=["agreement", "fedavg", "fedprox", "hfldd"],
+    replies="declared",
+    raw_data="never",
+    starts=["noise"],
+    least_noise=1.0,
+    most_delta=1e-5,
+    most_epsilon=10.0,
+    most_epochs=10,
+    direct_links=False,
+)
+PRESETS = {"open": OPEN, "hospital": HOSPITAL}
+
+
+def read_policy(source: object) -> Policy:
+    """Read a policy: the name of a preset, a YAML file, or what such a file holds.
+
+    ``extends: hospital`` in it takes what it does not say from that preset, else from ``open``.
+
+    Raises
+    ------
+    SettingsError
+        If it cannot be read, or holds an unknown key or a wrong value; names the nearest key.
+    """
+    where = "policy"
+    if isinstance(source, str | Path):
+        if str(source) in PRESETS:
+            return PRESETS[str(source)]
+        where, source = f"policy {source}", _read(Path(source).expanduser())
+    if not isinstance(source, dict):
+        raise SettingsError(f"{where} must hold lines such as `extends: hospital`")
+    values: dict[Any, Any] = dict(source)
+    base = values.pop("extends", "open")
+    if not isinstance(base, str) or base not in PRESETS:
+        raise SettingsError(f"{where}: extends = {base!r}: must be one of {', '.join(PRESETS)}")
+    inherited = PRESETS[base].model_dump(by_alias=True)
+    return Policy.checked({**inherited, **{str(k): v for k, v in values.items()}}, where)
+
+
+def in_words(policy: Policy) -> list[str]:
+    """What a policy allows and refuses, a sentence a rule."""
+    p = policy
+    private = (
+        f"Trains with a noise multiplier of {p.least_noise:g} at least, at a delta of "
+        f"{p.most_delta:g} at most, and takes no part in strategies that differential privacy does "
+        "not cover completely."
+    )
+    return [
+        f"Takes part in {_any_of(p.strategies, 'any strategy')}.",
+        f"Answers {_any_of(p.message_types, 'messages of any type')}.",
+        f"Runs {_any_of(p.bundles, 'any app bundle, and so any code')}.",
+        "Sends what the strategy declares, and nothing else."
+        if p.replies == "declared"
+        else "Sends whatever the app sends.",
+        "Never sends its samples as they are."
+        if p.raw_data == "never"
+        else "Sends its samples as they are, if a run asks for them.",
+        f"Starts virtual data from {_any_of(p.starts, 'anything, real images too')}.",
+        private if p.least_noise else "Trains without differential privacy, unless a run asks.",
+        "Counts no epsilon over runs."
+        if p.most_epsilon is None
+        else f"Lets an epsilon of {p.most_epsilon:g} leave, over all runs on its data set, ever.",
+        "Trains for as many epochs as a run asks for."
+        if p.most_epochs is None
+        else f"Trains for {p.most_epochs} epochs a message at most.",
+        "Lets the app send to other nodes directly, unseen."
+        if p.direct_links
+        else "Sends to other nodes through the server only, and looks into each parcel first.",
+        "Sends as many bytes as a run asks for."
+        if p.most_bytes_a_day is None
+        else f"Sends {p.most_bytes_a_day:,} bytes in 24 hours at most.",
+        "Works at any hour." if p.hours is None else f"Works at {p.hours} by its own clock.",
+    ]
+
+
+def cannot_hold(policy: Policy) -> list[str]:
+    """What a policy does not keep an app from, a sentence each."""
+    if policy.bundles is not None:
+        return []
+    return [
+        "Not held: any app bundle is run, and one that was changed can hide data in a model's "
+        "weights, or open connections of its own. Name the ones you have read (bundles).",
+    ]
+
+
+def _any_of(names: list[str] | None, everything: str) -> str:
+    if names is None:
+        return everything
+    return " or ".join(names) or "none"
+
+
+def _read(file: Path) -> object:
+    try:
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SettingsError(
+            f"policy {file} cannot be read: {' '.join(str(error).split())} (give a YAML file, or "
+            f"one of {', '.join(PRESETS)})"
+        ) from None
+
+
+def _times(hours: str) -> tuple[datetime.time, datetime.time]:
+    begin, _, end = hours.partition("-")
+    try:
+        times = tuple(datetime.datetime.strptime(t.strip(), "%H:%M").time() for t in (begin, end))
+    except ValueError:
+        raise ValueError("must be two times of day, as in 20:00-06:00") from None
+    if times[0] == times[1]:
+        raise ValueError("must be two different times of day (or any)")
+    return times[0], times[1]

@@ -1,0 +1,504 @@
+"""What a policy says of a message that comes in, and of a reply that would leave: free functions.
+
+They read what the run and the server ask for, and what the app has put into its reply. They believe
+neither: what cannot be read is refused.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from links.records import VIRTUAL_DATA, Parcel
+from node.policy import Policy
+from protocol.arguments import method_settings, read_arguments
+from protocol.arrays import Arrays, check_arrays
+from protocol.messages import ARRAYS, METRICS, PARCEL, ROUTE
+from protocol.method import Phase
+from protocol.registry import find_method, phases_of
+from task.settings import SettingsError, TrainSettings, nested
+
+Form = tuple[tuple[int, ...], str]
+"""Shape and type of an array."""
+EPSILON = "dp-epsilon"
+"""Metric of a reply: what the run has spent on this node. Setting: what it may spend."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The rule of a policy that refuses something, and why, with the remedy.
+
+    The detail is for the node's own log: it quotes the app, which must not send in this way either.
+    """
+
+    rule: str
+    reason: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"the node's policy refuses it: {self.rule}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of the run (``train.``, ``hfldd.``) or of a message's record."""
+
+    where: str
+    name: str
+    value: object
+
+    def __str__(self) -> str:
+        return f"{self.where}{self.name} = {self.value!r:.60}"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a message asks of this node.
+
+    Parameters
+    ----------
+    message_type : str
+        Flower's.
+    bundle : str
+        SHA-256 of the app bundle that would answer.
+    run_config : Mapping[str, object]
+        In nested tables.
+    said : tuple of Setting
+        What the message itself says.
+    routes : Mapping[str, Mapping[str, object]]
+        Routes of parcels to other nodes, by the name of the record.
+    model : Mapping[str, Form]
+        Shapes and types of the arrays of the model that was sent, by name.
+    """
+
+    message_type: str
+    bundle: str
+    run_config: Mapping[str, Any]
+    said: tuple[Setting, ...]
+    routes: Mapping[str, Mapping[str, Any]]
+    model: Mapping[str, Form]
+
+    @classmethod
+    def by(
+        cls,
+        content: RecordDict,
+        *,
+        message_type: str,
+        bundle: str,
+        run_config: Mapping[str, Any],
+        model: Mapping[str, Form] | None = None,
+    ) -> Asked:
+        """Read a message.
+
+        Parameters
+        ----------
+        model : Mapping[str, Form], optional (default: None)
+            That which the run's messages before have brought, if this one brings none.
+
+        Raises
+        ------
+        SettingsError
+            If the run config cannot be read.
+        """
+        records = content.config_records
+        said = [
+            Setting(f"message {record}.", name, value)
+            for record, values in records.items()
+            for name, value in values.items()
+            if not isinstance(value, bytes)  # parcels are large
+        ]
+        sent = content.array_records.get(ARRAYS) or next(iter(content.array_records.values()), None)
+        if sent is not None:
+            model = forms_of(sent)
+        return cls(
+            message_type=message_type,
+            bundle=bundle,
+            run_config=nested(run_config),
+            said=tuple(said),
+            routes={name: dict(record) for name, record in records.items() if _is(ROUTE, name)},
+            model=model or {},
+        )
+
+    @cached_property
+    def settings(self) -> tuple[Setting, ...]:
+        """Settings of training, of the run's method, and of the message."""
+        train = [Setting("train.", *item) for item in _table(self.run_config, "train").items()]
+        return (*train, *_settings_of_method(self.run_config), *self.said)
+
+    @property
+    def strategy(self) -> str:
+        """The run's strategy; empty if it names none."""
+        return str(self.run_config.get("strategy", ""))
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase of the strategy that the message is of, if the strategy declares one."""
+        return phases_of(find_method(self.strategy)).get(self.message_type)
+
+    def values(self, name: str) -> list[Setting]:
+        """Settings of the run or the message that have this name."""
+        return [setting for setting in self.settings if setting.name == name]
+
+
+def judge_message(policy: Policy, asked: Asked, now: datetime.datetime) -> Refusal | None:
+    """Why a policy refuses a message; None if it does not.
+
+    Parameters
+    ----------
+    now : datetime
+        By the node's clock.
+    """
+    if not policy.works_at(now.time()):
+        return Refusal("hours", f"it is {now:%H:%M}, the node works at {policy.hours} (wait)")
+    refusals = (rule(policy, asked) for rule in _RULES)
+    return next((refusal for refusal in refusals if refusal), None)
+
+
+def judge_reply(
+    policy: Policy, asked: Asked, reply: RecordDict, opened: Mapping[str, bytes]
+) -> Refusal | None:
+    """Why a policy refuses to let a reply leave; None if it does not.
+
+    Parameters
+    ----------
+    reply : RecordDict
+        What the app answers. If the policy lets only declared replies leave, its arrays are decoded
+        in place, so that what leaves is what was looked at.
+    opened : Mapping[str, bytes]
+        Payloads of its parcels, by the name of the record; one that is missing does not open.
+    """
+    if policy.replies == "declared":
+        try:
+            _check_declared(asked, reply)
+            for name in parcels_of(reply):
+                _check_parcel(policy, asked, name, reply.config_records[name], opened)
+        except ValueError as error:
+            reason = f"the app's reply is not what strategy = {asked.strategy!r} declares"
+            return Refusal("replies", f"{reason} (the node's log says more)", str(error))
+    if policy.raw_data == "allowed" and policy.starts is None:
+        return None
+    refusals = (
+        _judge_virtual_data(policy, payload) for payload in virtual_data(asked, reply, opened)
+    )
+    return next((refusal for refusal in refusals if refusal), None)
+
+
+def judge_spending(
+    policy: Policy, *, epsilon: float, num_bytes: int, counted: bool = True
+) -> Refusal | None:
+    """Why a policy refuses to let more leave; None if it does not.
+
+    Parameters
+    ----------
+    epsilon : float
+        What has left over all runs on the node's data set, with the reply at hand.
+    num_bytes : int
+        What has left in the last 24 hours, with the reply at hand.
+    counted : bool (default: True)
+        Whether the reply says what it costs, or costs nothing.
+    """
+    most, most_bytes = policy.most_epsilon, policy.most_bytes_a_day
+    if most is not None and not counted:
+        return Refusal("most-epsilon", "the reply does not say what epsilon it costs")
+    if most is not None and not epsilon <= most:
+        return Refusal(
+            "most-epsilon",
+            f"{most:g} over all runs on this node's data, and this would make it {epsilon:.4g} "
+            "(the node can take no further part)",
+        )
+    if most_bytes is not None and num_bytes > most_bytes:
+        return Refusal(
+            "most-bytes-a-day", f"{most_bytes:,}, and this would make it {num_bytes:,} (wait)"
+        )
+    return None
+
+
+def _bundles(policy: Policy, asked: Asked) -> Refusal | None:
+    if policy.bundles is None or asked.bundle in policy.bundles:
+        return None
+    return Refusal("bundles", f"the app bundle {asked.bundle} is not among them")
+
+
+def _strategies(policy: Policy, asked: Asked) -> Refusal | None:
+    if policy.strategies is None or asked.strategy in policy.strategies:
+        return None
+    allowed = ", ".join(policy.strategies)
+    return Refusal("strategies", f"strategy = {asked.strategy!r:.60} (take one of {allowed})")
+
+
+def _message_types(policy: Policy, asked: Asked) -> Refusal | None:
+    allowed = policy.message_types
+    if allowed is not None and asked.message_type not in allowed:
+        return Refusal("message-types", f"{asked.message_type!r:.60} is not among them")
+    if policy.replies == "declared" and asked.phase is None:
+        reason = f"strategy = {asked.strategy!r:.60} declares no message {asked.message_type!r:.60}"
+        return Refusal("replies", reason)
+    return None
+
+
+def _raw_data(policy: Policy, asked: Asked) -> Refusal | None:
+    if policy.raw_data == "allowed":
+        return None
+    odd = (s for s in asked.values("share-raw-data") if s.value is not False)
+    return _first("raw-data", "never", odd, "set it to false")
+
+
+def _starts(policy: Policy, asked: Asked) -> Refusal | None:
+    if policy.starts is None:
+        return None
+    odd = (s for s in asked.values("start") if s.value not in policy.starts)
+    allowed = ", ".join(policy.starts)
+    return _first("starts", allowed, odd, "take one of these")
+
+
+def _noise(policy: Policy, asked: Asked) -> Refusal | None:
+    least = policy.least_noise
+    if not least:
+        return None
+    noises = asked.values("dp-noise") or [Setting("train.", "dp-noise", None)]
+    odd = [s for s in noises if not _number(s.value) >= least]
+    training = {s.where for s in asked.said if s.name == "dp-noise"}
+    odd += [  # in a request to distil, 0 turns differential privacy off
+        s
+        for s in asked.said
+        if s.name == EPSILON and s.where not in training and not _number(s.value) > 0
+    ]
+    if odd:
+        return _first("least-noise", f"{least:g}", odd, f"set it to {least:g} or more")
+    try:
+        uncovered = _uncovered(asked)
+    except SettingsError as error:
+        uncovered = str(error)
+    return Refusal("least-noise", uncovered) if uncovered else None
+
+
+def _delta(policy: Policy, asked: Asked) -> Refusal | None:
+    if policy.most_delta >= 1 or not policy.least_noise:
+        return None
+    odd = (s for s in asked.values("dp-delta") if not _number(s.value) <= policy.most_delta)
+    return _first("most-delta", f"{policy.most_delta:g}", odd, "lower it")
+
+
+def _epochs(policy: Policy, asked: Asked) -> Refusal | None:
+    if policy.most_epochs is None:
+        return None
+    odd = (
+        s
+        for s in asked.settings
+        if s.name.endswith("epochs")
+        and not s.name.startswith("server-")
+        and not _number(s.value) <= policy.most_epochs
+    )
+    return _first("most-epochs", str(policy.most_epochs), odd, "lower it")
+
+
+def _links(policy: Policy, asked: Asked) -> Refusal | None:
+    if policy.direct_links:
+        return None
+    for route in asked.routes.values():
+        if route.get("link") != "relay" and route.get("address") != "":
+            reason = f"false, and the message has a route to {route.get('address')!r:.60}"
+            return Refusal("direct-links", f'{reason} (set links to "relay")')
+    return None
+
+
+_RULES: tuple[Callable[[Policy, Asked], Refusal | None], ...] = (
+    _bundles,
+    _strategies,
+    _message_types,
+    _raw_data,
+    _starts,
+    _noise,
+    _delta,
+    _epochs,
+    _links,
+)
+
+
+def _first(rule: str, allowed: str, odd: Iterable[Setting], remedy: str) -> Refusal | None:
+    setting = next(iter(odd), None)
+    if setting is None:
+        return None
+    return Refusal(rule, f"{allowed}, and the run asks for {setting} ({remedy})")
+
+
+def _settings_of_method(config: Mapping[str, Any]) -> list[Setting]:
+    """Settings of the run's method: defaults, its table, ``strategy-args``; as they are said."""
+    method = find_method(str(config.get("strategy", "")))
+    if method is None or method.settings is None:
+        return []
+    values = {**method.settings().model_dump(by_alias=True), **_table(config, method.table_name)}
+    arguments = read_arguments(str(config.get("strategy-args", "")), "strategy-args")
+    values |= {name.replace("_", "-"): value for name, value in arguments.items()}
+    return [Setting(f"{method.table_name}.", *item) for item in values.items()]
+
+
+def _uncovered(asked: Asked) -> str:
+    """What differential privacy would not cover in the run, with the remedy; empty if nothing."""
+    method, config = find_method(asked.strategy), asked.run_config
+    if method is None:
+        return ""
+    if method.unprotected is None:
+        if method.phases or method.terms:
+            return f"{asked.strategy} does not declare what differential privacy covers"
+        return ""
+    arguments = str(config.get("strategy-args", ""))
+    settings = method_settings(method, _table(config, method.table_name), arguments)
+    train = TrainSettings.checked(_table(config, "train"), "run config")
+    return method.unprotected(settings, train)
+
+
+def _check_declared(asked: Asked, reply: RecordDict) -> None:
+    phase = asked.phase
+    if phase is None:
+        raise ValueError("the strategy does not declare it")
+    model = _arrays(asked.model, forms_of(reply.array_records.get(ARRAYS, ArrayRecord())))
+    reasons = []
+    for schema in phase.replies:
+        try:
+            return schema.check(reply, model)
+        except ValueError as error:
+            reasons.append(str(error))
+    raise ValueError(reasons[0])
+
+
+def _check_parcel(
+    policy: Policy, asked: Asked, name: str, record: ConfigRecord, opened: Mapping[str, bytes]
+) -> None:
+    """Check that a parcel goes where the message says, and that it holds what it should."""
+    parcel = Parcel.checked(record, name)
+    route = route_of(asked, name)
+    if route.get("token") != parcel.token:
+        raise ValueError(f"{name}: the message has no route for it")
+    if parcel.link == "direct":
+        if policy.direct_links:
+            return
+        raise ValueError(f"{name}: the app has sent it past the node")
+    if name not in opened:
+        raise ValueError(f"{name}: it is not sealed for the node that the route names")
+    if route.get("purpose") != VIRTUAL_DATA:
+        _check_model(name, opened[name], asked.model)
+
+
+def _check_model(name: str, payload: bytes, model: Mapping[str, Form]) -> None:
+    arrays = _loaded(payload)
+    check_arrays(arrays, _arrays(model, _forms(arrays)))
+    if save(dict(arrays)) != payload:
+        raise ValueError(f"{name}: more than a model")
+
+
+def model_of_parcel(payload: bytes) -> dict[str, Form]:
+    """Shapes and types of the model in a parcel; empty if it holds none."""
+    try:
+        return _forms(_loaded(payload))
+    except ValueError:
+        return {}
+
+
+def _loaded(payload: bytes) -> Arrays:
+    try:
+        return load(payload)
+    except (SafetensorError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"not a model ({type(error).__name__})") from None
+
+
+def _forms(arrays: Arrays) -> dict[str, Form]:
+    return {name: (array.shape, str(array.dtype)) for name, array in arrays.items()}
+
+
+def _judge_virtual_data(policy: Policy, payload: bytes) -> Refusal | None:
+    from distill.errors import VirtualDataError  # here: imports torch
+    from distill.virtual_data import VirtualData
+
+    try:
+        virtual = VirtualData.from_bytes(payload)
+    except VirtualDataError as error:
+        return Refusal("replies", "the virtual data in the app's reply are none", str(error))
+    if policy.raw_data == "never" and virtual.method == "raw":
+        return Refusal("raw-data", f"never, and the reply holds {len(virtual)} samples as they are")
+    if policy.starts is not None and virtual.init not in policy.starts:
+        allowed = ", ".join(policy.starts)
+        reason = f"{allowed}, and the virtual data in the reply start from something else"
+        return Refusal("starts", reason, virtual.init)
+    return None
+
+
+def parcels_of(reply: RecordDict) -> list[str]:
+    """Names of the records with parcels for other nodes."""
+    return [name for name in reply.config_records if _is(PARCEL, name)]
+
+
+def route_of(asked: Asked, parcel: str) -> Mapping[str, Any]:
+    """The route of a parcel, by the name of its record; empty if the message has none."""
+    return asked.routes.get(parcel.replace(PARCEL, ROUTE, 1), {})
+
+
+def virtual_data(asked: Asked, reply: RecordDict, opened: Mapping[str, bytes]) -> list[bytes]:
+    """Virtual data in a reply: in parcels for other nodes, or for the server."""
+    payloads = [p for name, p in opened.items() if route_of(asked, name)["purpose"] == VIRTUAL_DATA]
+    return payloads + (_plain_payloads(reply) if asked.phase else [])
+
+
+def _plain_payloads(reply: RecordDict) -> list[bytes]:
+    return [
+        value
+        for name, record in reply.config_records.items()
+        for key, value in record.items()
+        if key == "payload" and not _is(PARCEL, name) and isinstance(value, bytes)
+    ]
+
+
+def claimed_epsilon(reply: RecordDict) -> float | None:
+    """Epsilon that the run has spent on this node, as the app says; None if it does not say."""
+    metrics = reply.metric_records.get(METRICS, MetricRecord())
+    value = metrics.get(EPSILON)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def releases(reply: RecordDict) -> bool:
+    """Whether a reply holds something that was made from samples: arrays, or a payload."""
+    return bool(reply.array_records or parcels_of(reply) or _plain_payloads(reply))
+
+
+def forms_of(record: ArrayRecord) -> dict[str, Form]:
+    """Shapes and types of a record's arrays, as they are said."""
+    return {name: (tuple(array.shape), array.dtype) for name, array in record.items()}
+
+
+def _arrays(model: Mapping[str, Form], answered: Mapping[str, Form]) -> Arrays:
+    """Arrays of these shapes and types that take no memory.
+
+    Single numbers have the types of the answer: Flower's strategies turn batch normalisation's
+    counts of batches into floats, and nodes return them as integers.
+    """
+    arrays = {}
+    for name, (shape, dtype) in model.items():
+        if shape == () == answered.get(name, ((0,), ""))[0]:
+            dtype = answered[name][1]
+        try:
+            arrays[name] = np.broadcast_to(np.zeros((), np.dtype(dtype)), shape)
+        except (TypeError, ValueError):
+            raise ValueError(f"{name} of type {dtype!r:.60} and shape {shape!r:.60}") from None
+    return arrays
+
+
+def _is(stem: str, name: str) -> bool:
+    return name.partition(".")[0] == stem
+
+
+def _table(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    table = config.get(name, {})
+    return table if isinstance(table, dict) else {}
+
+
+def _number(value: object) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else float("nan")  # type: ignore[arg-type]

@@ -1,0 +1,155 @@
+"""Closed-form heads: messages between server and nodes, settings and declaration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import numpy as np
+from flwr.app import ArrayRecord
+from pydantic import Field
+
+from protocol.arrays import Arrays, as_record, finite_arrays
+from protocol.method import Method, Phase
+from protocol.schema import LARGEST_NUMBER, Reply, TrainMetrics
+from task.settings import Block, TrainSettings
+
+if TYPE_CHECKING:
+    from distill.analytic import Sums
+
+TRAIN_SUMS = "train.analytic_sums"
+"""Have a node sum the features of its samples."""
+
+SUMS = "sums"
+"""Array record of a reply: the sums."""
+GRAM = "gram"
+"""Upper triangle of the sum of ``x x^T``, row by row, in whole units, int32 (k (k + 1) / 2,): as
+short as float32, but 256 times as precise for the largest, of which errors of the head come."""
+UNIT = "unit"
+"""Unit of these, float64 (1,)."""
+BY_CLASS = "by-class"
+"""Sum of the features of each class, float64 (classes, k)."""
+COUNTS = "counts"
+"""Samples of each class, float64 (classes,)."""
+
+_TYPES = {GRAM: "int32", UNIT: "float64", BY_CLASS: "float64", COUNTS: "float64"}
+LARGEST = 2**31 - 1
+
+FEATURES = "features"
+"""Config record of a train message: which features to sum."""
+
+
+class SummedFeatures(Block):
+    """Which features nodes sum; also the request for it.
+
+    Parameters
+    ----------
+    projection : int (default: 0)
+        Random directions that features are projected onto before they are summed, the same on all
+        nodes; fewer are fewer bytes. 0 sums the features themselves.
+    clip : float (default: 1.0)
+        Norm to which each sample's features, projected or not, are clipped in the sums. Those of
+        our frozen networks have norm 1.
+    """
+
+    projection: Annotated[int, Field(ge=0)] = 0
+    clip: Annotated[float, Field(gt=0)] = 1.0
+
+
+class AnalyticSettings(SummedFeatures):
+    """Settings of the closed-form heads (``analytic.*``).
+
+    Parameters
+    ----------
+    head : str (default: "ridge")
+        ``ridge`` (least squares on one-hot labels) or ``lda`` (linear discriminant analysis).
+    regularisation : float (default: 0.0)
+        Penalty lambda of ``ridge``, in units of summed squared features; or shrinkage of ``lda``,
+        at most 1. 0 chooses it from the sums.
+    """
+
+    head: Literal["ridge", "lda"] = "ridge"
+    regularisation: Annotated[float, Field(ge=0)] = 0.0
+
+    @property
+    def features(self) -> SummedFeatures:
+        """The request to nodes."""
+        return SummedFeatures(**self.model_dump(include=set(SummedFeatures.model_fields)))
+
+
+def record_of(sums: Sums) -> ArrayRecord:
+    """Record of a node's sums."""
+    upper = sums.gram[np.triu_indices(len(sums.gram))]
+    unit = max(float(np.abs(upper).max()), np.finfo(np.float64).tiny) / LARGEST
+    return as_record(
+        {
+            GRAM: np.round(upper / unit).astype(np.int32),
+            UNIT: np.array([unit]),
+            BY_CLASS: sums.by_class,
+            COUNTS: sums.counts,
+        }
+    )
+
+
+def sums_of(arrays: Arrays) -> Sums:
+    """Sums from the arrays of a record."""
+    from distill.analytic import Sums  # here: the package imports torch
+
+    k = arrays[BY_CLASS].shape[1]
+    gram = np.zeros((k, k))
+    gram[np.triu_indices(k)] = np.multiply(arrays[GRAM], arrays[UNIT])
+    gram += np.triu(gram, 1).T
+    by_class, counts = (np.array(arrays[name], np.float64) for name in (BY_CLASS, COUNTS))
+    return Sums(gram, by_class, counts)
+
+
+def _check_sums(record: ArrayRecord, model: Arrays) -> None:
+    if record.keys() != _TYPES.keys():
+        raise ValueError(f"its sums are not {', '.join(_TYPES)}")
+    arrays = finite_arrays(record)
+    if arrays[BY_CLASS].ndim != 2:
+        raise ValueError(f"its {BY_CLASS} have shape {arrays[BY_CLASS].shape}, not (classes, k)")
+    classes, k = arrays[BY_CLASS].shape
+    shapes = {GRAM: (k * (k + 1) // 2,), UNIT: (1,), BY_CLASS: (classes, k), COUNTS: (classes,)}
+    for name, shape in shapes.items():
+        array = arrays[name]
+        if array.shape != shape or array.dtype != _TYPES[name]:
+            raise ValueError(
+                f"its {name} are {array.dtype} {array.shape}, not {_TYPES[name]} {shape}"
+            )
+        if name != GRAM and np.abs(array).max(initial=0) > LARGEST_NUMBER:
+            raise ValueError(f"its {name} are beyond {LARGEST_NUMBER:.0e}")
+
+
+def _unprotected(settings: AnalyticSettings, train: TrainSettings) -> str:
+    if settings.head == "lda":
+        return "lda has no rule for sums with noise (set analytic.head to ridge)"
+    return ""
+
+
+def _disclosed(settings: AnalyticSettings) -> str:
+    return (
+        "Nodes sent sums over their samples' features, and how many samples they hold of each "
+        "class; the server saw those of each node. Without noise (train.dp-noise), the sums of a "
+        "single sample are its features."
+    )
+
+
+METHODS = (
+    Method(
+        name="analytic",
+        strategy="strategies.analytic:Analytic",
+        summary="One round: a linear head in closed form, from sums of frozen features.",
+        settings=AnalyticSettings,
+        phases=(
+            Phase(
+                TRAIN_SUMS,
+                "nodes sum their features",
+                (Reply(metrics=TrainMetrics, arrays={SUMS: _check_sums}),),
+                "client.analytic:send_sums",
+                quorum=True,
+            ),
+        ),
+        unprotected=_unprotected,
+        disclosed=_disclosed,
+    ),
+)

@@ -1,0 +1,42 @@
+"""Settings of a method that a run gives as JSON, ``strategy-args``."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from protocol.method import Method
+from task.settings import Block, SettingsError
+
+
+def read_arguments(text: str, setting: str) -> dict[str, Any]:
+    """Read the JSON object of a setting such as ``strategy-args``; {} if it is empty.
+
+    Raises
+    ------
+    SettingsError
+        If it is not a JSON object.
+    """
+    try:
+        arguments = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise SettingsError(f"{setting} = {text!r}: not JSON ({error})") from error
+    if not isinstance(arguments, dict):
+        raise SettingsError(f'{setting} = {text!r}: must be a JSON object, {{"key": 1}}')
+    return arguments
+
+
+def method_settings(method: Method, table: Mapping[str, Any], strategy_args: str) -> Block | None:
+    """Settings of a method: its table, overridden by ``strategy-args``.
+
+    Raises
+    ------
+    SettingsError
+        If a value is of the wrong type or out of range.
+    """
+    if method.settings is None:
+        return None
+    values = {**method.settings().model_dump(by_alias=True), **table}
+    for name, value in read_arguments(strategy_args, "strategy-args").items():
+        if (key := name.replace("_", "-")) in values:
+            values[key] = value
+    return method.settings.checked(values, "strategy-args")

@@ -1,0 +1,70 @@
+"""Takes nodes out of a finished run: its model becomes the one that the others would have given."""
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from flwr.app import MetricRecord
+from safetensors.numpy import save_file
+
+from protocol.arrays import as_arrays
+from server.export.model import MODEL
+from server.record.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from server.record.resume import load_state, lock_run_folder, state_of
+from server.settings import composed_settings
+from server.strategy import strategy_of_run
+from server.task import Task
+from strategies.common.directory import Directory
+from strategies.common.registry import find_strategy
+
+
+class ForgetError(ValueError):
+    """The run cannot forget these nodes; the message says why."""
+
+
+def forget(folder: Path, names: Collection[str]) -> MetricRecord | None:
+    """Take nodes out of a run's model, and all they sent out of its folder.
+
+    The last checkpoint and the model are replaced, older checkpoints are removed. The report, and
+    what was exported or copied before, stay as they are.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's.
+    names : Collection[str]
+        Names of the nodes.
+
+    Returns
+    -------
+    MetricRecord or None
+        Accuracy and loss of the new model; None if the server has no test samples.
+
+    Raises
+    ------
+    ForgetError
+        If the run's strategy does not keep apart what nodes sent, it has no checkpoint, or no node
+        has such a name.
+    """
+    with lock_run_folder(folder):
+        files = checkpoints(folder)
+        if not files:
+            raise ForgetError(f"{folder} has no checkpoint")
+        checkpoint = load_checkpoint([*files.values()][-1])
+        settings = composed_settings().checked(checkpoint.settings, "checkpoint")
+        strategy_class, method = find_strategy(settings.strategy)
+        if not hasattr(strategy_class, "forget"):
+            raise ForgetError(
+                f"strategy = {settings.strategy!r} cannot take a node out again: what nodes learnt "
+                "is mixed in its model (train a new one without the node)"
+            )
+        task = Task.of(settings)
+        strategy = strategy_of_run(settings, strategy_class, method, task, Directory())
+        load_state(strategy, checkpoint.state)
+        try:
+            arrays = strategy.forget(names, checkpoint.arrays)  # type: ignore[attr-defined]
+        except ValueError as error:
+            raise ForgetError(str(error)) from None
+        save_checkpoint(folder, replace(checkpoint, arrays=arrays, state=state_of(strategy)), 1)
+        save_file(as_arrays(arrays), folder / MODEL)
+        return task.evaluate(checkpoint.round, arrays) if task.evaluate else None

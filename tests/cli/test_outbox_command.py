@@ -1,0 +1,133 @@
+"""The outbox log is whole, or says where it is not; so does the command that shows it."""
+
+import datetime
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from cli.main import app
+from distill.virtual_data import VirtualData
+from node.outbox import FOLDER, Outbox, OutboxError, entries, log_file
+
+NOON = datetime.datetime(2026, 1, 5, 12, tzinfo=datetime.UTC)
+LINE: dict[str, Any] = {
+    "run": "7",
+    "strategy": "hfldd",
+    "type": "train.distill",
+    "data": "/data/ward-3",
+    "what": ["parcel: link, num-bytes, payload, token", "<script>"],
+    "parcels": [{"to": "6", "link": "relay", "bytes": 9}],
+    "virtual": [],
+    "epsilon": 1.5,
+    "lifetime": 2.25,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The outbox of a node, with three lines; the last is a refusal."""
+    outbox = Outbox(tmp_path / FOLDER)
+    outbox.append(NOON, 100, **LINE)
+    outbox.append(NOON, 20, **LINE, **{"extra": "é"})
+    error = {key: LINE[key] for key in ("run", "strategy", "type", "data")}
+    outbox.append(NOON, 3, **error, error="raw-data: never")
+    return tmp_path / FOLDER
+
+
+def show(folder: Path, *arguments: str) -> Any:
+    command = ["outbox", "--state-dir", str(folder.parent), *arguments]
+    return CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+
+
+def test_a_log_goes_on_after_a_restart(folder: Path) -> None:
+    outbox = Outbox(folder)
+    outbox.append(NOON, 4, **LINE)
+    assert [line["bytes"] for line in entries(folder)] == [100, 20, 3, 4]
+    assert outbox.bytes_of_a_day(NOON + datetime.timedelta(hours=23)) == 127
+    assert outbox.bytes_of_a_day(NOON + datetime.timedelta(hours=24)) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda lines: [lines[0].replace("100", "101"), *lines[1:]], 1),
+        (lambda lines: [lines[0], *lines[2:]], 2),
+        (lambda lines: lines[1:], 1),
+        (lambda lines: [lines[0], lines[0], *lines[1:]], 2),
+        (lambda lines: [*lines, "[]"], 4),
+        (lambda lines: [*lines, "[" * 100_000], 4),
+    ],
+)
+def test_a_changed_log_is_found_out_at_the_line(change: Any, line: int, folder: Path) -> None:
+    lines = log_file(folder).read_text().splitlines()
+    log_file(folder).write_text("".join(f"{text}\n" for text in change(lines)))
+    with pytest.raises(OutboxError, match=f"breaks at line {line}"):
+        Outbox(folder)
+    result = show(folder)
+    assert result.exit_code == 1
+    assert f"breaks at line {line}" in result.stderr
+    page = folder.parent / "page.html"
+    assert show(folder, "--html", str(page)).exit_code == 1
+    assert "This log was changed" in page.read_text()
+
+
+def test_a_line_that_a_power_cut_left_half_written_is_cut_off(folder: Path) -> None:
+    with log_file(folder).open("a") as file:
+        file.write('{"number": 4, "ti')
+    Outbox(folder).append(NOON, 4, **LINE)
+    assert len(list(entries(folder))) == 4
+
+
+def test_what_another_process_writes_meanwhile_is_noticed(folder: Path) -> None:
+    outbox = Outbox(folder)
+    with log_file(folder).open("a") as file:
+        file.write("\n")
+    with pytest.raises(OutboxError, match="was changed by another process"):
+        outbox.append(NOON, 4, **LINE)
+
+
+def test_the_table_says_what_left_for_whom_and_the_hash_to_note(folder: Path) -> None:
+    output = show(folder).output
+    last = json.loads(log_file(folder).read_text().splitlines()[-1])["hash"]
+    for text in ("hfldd", "node 6, relay", "1.5", "100 B", "raw-data: never", last):
+        assert text in output
+    assert show(folder / "nowhere" / FOLDER).exit_code == 1
+
+
+def test_the_page_is_whole_in_itself_and_shows_the_virtual_images_that_left(folder: Path) -> None:
+    images = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    virtual = VirtualData(images, torch.arange(4), "dm", 1, 0, "noise")
+    outbox = Outbox(folder)
+    name = outbox.keep(virtual.to_bytes())
+    outbox.append(NOON, 4, **{**LINE, "virtual": [name, "0" * 64]})
+    file = folder.parent / "page.html"
+    assert show(folder, "--html", str(file)).exit_code == 0
+    page = file.read_text()
+    assert page.count('<img class="sheet"') == 1
+    assert "4 images by dm, from noise" in page
+    assert "1 file cannot be read" in page
+    assert "epsilon on /data/ward-3" in page
+    assert "<script>" not in page
+    assert not re.findall(r'(?:src|href)="(?!data:)', page)
+
+
+def test_an_empty_outbox_is_a_page_too(tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    assert show(tmp_path / FOLDER, "--html", str(file)).exit_code == 0
+    assert "Nothing has left it." in file.read_text()
+
+
+@pytest.mark.parametrize("name", ["open", "hospital"])
+def test_policies_are_explained_in_words(name: str) -> None:
+    result = CliRunner().invoke(app, ["policy", "check", name])
+    assert result.exit_code == 0
+    assert ("Never sends its samples" in result.output) == (name == "hospital")
+    assert "Not held: any app bundle is run" in result.output
+    wrong = CliRunner().invoke(app, ["policy", "check", "hospitl"])
+    assert wrong.exit_code == 1
+    assert "one of open, hospital" in wrong.stderr

@@ -1,0 +1,75 @@
+"""Whole runs of analytic in this process: a late node after a resume, a node taken out, export."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+from benchmarks.in_process import run_in_process
+from cli.main import app
+from server.forget import ForgetError, forget
+from server.record.checkpoint import checkpoints
+from task.datasets import load_dataset
+from task.evaluation import evaluate_model
+from task.models import create_model
+
+CONFIG = {
+    "dataset": "digits",
+    "model": "random-features",
+    "strategy": "analytic",
+    "num-rounds": 1,
+    "partition.scheme": "iid",
+}
+DIGITS = load_dataset("digits")
+TEST = DIGITS.test.to_samples(DIGITS.spec)
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
+
+def run(folder, places, **settings):
+    """Run on these of three nodes; the accuracy and the head."""
+    nodes = [{"num-partitions": 3, "partition-id": place} for place in places]
+    rows = run_in_process(CONFIG | settings, nodes, folder)
+    weights = load_file(folder / "1" / "model.safetensors")
+    assert evaluate_model(model_with(weights), TEST)[0] == pytest.approx(rows[-1]["accuracy"])
+    return rows[-1]["accuracy"], weights["head.weight"]
+
+
+def model_with(weights):
+    model = create_model("random-features", DIGITS.spec)
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+    return model
+
+
+def test_a_run_goes_on_with_a_late_node_and_without_one_that_left(tmp_path):
+    _, of_two = run(tmp_path / "two", (0, 2))
+    accuracy, of_all = run(tmp_path / "all", (0, 1, 2))
+    assert accuracy > 0.95
+    run(tmp_path / "grown", (0, 2))
+    _, grown = run(tmp_path / "grown", (0, 2, 1), resume="1", **{"num-rounds": 2})
+    np.testing.assert_allclose(grown, of_all, atol=1e-5, rtol=0)
+
+    folder = tmp_path / "grown" / "1"
+    with pytest.raises(ForgetError, match="'node-7' is not among"):
+        forget(folder, ["node-7"])
+    result = CliRunner().invoke(app, ["runs", "forget", str(folder), "node-1"])
+    assert result.exit_code == 0, result.output
+    left = load_file(folder / "model.safetensors")["head.weight"]
+    np.testing.assert_allclose(left, of_two, atol=1e-5, rtol=0)
+    assert list(checkpoints(folder)) == [2]  # the first one knew of the node, too
+
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "black.png")
+    command = ["runs", "export", str(folder), "--format", "onnx"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    model = folder / "export" / "model.onnx"
+    result = CliRunner().invoke(app, ["predict", str(model), str(tmp_path / "black.png")])
+    assert result.exit_code == 0, result.output
+
+
+def test_a_strategy_that_mixes_what_nodes_send_forgets_nobody(tmp_path):
+    nodes = [{"num-partitions": 2} for _ in range(2)]
+    run_in_process({"strategy": "fedavg", "num-rounds": 1}, nodes, tmp_path)
+    result = CliRunner().invoke(app, ["runs", "forget", str(tmp_path / "1"), "node-0"])
+    assert result.exit_code == 1
+    assert "'fedavg' cannot take a node out again" in result.output

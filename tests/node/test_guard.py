@@ -1,0 +1,582 @@
+"""The guard in Flower's own loop: what a hostile server or a changed app tries is stopped there."""
+
+import datetime
+import hashlib
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_id,
+    get_object_tree,
+    iterate_object_tree,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.run import Run
+from flwr.supernode import start_client_internal as loop
+from flwr.supernode.nodestate import NodeStateFactory
+from safetensors.numpy import save
+
+from distill.virtual_data import VirtualData
+from links.errors import LinkError
+from links.records import VIRTUAL_DATA, Introduction
+from links.routes import Links
+from links.store import NodeStore
+from links.transfer import introduce, send
+from node.flower_timing import patch_intake
+from node.guard import Guard, patch_guard
+from node.outbox import FOLDER, entries, virtual_data_file
+from node.policy import HOSPITAL, OPEN, Policy
+from protocol.replies import REFUSED
+
+SERVER, NODE, OTHER = 1, 5, 6
+NODE_CONFIG: dict[str, Any] = {"data": "/data/ward-3", "name": "ward-3"}
+PLANTED = b"a patient's record, all of it!"
+PRIVATE = {"strategy": "fedavg", "train.dp-noise": 1.0, "train.dp-delta": 1e-5}
+HFLDD = {"strategy": "hfldd", "hfldd.start": "noise", "train.dp-delta": 1e-5}
+SEALED = HOSPITAL.model_copy(update={"least_noise": 0.0, "most_epsilon": None})
+"""Looks at what leaves, without asking for differential privacy."""
+PYPROJECT = """
+[project]
+name = "app"
+version = "1.0.0"
+description = ""
+license = "Apache-2.0"
+[tool.flwr.app]
+publisher = "tests"
+[tool.flwr.app.components]
+serverapp = "a:b"
+clientapp = "a:b"
+[tool.flwr.app.config]
+"""
+MODEL = {"weight": np.zeros((3, 2), np.float32), "count": np.zeros((), np.float32)}
+
+
+def model(**other: Any) -> ArrayRecord:
+    return ArrayRecord({k: Array(np.asarray(a)) for k, a in {**MODEL, **other}.items()})
+
+
+def metrics(**more: Any) -> MetricRecord:
+    return MetricRecord({"num-examples": 10, "dp-epsilon": 1.0, "dp-delta": 1e-5} | more)
+
+
+def trained(epsilon: float = 1.0, **records: Any) -> RecordDict:
+    arrays = model(weight=np.ones((3, 2), np.float32), count=np.array(3, np.int64))
+    return RecordDict({"arrays": arrays, "metrics": metrics(**{"dp-epsilon": epsilon})} | records)
+
+
+def bundle(run_config: Mapping[str, Any]) -> Fab:
+    """An app whose run config has these values."""
+    lines = "".join(f"{json.dumps(key)} = {json.dumps(v)}\n" for key, v in run_config.items())
+    content = BytesIO()
+    with zipfile.ZipFile(content, "w") as file:
+        file.writestr(zipfile.ZipInfo("pyproject.toml"), PYPROJECT + lines)
+    return Fab(hashlib.sha256(content.getvalue()).hexdigest(), content.getvalue(), {})
+
+
+class Node:
+    """A SuperNode's loop with its real state and store; what reaches the SuperLink is `arrived`."""
+
+    def __init__(self, policy: Policy, state_dir: Path, run_config: dict[str, Any]) -> None:
+        stores = ObjectStoreFactory()
+        self.store: Any = stores.store()
+        self.state: Any = NodeStateFactory(stores).state()
+        self.state.set_node_id(NODE)
+        self.state_dir, self.bundle = state_dir, bundle(run_config)
+        self.now = datetime.datetime(2026, 1, 5, 12, tzinfo=datetime.UTC)
+        self.guard = Guard(policy, state_dir, NODE_CONFIG, lambda: self.now)
+        assert patch_intake()
+        assert patch_guard(self.guard)
+        self.count = 0
+        self.begin(7)
+
+    def begin(self, run_id: int) -> None:
+        """Let a run begin."""
+        run = Run.create_empty(run_id)
+        self.run_id, run.series_id = run_id, run_id
+        run.fab_hash = self.bundle.hash_str
+        self.state.store_run(run)
+        self.state.store_fab(self.bundle)
+
+    def takes(self, content: RecordDict, message_type: str) -> Message | None:
+        """Send a message; the app's task, or None if it never sees it."""
+        self.count += 1
+        content["count"] = MetricRecord({"n": self.count})  # no two messages are the same
+        message = Message(content, NODE, message_type)
+        message.metadata.__dict__.update(_run_id=self.run_id, _src_node_id=SERVER)
+        message.metadata.__dict__["_message_id"] = message.object_id
+        objects = get_all_nested_objects(message)
+        before = len(self.state.get_tasks(statuses=["pending"]))
+        loop._pull_and_store_message(
+            state=self.state,
+            object_store=self.store,
+            node_config={},
+            receive=lambda: (message, get_object_tree(message)),
+            get_run=lambda run_id: self.state.get_run(run_id),
+            get_fab=lambda *_: Fab("", b"", {}),
+            pull_object=lambda _, name: objects[name].deflate(),
+            confirm_message_received=lambda *_: None,
+            trusted_entities=None,
+        )
+        offered = len(self.state.get_tasks(statuses=["pending"])) > before
+        return message if offered else None
+
+    def push(self, reply: Message) -> None:
+        """Put a reply where the app's process puts it."""
+        loop._insert_message(reply, self.state, self.store)
+
+    def arrived(self) -> Message | None:
+        """Let the loop send what is there; what the SuperLink gets, with all bytes beside it."""
+        self.bytes, messages, contents = b"", list[tuple[Message, ObjectTree]](), {}
+
+        def send(message: Message, tree: ObjectTree, runtime: float) -> set[str]:
+            self.bytes += repr(message).encode() + tree.SerializeToString()
+            messages.append((message, tree))
+            return {part.object_id for part in iterate_object_tree(tree)}
+
+        def push_object(run_id: int, name: str, content: bytes) -> None:
+            contents[name] = content
+            self.bytes += content
+
+        loop._push_messages(
+            state=self.state, object_store=self.store, send=send, push_object=push_object
+        )
+        if not messages:
+            return None
+        ((header, tree),) = messages
+        reply = inflate_object_from_contents(tree.object_id, contents)
+        assert isinstance(reply, Message)
+        assert header.metadata.message_id == tree.object_id
+        return reply
+
+    def answers(self, content: RecordDict, message_type: str, reply: RecordDict) -> Message:
+        """Send a message, have the app reply, and return what the SuperLink gets."""
+        if (message := self.takes(content, message_type)) is not None:
+            self.push(Message(reply, reply_to=message))
+        answer = self.arrived()
+        assert answer is not None
+        return answer
+
+    def log(self) -> list[dict[str, Any]]:
+        return list(entries(self.state_dir / FOLDER))
+
+
+MakeNode = Callable[..., Node]
+
+
+@pytest.fixture
+def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeNode:
+    for name in ("_pull_and_store_message", "_push_messages"):
+        monkeypatch.setattr(loop, name, getattr(loop, name))  # puts them back afterwards
+
+    originals = loop._pull_and_store_message, loop._push_messages
+    monkeypatch.setattr("os.fsync", lambda number: None)  # a busy disk takes its time
+
+    def make(policy: Policy = HOSPITAL, **run_config: Any) -> Node:
+        loop._pull_and_store_message, loop._push_messages = originals
+        config = {name.replace("__", "."): value for name, value in run_config.items()}
+        return Node(policy, tmp_path, config or PRIVATE)
+
+    return make
+
+
+def train_message(**config: Any) -> RecordDict:
+    return RecordDict({"arrays": model(), "config": ConfigRecord({"server-round": 1} | config)})
+
+
+def refused(answer: Message, rule: str) -> bool:
+    assert answer.has_error(), answer
+    assert answer.error.code == REFUSED, answer.error
+    assert answer.error.reason.startswith(f"the node's policy refuses it: {rule}: ")
+    return True
+
+
+def test_a_model_with_noise_leaves_and_is_in_the_outbox_first(make_node: MakeNode) -> None:
+    node = make_node()
+    settings = {"dp-noise": 1.0, "dp-delta": 1e-5, "dp-epsilon": 0.0, "local-epochs": 2}
+    answer = node.answers(train_message(**settings), "train", trained(2.0))
+    weight = answer.content.array_records["arrays"]["weight"].numpy()
+    np.testing.assert_array_equal(weight, np.ones((3, 2)))
+    assert (answer.metadata.dst_node_id, answer.metadata.run_id) == (SERVER, 7)
+    (line,) = node.log()
+    assert (line["strategy"], line["type"], line["data"]) == ("fedavg", "train", "/data/ward-3")
+    assert (line["epsilon"], line["lifetime"]) == (2.0, 2.0)
+    assert line["what"][0] == "arrays: 2 arrays, 7 values"
+
+
+@pytest.mark.parametrize(
+    ("run_config", "config", "rule"),
+    [
+        ({"strategy": "fedavg"}, {}, "least-noise"),
+        ({**PRIVATE, "train.dp-noise": 0.9}, {}, "least-noise"),
+        (PRIVATE, {"dp-noise": 0.0}, "least-noise"),
+        (PRIVATE, {"dp-noise": "lots"}, "least-noise"),
+        ({**PRIVATE, "train.dp-delta": 0.1}, {}, "most-delta"),
+        ({**PRIVATE, "train.local-epochs": 11}, {}, "most-epochs"),
+        (PRIVATE, {"local-epochs": 1e9}, "most-epochs"),
+        ({**PRIVATE, "strategy": "fedlgd"}, {}, "strategies"),
+        ({**PRIVATE, "strategy": "their_pkg:Theirs"}, {}, "strategies"),
+        ({**PRIVATE, "strategy": "hfldd", "hfldd.share-raw-data": True}, {}, "raw-data"),
+        ({**HFLDD, "train.dp-noise": 1.0}, {}, "least-noise"),
+        ({**PRIVATE, "strategy": "hfldd"}, {}, "starts"),
+        (
+            {**PRIVATE, "strategy": "hfldd", "strategy-args": '{"start": "real"}'},
+            {},
+            "starts",
+        ),
+        (PRIVATE, {"share-raw-data": True}, "raw-data"),
+        (PRIVATE, {"dp-epsilon": 0.0}, "least-noise"),  # as in a request to distil
+        (PRIVATE, {"start": "real"}, "starts"),
+    ],
+)
+def test_the_app_never_sees_a_message_that_the_policy_refuses(
+    run_config: dict[str, Any], config: dict[str, Any], rule: str, make_node: MakeNode
+) -> None:
+    node = make_node(**{name.replace(".", "__"): value for name, value in run_config.items()})
+    assert node.takes(train_message(**config), "train") is None
+    answer = node.arrived()
+    assert answer
+    assert refused(answer, rule)
+    assert not node.store.store  # neither message nor reply stays in memory
+    assert rule in node.log()[0]["error"]
+
+
+def test_at_the_first_meeting_a_node_that_refuses_says_its_name_too(make_node: MakeNode) -> None:
+    node = make_node(strategy="fedavg")
+    assert node.takes(RecordDict(), "query.describe") is None
+    answer = node.arrived()
+    assert answer
+    config = answer.content.config_records["config"]
+    assert config["name"] == "ward-3"
+    assert "least-noise" in config["lacks"][0]
+    assert answer.content.metric_records["metrics"] == {"num-examples": 0}
+    assert "least-noise" in node.log()[0]["error"]
+
+
+def test_a_message_type_of_another_strategy_is_refused(make_node: MakeNode) -> None:
+    assert make_node().takes(train_message(), "train.distill") is None
+
+
+def test_a_context_that_the_app_hands_back_changed_is_not_believed(make_node: MakeNode) -> None:
+    """Flower keeps it: the next message's run and data would be what the app says."""
+    node = make_node(strategy="fedavg")
+    config: Any = {"data": "/data/elsewhere"}
+    context = Context(7, NODE, config, RecordDict(), {**PRIVATE})
+    node.state.set_run_series_context(7, context)
+    assert node.takes(train_message(), "train") is None
+    node.arrived()
+    assert node.log()[0]["data"] == "/data/ward-3"
+
+
+def test_only_the_bundles_that_the_owner_knows_are_run(make_node: MakeNode) -> None:
+    known = bundle(PRIVATE).hash_str
+    assert make_node(HOSPITAL.model_copy(update={"bundles": [known]})).takes(
+        train_message(), "train"
+    )
+    node = make_node(HOSPITAL.model_copy(update={"bundles": ["0" * 64]}))
+    assert node.takes(train_message(), "train") is None
+    answer = node.arrived()
+    assert answer
+    assert refused(answer, "bundles")
+    assert known in answer.error.reason  # so that the owner can add it
+
+
+def test_flower_takes_no_bundle_under_another_ones_hash(make_node: MakeNode) -> None:
+    with pytest.raises(ValueError, match="hash mismatch"):
+        make_node().state.store_fab(Fab("1" * 64, b"another", {}))
+
+
+def test_outside_its_hours_a_node_does_nothing(make_node: MakeNode) -> None:
+    node = make_node(HOSPITAL.model_copy(update={"hours": "20:00-06:00"}))
+    assert node.takes(train_message(), "train") is None
+    node.arrived()
+    node.now = node.now.replace(hour=23)
+    assert node.takes(train_message(), "train")
+
+
+def padded(array: Array) -> Array:
+    """An array whose bytes hold more than NumPy reads."""
+    return Array(array.dtype, tuple(array.shape), array.stype, array.data + PLANTED)
+
+
+@pytest.mark.parametrize(
+    ("reply", "rule"),
+    [
+        (trained(**{"patients": ConfigRecord({"them": PLANTED})}), "replies"),
+        (trained(**{"metrics": metrics(**{PLANTED.decode(): 170.0})}), "replies"),
+        (trained(**{"metrics": metrics(**{"num-steps": [1, 2, 3]})}), "replies"),
+        (trained(**{"arrays": model(**{PLANTED.decode(): np.zeros(9)})}), "replies"),
+        (trained(**{"arrays": model(weight=np.zeros((28, 28), np.float32))}), "replies"),
+        (trained(**{"arrays": model(weight=np.zeros((3, 2), np.float64))}), "replies"),
+        (trained(**{"images": model()}), "replies"),
+        (RecordDict({"metrics": metrics()}), "replies"),
+        (
+            RecordDict({"arrays": model(), "metrics": MetricRecord({"num-examples": 3})}),
+            "most-epsilon",
+        ),
+    ],
+)
+def test_a_changed_app_cannot_send_data_in_another_record_metric_or_array(
+    reply: RecordDict, rule: str, make_node: MakeNode
+) -> None:
+    node = make_node()
+    assert refused(node.answers(train_message(), "train", reply), rule)
+    assert PLANTED not in node.bytes  # nor in what the refusal says
+
+
+def test_what_a_changed_app_puts_beside_a_reply_does_not_leave(make_node: MakeNode) -> None:
+    node = make_node()
+    message = node.takes(train_message(), "train")
+    assert message
+    content = trained()
+    content.array_records["arrays"]["weight"] = padded(content.array_records["arrays"]["weight"])
+    reply = Message(content, reply_to=message)
+    reply.metadata.__dict__["_group_id"] = PLANTED.decode()  # a text that the server would get
+    node.push(reply)
+    answer = node.arrived()
+    assert answer
+    assert not answer.has_error()
+    assert PLANTED not in node.bytes
+
+
+def test_objects_that_belong_to_no_reply_do_not_leave_with_it(make_node: MakeNode) -> None:
+    node = make_node()
+    message = node.takes(train_message(), "train")
+    assert message
+    reply = Message(trained(), reply_to=message)
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    stray = ConfigRecord({"them": PLANTED}).deflate()
+    tree = get_object_tree(reply)
+    tree.children.append(ObjectTree(object_id=get_object_id(stray)))
+    node.store.preregister(7, tree)
+    for name, part in get_all_nested_objects(reply).items():
+        node.store.put(name, part.deflate())
+    node.store.put(get_object_id(stray), stray)
+    node.state.store_message(reply)
+    answer = node.arrived()
+    assert answer
+    assert not answer.has_error()
+    assert PLANTED not in node.bytes
+
+
+def test_a_message_is_answered_once_and_an_errors_text_is_cut(make_node: MakeNode) -> None:
+    node = make_node()
+    message = node.takes(train_message(), "train")
+    assert message
+    node.push(Message(Error(20, "x" * 10_000 + PLANTED.decode()), reply_to=message))
+    answer = node.arrived()
+    assert answer
+    assert (answer.error.code, len(answer.error.reason)) == (20, 300)
+    assert PLANTED not in node.bytes
+    node.push(Message(trained(), reply_to=message))
+    assert node.arrived() is None
+
+
+def test_lifetime_epsilon_outlasts_runs_and_restarts_and_ends_the_nodes_part(
+    make_node: MakeNode,
+) -> None:
+    node = make_node()
+    assert node.answers(train_message(), "train", trained(4.0)).has_content()
+    assert node.answers(train_message(), "train", trained(6.0)).has_content()
+    node = make_node()  # after a restart
+    node.begin(8)
+    assert node.answers(train_message(), "train", trained(3.0)).has_content()
+    assert refused(node.answers(train_message(), "train", trained(4.5)), "most-epsilon")
+    assert [line.get("lifetime") for line in node.log()] == [4.0, 6.0, 9.0, None]
+    assert node.answers(train_message(), "train", trained(4.0)).has_content()
+    node.begin(9)
+    assert node.answers(train_message(), "train", trained(0.0)).has_content()  # spent, not above
+    assert refused(node.answers(train_message(), "train", trained(1e-9)), "most-epsilon")
+
+
+def test_a_resumed_run_goes_on_with_the_epsilon_of_the_one_before(make_node: MakeNode) -> None:
+    node = make_node()
+    node.answers(train_message(), "train", trained(4.0))
+    node.begin(8)
+    NodeStore.open(node.state_dir, 8, NODE).take_over("7", str(NODE), 1)
+    node.answers(train_message(), "train", trained(5.0))
+    assert node.log()[-1]["lifetime"] == 5.0
+
+
+@pytest.mark.parametrize("claim", [-1.0, float("nan")])
+def test_an_app_that_makes_epsilon_up_sends_nothing(claim: float, make_node: MakeNode) -> None:
+    assert make_node().answers(train_message(), "train", trained(claim)).has_error()
+
+
+def test_a_damaged_account_is_not_an_empty_one(make_node: MakeNode) -> None:
+    node = make_node()
+    (node.state_dir / "lifetime-epsilon.json").write_text("")
+    assert node.takes(train_message(), "train") is None
+
+
+def test_no_more_leaves_in_a_day_than_the_owner_lets(make_node: MakeNode) -> None:
+    node = make_node(HOSPITAL.model_copy(update={"most_bytes_a_day": 3000}))
+    sent = 0
+    while not (answer := node.answers(train_message(), "train", trained(1.0))).has_error():
+        sent += 1
+    assert refused(answer, "most-bytes-a-day")
+    assert sum(line["bytes"] for line in node.log()[:sent]) <= 3000
+    node.now += datetime.timedelta(days=1, seconds=1)
+    assert node.answers(train_message(), "train", trained(1.0)).has_content()
+
+
+class Sender:
+    """A node's links, as its app uses them."""
+
+    run_id, node_id, node_config = 7, NODE, dict[str, object]()
+
+    def __init__(self, state_dir: Path, node_id: int = NODE) -> None:
+        self.node_id = node_id
+        self.store = NodeStore.open(state_dir, self.run_id, node_id)
+
+
+def virtual(method: str = "dm", init: str = "noise") -> bytes:
+    import torch
+
+    images, labels = torch.rand(2, 1, 8, 8), torch.tensor([0, 1])
+    return VirtualData(images, labels, method, 1, 0, init).to_bytes()
+
+
+def parcel_of(node: Node, payload: bytes, mode: Any = "relay") -> tuple[RecordDict, RecordDict]:
+    """The message with a route to another node, and the reply with the parcel."""
+    receiver = Sender(node.state_dir / "other", OTHER)
+    links = Links({OTHER: Introduction.checked(introduce(receiver), "introduction")}, mode)
+    route = links.route(NODE, OTHER, VIRTUAL_DATA)
+    parcel = send(Sender(node.state_dir), route, payload)
+    numbers = MetricRecord({"num-examples": 2, "num-values": 128})
+    config = ConfigRecord({"start": "noise", "share-raw-data": False})
+    message = RecordDict({"route": route, "config": config})
+    return message, RecordDict({"parcel": parcel, "metrics": numbers})
+
+
+def test_virtual_data_that_left_sealed_are_in_the_outbox_to_look_at(make_node: MakeNode) -> None:
+    node, payload = make_node(SEALED, **HFLDD), virtual()
+    message, reply = parcel_of(node, payload)
+    answer = node.answers(message, "train.distill", reply)
+    assert answer.has_content(), answer.error
+    (line,) = node.log()
+    (name,) = line["virtual"]
+    assert virtual_data_file(node.state_dir / FOLDER, name).read_bytes() == payload
+    assert line["parcels"] == [{"to": str(OTHER), "link": "relay", "bytes": len(payload) + 28}]
+
+
+@pytest.mark.parametrize(
+    ("payload", "rule"),
+    [
+        (virtual(method="raw"), "raw-data"),
+        (virtual(init="real"), "starts"),
+        (PLANTED, "replies"),
+    ],
+)
+def test_a_parcel_is_opened_before_it_leaves(
+    payload: bytes, rule: str, make_node: MakeNode
+) -> None:
+    node = make_node(SEALED, **HFLDD)
+    message, reply = parcel_of(node, payload)
+    assert refused(node.answers(message, "train.distill", reply), rule)
+
+
+def test_raw_data_stay_where_that_is_the_only_rule(make_node: MakeNode) -> None:
+    node = make_node(Policy(raw_data="never"), **HFLDD)
+    message, reply = parcel_of(node, virtual(method="raw"))
+    assert refused(node.answers(message, "train.distill", reply), "raw-data")
+
+
+def test_a_second_record_hides_nothing_of_the_one_that_counts(make_node: MakeNode) -> None:
+    node = make_node()
+    message = train_message(**{"dp-epsilon": 0.0})
+    message["other"] = ConfigRecord({"dp-epsilon": 5.0, "dp-noise": 1.0})
+    assert node.takes(message, "train") is None
+
+
+def test_a_parcel_that_another_key_seals_does_not_leave(make_node: MakeNode) -> None:
+    node = make_node(SEALED, **HFLDD)
+    message, reply = parcel_of(node, virtual())
+    reply.config_records["parcel"]["payload"] = PLANTED * 10
+    assert refused(node.answers(message, "train.distill", reply), "replies")
+    message, _ = parcel_of(node, virtual())
+    _, reply = parcel_of(node, virtual())  # for another route
+    assert refused(node.answers(message, "train.distill", reply), "replies")
+
+
+def test_a_parcel_for_a_key_that_no_authority_signed_does_not_leave(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The app checks that too, but one that was changed does not."""
+
+    class Strict:
+        def check_peer(self, *route: object) -> None:
+            raise LinkError("its key is not signed")
+
+    node = make_node(SEALED, **HFLDD)
+    message, reply = parcel_of(node, virtual())
+    monkeypatch.setattr("node.guard.Credentials.of", lambda node_config: Strict())
+    assert refused(node.answers(message, "train.distill", reply), "replies")
+
+
+def test_a_node_knows_the_model_from_the_one_that_another_node_sent_it(
+    make_node: MakeNode,
+) -> None:
+    """The last node of a superclient gets no model from the server, and sends one there."""
+    node = make_node(SEALED.model_copy(update={"strategies": None}), strategy="fedseq")
+    other = Sender(node.state_dir / "other", OTHER)
+    introductions = {
+        name: Introduction.checked(introduce(sender), "introduction")
+        for name, sender in ((OTHER, other), (NODE, Sender(node.state_dir)))
+    }
+    links = Links(introductions, "relay")
+    route = links.route(OTHER, NODE, "passed-model")
+    delivery = links.forward(route, send(other, route, save(MODEL)))
+    numbers = MetricRecord({"num-examples": 3, "num-steps": 1})
+    content = RecordDict({"delivery": delivery})
+    reply = RecordDict({"arrays": model(), "metrics": numbers})
+    assert node.answers(content, "train.fedseq_last", reply).has_content()
+    odd = RecordDict({"arrays": model(weight=np.zeros((9, 9))), "metrics": numbers})
+    content = RecordDict({"delivery": delivery})
+    assert refused(node.answers(content, "train.fedseq_last", odd), "replies")
+
+
+def test_a_route_past_the_node_is_refused_before_the_app_can_take_it(make_node: MakeNode) -> None:
+    node = make_node(SEALED, **HFLDD)
+    message, _ = parcel_of(node, virtual())
+    message.config_records["route"].update({"link": "auto", "address": "127.0.0.1:1"})
+    assert node.takes(message, "train.distill") is None
+
+
+def test_the_open_policy_lets_everything_pass_and_writes_it_down(make_node: MakeNode) -> None:
+    node = make_node(OPEN, anything="goes")
+    reply = RecordDict({"them": ConfigRecord({"payload": PLANTED})})
+    answer = node.answers(RecordDict(), "query.anything", reply)
+    assert answer.content == reply
+    assert node.log()[0]["what"] == ["them: payload"]
+
+
+def test_what_cannot_be_written_down_does_not_leave(make_node: MakeNode) -> None:
+    node = make_node(OPEN)
+    message = node.takes(train_message(), "train")
+    assert message
+    node.push(Message(trained(), reply_to=message))
+    (node.state_dir / FOLDER).mkdir(exist_ok=True)
+    (node.state_dir / FOLDER / "log.jsonl").mkdir()
+    answer = node.arrived()
+    assert answer
+    assert refused(answer, "outbox")

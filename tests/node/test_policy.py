@@ -1,0 +1,159 @@
+"""A node's policy: what is read from a file, said of it in words, and judged by it."""
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from flwr.app import ConfigRecord, RecordDict
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from node.policy import HOSPITAL, OPEN, PRESETS, Policy, in_words, read_policy
+from node.rules import Asked, judge_message, judge_spending
+from node.settings import NodeError, load_settings
+from task.settings import SettingsError
+
+NOON = datetime.datetime(2026, 1, 5, 12)
+SETTINGS = ["dp-noise", "dp-delta", "dp-epsilon", "local-epochs", "start", "share-raw-data", "lr"]
+VALUES = st.one_of(
+    st.booleans(),
+    st.integers(-(2**40), 2**40),
+    st.floats(),
+    st.text(max_size=8),
+    st.sampled_from(["noise", "real", 1.0, False, "[1"]),
+)
+CONFIGS = st.dictionaries(st.sampled_from(SETTINGS), VALUES, max_size=1)
+PRIVATE = {"train.dp-noise": 1.0, "train.dp-delta": 1e-5, "train.local-epochs": 2}
+RUNS = st.builds(
+    lambda strategy, arguments, train, method: {
+        **PRIVATE,
+        "strategy": strategy,
+        "strategy-args": arguments,
+        **{f"train.{name}": value for name, value in train.items()},
+        **{f"hfldd.{name}": value for name, value in method.items()},
+    },
+    st.sampled_from(["fedavg", "fedprox", "hfldd", "fedhead", "auto", "a.b:C", ""]),
+    st.sampled_from(["", "{", "[]", '{"share_raw_data": true}']),
+    CONFIGS,
+    CONFIGS,
+)
+
+
+def asked(run_config: dict[str, Any], message_type: str = "train", **config: Any) -> Asked:
+    content = RecordDict({"config": ConfigRecord(config)})
+    return Asked.by(content, message_type=message_type, bundle="0" * 64, run_config=run_config)
+
+
+def of_file(folder: Path, text: str) -> Policy:
+    file = folder / "policy.yaml"
+    file.write_text(text)
+    return read_policy(file)
+
+
+def test_a_file_changes_the_preset_that_it_extends(tmp_path: Path) -> None:
+    policy = of_file(tmp_path, "extends: hospital\nstrategies: any\nhours: 20:00-06:00\n")
+    assert policy == HOSPITAL.model_copy(update={"strategies": None, "hours": "20:00-06:00"})
+    assert of_file(tmp_path, "raw-data: never\n") == Policy(raw_data="never")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_a_preset_says_can_be_a_file(name: str, tmp_path: Path) -> None:
+    assert read_policy(name) is PRESETS[name]
+    values = PRESETS[name].model_dump(by_alias=True)
+    said = {key: "any" if value is None else value for key, value in values.items()}
+    assert of_file(tmp_path, yaml.safe_dump(said)) == PRESETS[name]
+    as_json = PRESETS[name].model_dump_json(by_alias=True)  # as the supervisor hands it on
+    assert Policy.model_validate_json(as_json, by_alias=True) == PRESETS[name]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("raw-dta: never", "raw-dta is not a known key, did you mean raw-data?"),
+        ("raw-data: perhaps", "raw-data = 'perhaps'"),
+        ("extends: clinic", "extends = 'clinic': must be one of open, hospital"),
+        ("most-epsilon: 3.0", "needs least-noise above 0"),
+        ("hours: at night", "must be two times of day, as in 20:00-06:00"),
+        ("hours: 20:00-20:00", "must be two different times of day"),
+        ("bundles: [abc]", "bundles.0 = 'abc'"),
+        ("strategies: fedavg", "strategies = 'fedavg': should be a valid list"),
+        ("direct-links: 1", "direct-links = 1"),
+        ("- a", "must hold lines such as `extends: hospital`"),
+        ("a: [", "cannot be read"),
+    ],
+)
+def test_a_wrong_file_is_one_line_that_names_the_key(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as error:
+        of_file(tmp_path, text)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_section_of_the_nodes_file_is_a_policy_too(tmp_path: Path) -> None:
+    file = tmp_path / "node.yaml"
+    file.write_text("insecure: true\npolicy:\n  extends: hospital\n  most-epochs: 3\n")
+    assert load_settings(file, {}).policy == HOSPITAL.model_copy(update={"most_epochs": 3})
+    assert load_settings(file, {"policy": "open"}).policy == OPEN
+    file.write_text("policy: {raw-dta: never}\n")
+    with pytest.raises(NodeError, match="raw-dta is not a known key, did you mean raw-data"):
+        load_settings(file, {})
+
+
+def test_words_tell_all_policies_apart() -> None:
+    changes: dict[str, Any] = {
+        name: value for name, value in HOSPITAL if value != getattr(OPEN, name)
+    }
+    changes |= {"message_types": [], "bundles": [], "most_bytes_a_day": 5, "hours": "1:00-2:00"}
+    assert changes.keys() == Policy.model_fields.keys()
+    told = [" ".join(in_words(OPEN.model_copy(update={k: v}))) for k, v in changes.items()]
+    told = [words for words in told if words != " ".join(in_words(OPEN))]
+    # A delta alone says nothing: nobody counts it without noise.
+    assert len(set(told)) == len(changes) - 1
+
+
+@pytest.mark.parametrize(
+    ("hours", "works"),
+    [("08:00-18:00", True), ("20:00-06:00", False), ("20:00-12:01", True), ("12:01-20:00", False)],
+)
+def test_hours_may_lie_around_midnight(hours: str, works: bool) -> None:
+    assert Policy(hours=hours).works_at(NOON.time()) == works
+
+
+@settings(max_examples=60)
+@given(run=RUNS, config=CONFIGS, message_type=st.sampled_from(["train", "train.distill", "x.y"]))
+def test_what_a_hospital_lets_pass_keeps_all_of_its_rules(
+    run: dict[str, Any], config: dict[str, Any], message_type: str
+) -> None:
+    message = asked(run, message_type, **config)
+    assert judge_message(OPEN, message, NOON) is None
+    try:
+        refusal = judge_message(HOSPITAL, message, NOON)
+    except SettingsError:
+        return  # the guard refuses what cannot be read
+    event("refused" if refusal else "passes")
+    if refusal is not None:
+        assert str(refusal).startswith("the node's policy refuses it: ")
+        return
+    assert run["strategy"] in (HOSPITAL.strategies or ())
+    said = {**run, **{f"message.{name}": value for name, value in config.items()}}
+    assert type(run["train.dp-noise"]) in (int, float)
+    for name, value in said.items():
+        table, _, last = name.rpartition(".")
+        if table in ("train", "message", run["strategy"]):
+            assert last != "dp-noise" or value >= 1
+            assert last != "dp-delta" or value <= 1e-5
+            assert last != "local-epochs" or value <= 10
+            assert last != "start" or value == "noise"
+            assert last != "share-raw-data" or value is False
+
+
+@settings(max_examples=30)
+@given(spent=st.floats(0, allow_infinity=True), most=st.floats(0.1, 100))
+def test_no_epsilon_leaves_beyond_the_most(spent: float, most: float) -> None:
+    assert judge_spending(OPEN, epsilon=spent, num_bytes=2**60, counted=False) is None
+    policy = HOSPITAL.model_copy(update={"most_epsilon": most})
+    refusal = judge_spending(policy, epsilon=spent, num_bytes=0)
+    assert (refusal is None) == (spent <= most)
+    assert judge_spending(policy, epsilon=float("nan"), num_bytes=0)

@@ -1,0 +1,217 @@
+"""Closed-form heads with our real ClientApp; only the wire is a grid in memory."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord
+from numpy.testing import assert_allclose
+
+from distill.analytic import Sums, best_penalty, best_shrinkage, clipped, discriminant, ridge
+from protocol.analytic import BY_CLASS, COUNTS, GRAM, SUMS, UNIT
+from protocol.arrays import as_arrays, as_record
+from strategies.analytic import Analytic
+from strategies.common.directory import Directory
+from task.backbones import Frozen
+from task.backbones.random_features import RandomFourier
+from task.datasets import load_dataset
+from task.models import create_model
+from task.settings import SettingsError, TaskSettings
+from task.source import partition_samples
+
+from .naive import FIRST, play, spoil, start
+
+WIDTH = 128
+SPEC = load_dataset("digits").spec
+NARROW = f"{__name__}:narrow"
+CONFIG = {"dataset": "digits", "model": NARROW, "seed": 0, "train.holdout": 0.0}
+IID = {**CONFIG, "partition.scheme": "iid"}
+SKEWS = {
+    "iid": (IID, 6),
+    "dirichlet 0.01": ({**CONFIG, "partition.scheme": "dirichlet", "partition.alpha": 0.01}, 8),
+    "one class a node": ({**CONFIG, "partition.classes": 1}, 10),
+}
+
+
+def narrow(spec):
+    """Few features, so that tests are quick."""
+    return Frozen(RandomFourier(64, WIDTH), WIDTH, spec)
+
+
+MODEL = create_model(NARROW, SPEC, seed=0)
+
+
+def strategy_of(**settings):
+    return Analytic(model=MODEL, **settings)
+
+
+def of_record(record):
+    arrays = as_arrays(record)
+    return arrays["head.weight"], arrays["head.bias"]
+
+
+def samples_of(config, num_nodes):
+    """Features as nodes keep them, and labels, of each node."""
+    settings = TaskSettings.from_run_config(config)
+    for place in range(num_nodes):
+        part = partition_samples(settings, place, num_nodes).to_samples(SPEC)
+        with torch.inference_mode():
+            features = MODEL.eval().network(part.inputs)
+        features = torch.nn.functional.normalize(features).half().numpy()
+        yield clipped(features, 1.0), part.labels.numpy()
+
+
+def pooled(config, num_nodes, head=lambda sums: ridge(sums, best_penalty(sums)), places=None):
+    """The head of all these nodes' samples in one place."""
+    parts = [
+        p for i, p in enumerate(samples_of(config, num_nodes)) if places is None or i in places
+    ]
+    features, labels = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return head(Sums.of(features, labels, SPEC.num_classes))
+
+
+def assert_head(record, head, tolerance=1e-5):
+    weight, bias = of_record(record)
+    assert_allclose(weight, head.weight, atol=tolerance, rtol=0)
+    assert_allclose(bias, head.bias, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize(("config", "nodes"), SKEWS.values(), ids=list(SKEWS))
+def test_the_head_is_the_pooled_one_at_any_skew(client_grid, config, nodes):
+    arrays = play(strategy_of(), client_grid(nodes, config), 1, start(MODEL))
+    assert_head(arrays, pooled(config, nodes))
+
+
+def test_the_head_is_the_pooled_one_from_nodes_of_12_to_1200_samples(client_grid, tmp_path):
+    sizes, place = [12, 24, 50, 151, 1200], 0
+    parts = {}
+    for node, size in enumerate(sizes):
+        parts[str(node)] = list(range(place, place + size))
+        place += size
+    (tmp_path / "sizes.json").write_text(json.dumps(parts))
+    file = {"partition.scheme": "index-file", "partition.index-file": str(tmp_path / "sizes.json")}
+    config = {**CONFIG, **file}
+    arrays = play(strategy_of(), client_grid(5, config), 1, start(MODEL))
+    assert_head(arrays, pooled(config, 5))
+
+
+def test_discriminant_analysis_is_the_pooled_one_too(client_grid):
+    def head(sums):
+        return discriminant(sums, best_shrinkage(sums))
+
+    arrays = play(strategy_of(head="lda"), client_grid(3, IID), 1, start(MODEL))
+    assert_head(arrays, pooled(IID, 3, head), tolerance=1e-3)  # weights of about 100
+
+
+def test_only_sums_travel_and_a_projection_makes_them_small(client_grid):
+    grid = client_grid(2, IID)
+    arrays = play(strategy_of(projection=96), grid, 1, start(MODEL))
+    assert not any(message.content.array_records for message in grid.pushed)
+    model = create_model(NARROW, SPEC)
+    model.load_state_dict({k: torch.tensor(v) for k, v in as_arrays(arrays).items()})
+    test = load_dataset("digits").test.to_samples(SPEC)
+    with torch.inference_mode():
+        right = model.eval()(test.inputs).argmax(1) == test.labels
+    assert right.float().mean() > 0.85
+
+
+def test_a_late_node_adds_its_sums_and_the_others_are_not_asked_again(client_grid):
+    grid, strategy = client_grid(3, IID), strategy_of()
+    late = grid.nodes.pop(FIRST + 2)
+    arrays = play(strategy, grid, 1, start(MODEL))
+    assert_head(arrays, pooled(IID, 3, places=(0, 1)))
+    grid.nodes[FIRST + 2] = late
+    grid.pushed.clear()
+    arrays = play(strategy, grid, 2, arrays)
+    assert [message.metadata.dst_node_id for message in grid.pushed] == [FIRST + 2]
+    assert_head(arrays, pooled(IID, 3))
+    again = play(strategy, grid, 3, arrays)  # nobody is asked, and the head stays
+    assert_head(again, pooled(IID, 3))
+
+
+def test_a_node_taken_back_leaves_the_head_of_the_others(client_grid):
+    grid, strategy = client_grid(3, IID), strategy_of()
+    arrays = play(strategy, grid, 1, start(MODEL))
+    other = strategy_of()
+    other.load_state_dict(strategy.state_dict())  # as from a checkpoint
+    names = [strategy.names[FIRST + place] for place in range(3)]
+    arrays = other.forget(names[1:2], arrays)
+    assert_head(arrays, pooled(IID, 3, places=(0, 2)))
+    with pytest.raises(ValueError, match="not among the nodes that sent sums"):
+        other.forget(names[1:2], arrays)
+    with pytest.raises(ValueError, match="no other node"):
+        other.forget([names[0], names[2]], arrays)
+
+
+def spoiled(**changed):
+    """Change arrays of a reply's sums."""
+
+    def change(record):
+        arrays = as_arrays(record)
+        return as_record(arrays | {n.replace("_", "-"): f(arrays) for n, f in changed.items()})
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        spoiled(gram=lambda a: -a[GRAM]),
+        spoiled(unit=lambda a: 1e6 * a[UNIT]),
+        spoiled(gram=lambda a: 0 * a[GRAM]),
+        spoiled(counts=lambda a: 1e6 * a[COUNTS] + 0.5),
+        spoiled(by_class=lambda a: 50 * a[BY_CLASS]),
+        spoiled(by_class=lambda a: a[BY_CLASS][:4], counts=lambda a: a[COUNTS][:4]),
+    ],
+)
+def test_sums_that_no_samples_have_are_set_aside(client_grid, change):
+    grid, strategy = client_grid(3, IID), strategy_of()
+    spoil(grid, FIRST + 1, lambda content: content.update({SUMS: change(content[SUMS])}))
+    arrays = play(strategy, grid, 1, start(MODEL))
+    assert_head(arrays, pooled(IID, 3, places=(0, 2)))
+
+
+def test_samples_that_a_node_has_beyond_what_counts_are_scaled_down(client_grid):
+    directory = Directory(most_samples=10.0)
+    directory.num_examples = dict(zip(range(FIRST, FIRST + 3), (479, 479, 100), strict=True))
+    strategy = strategy_of(directory=directory)
+    play(strategy, client_grid(3, IID), 1, start(MODEL))
+    counting = {node: round(float(sums[COUNTS].sum())) for node, sums in strategy.sums.items()}
+    assert counting == directory.num_examples
+
+
+def test_features_are_computed_once(client_grid, monkeypatch):
+    play(strategy_of(), client_grid(2, IID), 1, start(MODEL))
+    monkeypatch.setattr("client.analytic._features", None)  # whoever computes them fails
+    arrays = play(strategy_of(), client_grid(2, IID), 1, start(MODEL))
+    assert_head(arrays, pooled(IID, 2))
+
+
+def test_noisy_sums_are_booked_and_a_node_whose_budget_is_spent_sends_none(client_grid):
+    config = {**IID, "train.dp-noise": 8.0, "train.dp-delta": 1e-5, "train.dp-epsilon": 1.0}
+    grid, strategy = client_grid(2, config), strategy_of(noise=8.0)
+    message, *_ = strategy.configure_train(1, start(MODEL), ConfigRecord(), grid)
+    (reply,) = grid.send_and_receive([message])
+    metrics = reply.content["metrics"]
+    assert 0 < metrics["dp-epsilon"] < 1
+    counts = as_arrays(reply.content[SUMS])[COUNTS]
+    assert np.abs(counts - counts.round()).max() > 1e-3
+    strategy.aggregate_train(1, [reply])
+    assert np.isfinite(strategy.sums[FIRST][BY_CLASS]).all()
+    for _ in range(4):
+        (reply,) = grid.send_and_receive([message])
+    assert "this node has spent" in reply.error.reason
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"projection": 129}, "the model has 128 features"),
+        ({"head": "lda", "regularisation": 2.0}, "lda takes 1 at most"),
+        ({"model": torch.nn.Linear(4, 3, bias=False)}, "has no bias"),
+    ],
+)
+def test_settings_that_give_no_head_are_refused(settings, said):
+    with pytest.raises(SettingsError, match=said):
+        Analytic(**{"model": MODEL, **settings})
