@@ -137,7 +137,7 @@ def measured(config: dict[str, Any]) -> tuple[dict[str, float], Features]:
     """A run's accuracy and traffic, its head beside that of all images in one place; features."""
     with tempfile.TemporaryDirectory() as folder:
         state = str(Path(folder) / "state")
-        each = {"num-partitions": NODES, "device": "cpu", "state-dir": state}
+        each: dict[str, str | int] = {"num-partitions": NODES, "device": "cpu", "state-dir": state}
         start, end = run_in_process(config, [each] * NODES, Path(folder))
         weight = load_file(Path(folder) / "1" / "model.safetensors")["head.weight"]
         features = _features(config, each)

@@ -14,6 +14,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -101,7 +102,7 @@ def interval(statistic: Callable[[Flags, Floats], float], members: Flags, scores
     """Value and 95 % interval, by drawing candidates (targets, n) anew with all their scores."""
     generator = np.random.default_rng(0)
 
-    def mean(places: slice | np.ndarray) -> float:
+    def mean(places: slice | Any) -> float:
         pairs = zip(members[:, places], scores[:, places], strict=True)
         return float(np.mean([statistic(*pair) for pair in pairs]))
 

@@ -78,7 +78,7 @@ def demo(
         console.print(f"{nodes} nodes are online; their logs are in {state_dir}")
         for name in ("fedavg", strategy):
             own = {**config, **(ANALYTIC_RUN if name == "analytic" else {}), "strategy": name}
-            console.rule(f"{name}: {counted(own['num-rounds'], 'round')}, {split}")
+            console.rule(f"{name}: {counted(int(str(own['num-rounds'])), 'round')}, {split}")
             with RunLog(console) as log:
                 outcome = federation.run(APP_DIR, own, on_line=log.show)
             if not outcome.completed or log.folder is None:

@@ -134,7 +134,7 @@ def forget(
 
     with exit_on(ForgetError, CheckpointError, command="runs forget"):
         score = take_out(files.folder, nodes)
-    accuracy = f", accuracy {percent(score['accuracy'])}" if score else ""
+    accuracy = f", accuracy {percent(float(str(score['accuracy'])))}" if score else ""
     typer.echo(f"{files.folder} without {', '.join(nodes)}{accuracy}")
 
 

@@ -37,7 +37,7 @@ def send_sums(message: Message, context: Context) -> Message:
     session = Session.of(context)
     request = SummedFeatures.checked(message.content.config_records[FEATURES], "message")
     samples, train = session.data.train, session.task.train
-    features = kept_features(session)
+    features: NDArray[np.floating] = kept_features(session)
     usual = float(np.median(np.linalg.norm(features.astype(np.float64), axis=1)))
     if usual > LONG * request.clip:
         text = "Features are clipped to analytic.clip = %g; half of them are longer than %.3g"

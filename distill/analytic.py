@@ -153,7 +153,8 @@ def clipped(features: NDArray[np.floating], largest: float) -> Floats:
     """Features (n, d), with those scaled down whose norm is above `largest`."""
     x = features.astype(np.float64)
     norms = np.linalg.norm(x, axis=1, keepdims=True)
-    return x * (largest / np.maximum(norms, largest))
+    scaled: Floats = x * (largest / np.maximum(norms, largest))
+    return scaled
 
 
 def deviations(largest: float, noise: float) -> tuple[float, float, float]:
@@ -185,7 +186,7 @@ def ridge(sums: Sums, penalty: float) -> Head:
     """
     mean, centred, moved = _centred(sums)
     penalised = centred + penalty * np.eye(len(centred))
-    weight = np.linalg.solve(penalised, moved.T).T
+    weight = np.linalg.solve(penalised, moved.T).T.astype(np.float64)
     return Head(weight, sums.counts / sums.size - weight @ mean)
 
 
@@ -226,7 +227,7 @@ def discriminant(sums: Sums, shrinkage: float) -> Head:
     mean = sums.by_class.sum(0) / sums.size
     held = sums.counts[:, None] >= 1
     means = np.where(held, sums.by_class / np.maximum(sums.counts, 1)[:, None], mean)
-    weight = np.linalg.solve(shrunk, means.T).T
+    weight = np.linalg.solve(shrunk, means.T).T.astype(np.float64)
     priors = np.maximum(sums.counts, 0.5) / sums.size
     return Head(weight, np.log(priors) - 0.5 * (weight * means).sum(1))
 

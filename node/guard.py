@@ -402,8 +402,8 @@ def _answer(message: Message, refusal: Refusal, node_config: Mapping[str, Any]) 
     if message.metadata.message_type != DESCRIBE:
         return Message(Error(REFUSED, text), reply_to=message)
     metrics, config = identity(node_config)
-    content = {METRICS: metrics, CONFIG: ConfigRecord({**config, "lacks": [text]})}
-    return Message(RecordDict(content), reply_to=message)
+    content = RecordDict({METRICS: metrics, CONFIG: ConfigRecord({**config, "lacks": [text]})})
+    return Message(content, reply_to=message)
 
 
 def _lacks(answer: Message) -> str:

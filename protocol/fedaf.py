@@ -79,7 +79,7 @@ class FedAFSettings(WithPeers):
     global_weight : float (default: 0.8)
         lambda_glob, weight of their divergence.
     server_epochs : int (default: 100)
-        Epochs that the server trains on all virtual data of a round (a public re-implementation: 500).
+        Epochs that the server trains on all virtual data of a round (a re-implementation has 500).
     server_lr : float (default: 0.01)
         Learning rate of its SGD.
     server_batch_size : int (default: 256)

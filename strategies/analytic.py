@@ -205,7 +205,7 @@ class Analytic(CheckedFedAvg):
         node = reply.metadata.src_node_id
         log(WARNING, "Node %d sums %d samples: %d count", node, samples, counting)
         factor = counting / samples
-        scaled = {name: factor * array for name, array in arrays.items() if name in _SCALED}
+        scaled = {name: np.multiply(arrays[name], factor) for name in _SCALED}
         return {**arrays, **scaled}
 
     def _solved(self, model: Arrays) -> Arrays:

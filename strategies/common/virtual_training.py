@@ -80,7 +80,7 @@ class VirtualTraining(CheckedFedAvg):
         If the data are no images.
     """
 
-    run_arguments = ("model", "spec", "seed", "device")
+    run_arguments: ClassVar[tuple[str, ...]] = ("model", "spec", "seed", "device")
     name: ClassVar[str]
     data_record: ClassVar[str]
 

@@ -542,7 +542,7 @@ class FedHEAD(FedAvg):
         distilled = {}
         for leader in able:
             if leader in replies and ARRAYS not in replies[leader].content:
-                text = "%s: the sector of node %d keeps its plain average: its ensemble is no better"
+                text = "%s: the sector of node %d keeps its plain average: no better ensemble"
                 log(INFO, text, type(self).__name__, leader)
                 continue
             try:

@@ -41,6 +41,8 @@ class Frozen(nn.Module):
         std: tuple[float, ...] | None = None,
     ) -> None:
         super().__init__()
+        self.scale: Tensor
+        self.shift: Tensor
         self.network = network.requires_grad_(False)
         self.head = nn.Linear(width, spec.num_classes)
         self._size = size

@@ -62,7 +62,9 @@ def probes(monkeypatch):
 def test_the_loss_is_mean_features_of_mixtures_and_the_sliced_distance_to_the_peers(
     probes, monkeypatch
 ):
-    monkeypatch.setattr("distill.perturbed_matching.draw_augmentation", lambda *given: nn.Identity())
+    monkeypatch.setattr(
+        "distill.perturbed_matching.draw_augmentation", lambda *given: nn.Identity()
+    )
     model, (images, labels) = network(), samples()
     made(model, weight=0.7, gamma=0.6, steps=1)
     virtual = torch.randn(2, 4, *SHAPE, generator=torch.Generator().manual_seed(2))
@@ -95,7 +97,9 @@ def after_the_start(images, labels):
 
 
 def test_a_class_that_no_peer_tells_of_takes_the_logits_of_its_own_images(probes, monkeypatch):
-    monkeypatch.setattr("distill.perturbed_matching.draw_augmentation", lambda *given: nn.Identity())
+    monkeypatch.setattr(
+        "distill.perturbed_matching.draw_augmentation", lambda *given: nn.Identity()
+    )
     model, (images, labels) = network(), samples()
     made(model, known=torch.tensor([False, False, True]), steps=1)
     scale = math.sqrt(0.8 / CLASSES)

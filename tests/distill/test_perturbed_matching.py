@@ -6,7 +6,7 @@ from torch import nn
 
 from distill import DistillError
 from distill.distribution_matching import Probe, real_means
-from distill.perturbed_matching import Perturbed, Outputs, distill_around, perturbed
+from distill.perturbed_matching import Outputs, Perturbed, distill_around, perturbed
 
 SHAPE = (1, 6, 6)
 

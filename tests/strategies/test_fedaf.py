@@ -1,4 +1,4 @@
-"""FedAF with our real ClientApp, against naive loops: knowledge, virtual data, the server's loss."""
+"""FedAF with our real ClientApp, against naive loops: knowledge, data, the server's loss."""
 
 import copy
 import json

@@ -118,9 +118,7 @@ def test_a_leader_whose_samples_the_ensemble_hardly_predicts_better_does_not_dis
     assert_equal(numbers(found), plain)
     assert "keeps its plain average: its ensemble is no better" in caplog.text
     little = play(strategy_of(sectors=1, least_gain=1e-6), client_grid(3, RUN_CONFIG))
-    assert_equal(
-        numbers(little), numbers(play(strategy_of(sectors=1), client_grid(3, RUN_CONFIG)))
-    )
+    assert_equal(numbers(little), numbers(play(strategy_of(sectors=1), client_grid(3, RUN_CONFIG))))
     assert any(not np.allclose(numbers(little)[name], plain[name]) for name in plain)
 
 

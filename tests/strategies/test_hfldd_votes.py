@@ -99,9 +99,7 @@ def test_a_model_that_knows_the_classes_votes_higher_and_classes_count_alike():
 def strategy_of(grid, **settings):
     """HFLDD with small virtual data, and its messages of the first round."""
     distillation = Distillation(distilled_size=20, distill_steps=20)
-    strategy = HFLDD(
-        groups=2, distillation=distillation, votes=True, **settings
-    )
+    strategy = HFLDD(groups=2, distillation=distillation, votes=True, **settings)
     return strategy, configured(strategy, grid, 1, ArrayRecord(MODEL.state_dict()))
 
 

@@ -154,7 +154,9 @@ def test_either_side_of_an_image_may_be_too_short_for_a_model(short):
 
 
 def test_an_unknown_name_is_refused_with_all_names():
-    with pytest.raises(ModelError, match="'lenet' is unknown here; choose auto, efficientnet-lite0"):
+    with pytest.raises(
+        ModelError, match="'lenet' is unknown here; choose auto, efficientnet-lite0"
+    ):
         create_model("lenet", MNIST)
 
 
