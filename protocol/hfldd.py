@@ -251,7 +251,8 @@ class HFLDDSettings(LabelKnowledge, Distillation):
     balanced : bool (default: True)
         Whether heads draw classes evenly from D_h.
     votes : bool (default: False)
-        Whether models of other heads vote on virtual data; heads leave out what is voted out.
+        Whether models of other heads vote on virtual data; heads leave out what is voted out. Only
+        without ``rotate``.
     refresh_every : int (default: 0)
         Rounds after which members refine their virtual data with the global model and send them
         again; 0 never.
