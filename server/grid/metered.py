@@ -19,7 +19,6 @@ from protocol.replies import SET_ASIDE
 from server.grid.failures import first_line, told
 from server.grid.inbox import open_inbox, retry_sooner
 from server.grid.ledger import Ledger, content_bytes
-from server.grid.looks import space_looks
 from server.grid.progress import Progress
 from server.grid.spool import Spool
 from server.grid.together import name_companions
@@ -191,7 +190,6 @@ class MeteredGrid(Grid):
         phase = messages[0].metadata.message_type
         if phase == MessageType.TRAIN:
             name_companions(messages, self.together)
-        space_looks(self._grid, messages)
         start = time.monotonic()
         pending = dict(zip(self.push_messages(messages), messages, strict=True))
         pending.pop("", None)  # messages that the SuperLink refused have no id
