@@ -61,6 +61,7 @@ def demo(
     shutil.rmtree(state_dir, ignore_errors=True)
     config = {
         "dataset": "digits",
+        "train.lr": 0.1,  # twice the default, since ten rounds are few
         **(FEDHEAD_TASK if sectored else {"partition.classes": classes}),
         "num-rounds": rounds,
         "min-nodes": nodes,

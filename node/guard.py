@@ -76,6 +76,8 @@ from task.settings import SettingsError
 from task.words import counted
 
 _POLL = 0.01
+_LONGEST_WAIT = 600.0
+"""Seconds for an object of a message whose others are here."""
 _MOST_MODELS = 16
 """Runs whose model's form is remembered."""
 _MOST_RECORDS = 100
@@ -387,10 +389,19 @@ class _GuardedState:
 
 
 def _contents(tree: ObjectTree, store: Any) -> dict[str, bytes]:
-    """Contents of a message's objects, once all are there."""
+    """Contents of a message's objects, once all are there.
+
+    Raises
+    ------
+    TimeoutError
+        If one does not come: the app promised it, and died.
+    """
     contents = {}
     for part in iterate_object_tree(tree):
+        deadline = time.monotonic() + _LONGEST_WAIT
         while (content := store.get(part.object_id)) == b"":
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"object {part.object_id} of a message has not come")
             time.sleep(_POLL)
         contents[part.object_id] = content
     return contents

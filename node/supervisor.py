@@ -244,11 +244,11 @@ def status_file(state_dir: Path) -> Path:
 def _log_policy(policy: Policy) -> None:
     """Log what the node refuses, and what its policy cannot hold."""
     if policy == OPEN:
-        lines = ["policy=open: runs may ask for anything (policy=hospital, or a file, refuses)"]
+        lines = ["open, runs may ask for anything (--policy hospital, or a file, refuses)"]
     else:
         lines = [*in_words(policy), *cannot_hold(policy)]
     for line in lines:
-        print(f"flwr-distill node: {line}", file=sys.stderr, flush=True)
+        print(f"Policy: {line}", file=sys.stderr, flush=True)
 
 
 def _log_data(folder: Path) -> None:

@@ -271,13 +271,14 @@ class HFLDDSettings(LabelKnowledge, Distillation):
     balanced : bool (default: True)
         Whether heads draw classes evenly from D_h.
     votes : bool (default: False)
-        Whether models of other heads vote on virtual data; heads leave out what is voted out.
+        Whether models of other heads vote on virtual data; heads leave out what is voted out. Only
+        without ``rotate``.
     refresh_every : int (default: 0)
         Rounds after which members refine their virtual data with the global model and send them
         again; 0 never.
     refresh_steps : int (default: 20)
         Steps of each refinement, of distribution matching with the global model's features.
-    rotate : bool (default: False)
+    rotate : bool (default: True)
         Whether another node of each cluster is its head in every round, so that each node's own
         data are trained on; if not, heads stay, as in the paper.
     """
@@ -287,7 +288,7 @@ class HFLDDSettings(LabelKnowledge, Distillation):
     votes: bool = False
     refresh_every: Annotated[int, Field(ge=0)] = 0
     refresh_steps: Annotated[int, Field(ge=1)] = 20
-    rotate: bool = False
+    rotate: Annotated[bool, Field(validate_default=True)] = True
 
     @field_validator("refresh_every")
     @classmethod
@@ -456,6 +457,6 @@ METHODS = (
         formulas="strategies.hfldd.traffic:formulas",
         panels=("strategies.common.panels:virtual_data",),
         disclosed=_disclosed,
-        defence={"aggregator": "agreement"},
+        defence={"aggregator": "agreement", "hfldd.rotate": False},
     ),
 )

@@ -130,7 +130,9 @@ class CADIS(CheckedFedAvg):
         self._round = server_round
         if self.aggregation == "clusters":
             self._dense = _dense_weight(as_arrays(arrays), self.layer)
-        regularised = self.has_main_cluster or self.aggregation == "samples"
+        # A rule sets aside what turns back: without it, honest nodes with few classes do as well.
+        needed = self.aggregation == "samples" or self.rule != "mean"
+        regularised = self.has_main_cluster or needed
         weight = self.kd_lambda if regularised else 0.0
         config = ConfigRecord({**config, "kd-lambda": weight, "feature-layer": self.layer})
         return super().configure_train(server_round, arrays, config, grid)

@@ -542,8 +542,8 @@ class FedHEAD(FedAvg):
         distilled = {}
         for leader in able:
             if leader in replies and ARRAYS not in replies[leader].content:
-                text = "%s: the sector of node %d keeps its plain average: no better ensemble"
-                log(INFO, text, type(self).__name__, leader)
+                why = "its ensemble is no better"
+                log(INFO, "Sector of node %d keeps its plain average: %s", leader, why)
                 continue
             try:
                 student = self._model_of(replies[leader])

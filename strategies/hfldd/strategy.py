@@ -59,7 +59,8 @@ class HFLDD(RobustFedAvg):
     similar labels form homogeneous groups (K-means on the KL matrix), and each cluster takes one
     node of each group, so that it sees every class (algorithm 1). One random node of a cluster is
     its head; the members distil their data and send them to it. Then only the heads train, on their
-    own and their members' data, and the server averages their models by ``|D_h|``.
+    own and their members' data, and the server averages their models by ``|D_h|``. In the next
+    round another node of each cluster is its head (`rotate`), which is not in the paper.
 
     A head that disconnects or fails is replaced by another node of its cluster, to which the others
     send their virtual data again. A member that could not send its data sends them once it is back.
@@ -99,7 +100,7 @@ class HFLDD(RobustFedAvg):
         train on what they have.
     refresh_steps : int (default: 20)
         Steps of each refinement.
-    rotate : bool (default: False)
+    rotate : bool (default: True)
         Whether another node of each cluster is its head in every round, so that each node's own
         data are trained on, which the paper's members' are not. Members send each head their
         virtual data once.
@@ -129,7 +130,7 @@ class HFLDD(RobustFedAvg):
         num_classes: int | None = None,
         refresh_every: int = 0,
         refresh_steps: int = 20,
-        rotate: bool = False,
+        rotate: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)

@@ -144,7 +144,8 @@ def test_a_full_run_over_three_hosts_sends_virtual_data_from_node_to_node(
     hosts, federation, env, tmp_path
 ):
     certs, logs = federation
-    config = f'num-rounds=3 links="direct" partition.classes=5 hfldd.groups=2 runs-dir="{tmp_path}"'
+    config = 'num-rounds=3 links="direct" partition.classes=5 hfldd.groups=2 '
+    config += f'hfldd.rotate=false runs-dir="{tmp_path}"'
     command = (
         *("flwr-distill", "run", "--superlink", f"{SERVER}:9093"),
         *("--root-certificates", certs / "ca.crt", "--runs-dir", tmp_path, "-c", config),

@@ -23,7 +23,7 @@ IN_ORDER = {
         "make demo",
         "source .venv/bin/activate",
         "flwr-distill up --nodes 10",
-        "flwr-distill run -c 'strategy=\"fedprox\" num-rounds=20'",
+        "flwr-distill run -c 'strategy=\"fedprox\" num-rounds=50'",
         "flwr-distill status",
         "flwr-distill stop latest",
     ],
@@ -102,7 +102,7 @@ def test_a_federation_of_the_readme_runs_is_stopped_and_resumes(reader):
     assert "hfldd" in reader.type(demo)
     reader.type(source)
     reader.type(up, until="online. In another terminal")
-    reader.type(run, until="round   1/20")
+    reader.type(run, until="round   1/50")
     assert "online" in reader.type(status)
     assert "is stopped" in reader.type(stop)
     reader.type(first, until="round   2/50")

@@ -48,7 +48,9 @@ class Federation:
         self.everyone = dict(grid.nodes)
         self.ids = list(grid.nodes)
         request = Distillation(distilled_size=PER_NODE, distiller="dm", distill_steps=1)
-        self.strategy = HFLDD(groups=3, links="relay", distillation=request, **settings)
+        self.strategy = HFLDD(
+            groups=3, links="relay", distillation=request, **{"rotate": False, **settings}
+        )
         self.round = 0
         self.asked = Counter()
 

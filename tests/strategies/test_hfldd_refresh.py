@@ -39,6 +39,7 @@ class Federation:
             refresh_every=2,
             refresh_steps=STEPS,
             distillation=Distillation(distilled_size=4, distiller="dm", distill_steps=1),
+            rotate=False,
         )
 
     def run(self, server_round):

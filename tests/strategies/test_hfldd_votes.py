@@ -99,7 +99,7 @@ def test_a_model_that_knows_the_classes_votes_higher_and_classes_count_alike():
 def strategy_of(grid, **settings):
     """HFLDD with small virtual data, and its messages of the first round."""
     distillation = Distillation(distilled_size=20, distill_steps=20)
-    strategy = HFLDD(groups=2, distillation=distillation, votes=True, **settings)
+    strategy = HFLDD(groups=2, distillation=distillation, votes=True, rotate=False, **settings)
     return strategy, configured(strategy, grid, 1, ArrayRecord(MODEL.state_dict()))
 
 
@@ -126,7 +126,7 @@ def test_flipped_virtual_data_are_left_out_from_the_next_round_on_unless_there_a
     if left_out:
         assert all(f"node {last} " in line for line in caplog.messages if "Virtual data" in line)
     before = {r.metadata.src_node_id: r.content["metrics"]["num-examples"] for r in replies}
-    restored = HFLDD(groups=2, votes=True)
+    restored = HFLDD(groups=2, votes=True, rotate=False)
     restored.load_state_dict(strategy.state_dict())
     messages = configured(strategy, grid, 2, arrays)
     assert [m.content["config"] for m in messages] == [

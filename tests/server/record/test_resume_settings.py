@@ -61,7 +61,10 @@ OTHERS = {
 FIRST = {"train.dp-noise": 1.0, "hfldd.start": "noise"}
 """Of the run as it began: without these no budget can be set."""
 NETWORK = {"hfldd.distiller": "dm", "hfldd.network": "my_pkg.nets:Encoder"}
-TOGETHER = {"hfldd.network": NETWORK, "hfldd.network-weights": NETWORK}
+TOGETHER = {
+    **{"hfldd.network": NETWORK, "hfldd.network-weights": NETWORK},
+    "hfldd.votes": {"hfldd.rotate": False},
+}
 """What a setting needs beside it."""
 BEGAN_WITH = flat(RunSettings.from_run_config(FIRST).model_dump(by_alias=True))
 FIXED = sorted(BEGAN_WITH.keys() - MAY_CHANGE.keys() - {"resume", "runs-dir"})
