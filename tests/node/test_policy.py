@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from flwr.app import ConfigRecord, RecordDict
-from hypothesis import event, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from node.policy import HOSPITAL, OPEN, PRESETS, Policy, in_words, read_policy
@@ -121,7 +121,7 @@ def test_hours_may_lie_around_midnight(hours: str, works: bool) -> None:
     assert Policy(hours=hours).works_at(NOON.time()) == works
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(run=RUNS, config=CONFIGS, message_type=st.sampled_from(["train", "train.distill", "x.y"]))
 def test_what_a_hospital_lets_pass_keeps_all_of_its_rules(
     run: dict[str, Any], config: dict[str, Any], message_type: str
@@ -149,7 +149,7 @@ def test_what_a_hospital_lets_pass_keeps_all_of_its_rules(
             assert last != "share-raw-data" or value is False
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(spent=st.floats(0, allow_infinity=True), most=st.floats(0.1, 100))
 def test_no_epsilon_leaves_beyond_the_most(spent: float, most: float) -> None:
     assert judge_spending(OPEN, epsilon=spent, num_bytes=2**60, counted=False) is None

@@ -1,6 +1,7 @@
 """A SuperNode that fails ends at once, so that its supervisor starts it anew."""
 
 import logging
+import os
 import subprocess
 import sys
 from multiprocessing import Pipe
@@ -52,10 +53,11 @@ def test_a_policy_that_another_version_of_flower_cannot_keep_ends_the_node(
     (tmp_path / "node-config.toml").touch()
     reports, report = Pipe(duplex=False)
     policy = HOSPITAL.model_dump_json(by_alias=True)
-    numbers = [str(report.fileno()), str(tmp_path), "0.05", "20"]
+    numbers = [str(os.dup(report.fileno())), str(tmp_path), "0.05", "20"]
     monkeypatch.setattr(sys, "argv", ["node.supernode", *numbers, policy])
     monkeypatch.setattr(flower_timing, "FLOWER_VERSION", "1.0.0")
     monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [])
     supernode.main()
     assert reports.recv() == ("unfit", "the policy cannot be kept with this version of flwr")
     reports.close()
+    report.close()
