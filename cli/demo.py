@@ -30,6 +30,8 @@ FEDHEAD_TASK: dict[str, int | float | str] = {
     "fedhead.sectors": 2,
 }
 """The paper's local training, for FedHEAD and the FedAvg run it is compared with."""
+HFLDD_TASK = {"train.lr": 0.1}
+"""Twice the default, since ten rounds are few; SCAFFOLD would diverge."""
 ANALYTIC_RUN = {"model": "random-features", "num-rounds": 1}
 """A frozen network that needs no file, and the one round that it takes."""
 
@@ -61,8 +63,8 @@ def demo(
     shutil.rmtree(state_dir, ignore_errors=True)
     config = {
         "dataset": "digits",
-        "train.lr": 0.1,  # twice the default, since ten rounds are few
         **(FEDHEAD_TASK if sectored else {"partition.classes": classes}),
+        **(HFLDD_TASK if strategy == "hfldd" else {}),
         "num-rounds": rounds,
         "min-nodes": nodes,
         "seed": seed,
