@@ -10,7 +10,6 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp.strategy import Strategy
-from numpy.typing import NDArray
 
 from protocol.arrays import not_finite
 from protocol.method import Method
@@ -20,7 +19,7 @@ from server.grid.failures import told
 from server.grid.screening import ScreeningGrid
 from server.record.about import about_run, class_counts
 from server.record.checkpoint import Checkpoint, save_checkpoint
-from server.record.packing import pack
+from server.record.packing import Arrays, pack, unpack
 from server.record.recorder import RunRecorder
 from server.record.resume import (
     OffsetRounds,
@@ -128,15 +127,16 @@ class Rounds:
         def aggregate_train(
             server_round: int, replies: Iterable[Message]
         ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-            before = deepcopy(state_of(self.strategy))
+            before, values = _packed_state(self.strategy)
+            values = deepcopy(values)
             arrays, metrics = aggregate(server_round, replies)
             broken = [] if arrays is None else not_finite(arrays)
             self._broken = [f"the new model's {name}" for name in broken]
-            if not _not_finite(before) and _not_finite(state_of(self.strategy)):
+            if _finite(values) and not _finite(_packed_state(self.strategy)[1]):
                 self._broken.append("the strategy's new state")
             if not self._broken:
                 return arrays, metrics
-            load_state(self.strategy, before)
+            load_state(self.strategy, unpack(before, values))
             return None, None
 
         self.strategy.aggregate_train = aggregate_train  # type: ignore[method-assign]
@@ -236,8 +236,11 @@ class Rounds:
         return {name: size / 8 for name, size in bits.items()}
 
 
-def _not_finite(state: dict[str, Any]) -> bool:
-    """Whether an array of a strategy's state holds NaN or infinity."""
-    arrays: dict[str, NDArray[Any]] = {}
-    pack(state, arrays)
-    return not all(np.isfinite(array).all() for array in arrays.values())
+def _packed_state(strategy: Strategy) -> tuple[Any, Arrays]:
+    """A strategy's state, as in a checkpoint: an ArrayRecord that was sent cannot be copied."""
+    arrays: Arrays = {}
+    return pack(state_of(strategy), arrays), arrays
+
+
+def _finite(arrays: Arrays) -> bool:
+    return all(np.isfinite(array).all() for array in arrays.values())

@@ -7,6 +7,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
 from benchmarks.in_process import FIRST_NODE, InProcessGrid
@@ -247,3 +248,16 @@ def test_a_round_that_leaves_infinity_in_a_strategys_state_is_forgotten():
     assert strategy.aggregate_train(1, []) == (None, None)
     assert strategy.c == {}
     assert rounds._broken == ["the strategy's new state"]
+
+
+def test_a_strategy_may_keep_the_model_that_it_sent():
+    """Flower's server-side differential privacy does; on the wire, arrays hold memory views."""
+    strategy = FedAvg()
+    strategy.sent = as_record(START)
+    for array in strategy.sent.values():
+        array.slice_array()
+    rounds = Rounds.__new__(Rounds)
+    rounds.strategy = strategy
+    strategy.aggregate_train = lambda server_round, replies: (strategy.sent, MetricRecord())
+    rounds._forget_broken_rounds()
+    assert strategy.aggregate_train(1, [])[0] is strategy.sent
