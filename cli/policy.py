@@ -1,17 +1,13 @@
-"""`flwr-distill policy`: what a node's policy says, in words."""
+"""`flwr-distill policy`: what a node's policy says, in words, and what it asks its owner."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cli.errors import exit_on
 
-policy = typer.Typer(help="Look at a node's policy before it is used.")
-
-
-@policy.callback()
-def _group() -> None:
-    """Make `check` a subcommand although it is the only one."""
+policy = typer.Typer(help="Look at a node's policy, and allow what it asks its owner for.")
 
 
 @policy.command()
@@ -29,3 +25,21 @@ def check(
         policy = read_policy(file)
         for sentence in [*in_words(policy), *cannot_hold(policy)]:
             typer.echo(sentence)
+
+
+@policy.command()
+def allow(
+    run: Annotated[int, typer.Argument(help="Id of the run.", min=1)],
+    state_dir: Annotated[
+        Path, typer.Option(help="The node's state directory.", exists=True, file_okay=False)
+    ] = Path("state/node"),
+) -> None:
+    """Let a run have this node's samples as they are, under a policy with `raw-data: ask`.
+
+    Runs that resume it have them too. The node takes part from the next time that the run asks it.
+    """
+    from node.permissions import allow_raw_data
+
+    with exit_on(OSError, command="policy allow"):
+        allow_raw_data(state_dir, run)
+    typer.echo(f"Run {run} may have this node's samples as they are.")

@@ -21,9 +21,16 @@ class Child:
     `bundle` is the hash of the app bundle whose tasks it serves and `run_id` the run of the last
     one, None before the first task; `ready` says whether it is warm; `packages` are those that were
     installed when it started.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        Of `node.worker`.
+    box : sequence of str
+        Command that boxes in the one behind it (`node.sandbox`); empty for none.
     """
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    def __init__(self, arguments: Sequence[str], box: Sequence[str] = ()) -> None:
         self.bundle: str | None = None
         self.run_id: int | None = None
         self.packages = installed_packages()
@@ -32,6 +39,7 @@ class Child:
         with child_notes:
             self._process = start_bound(
                 [
+                    *box,
                     *(sys.executable, "-P", "-m", "node.worker"),
                     *arguments,
                     *("--notes-fd", str(child_notes.fileno())),

@@ -13,10 +13,11 @@ then restart the SuperNode too: Flower waits for the answer forever.
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -43,6 +44,7 @@ from flwr.supercore.interceptors import AppIoTokenClientInterceptor
 from node.appio import open_channel
 from node.child import Child, ChildDiedError
 from node.device import UnfitError
+from node.door import door_from_inside, open_door
 from node.pace import Pace
 from node.packages import installed_packages
 
@@ -71,12 +73,14 @@ class Executor:
         channel: grpc.Channel,
         child_arguments: list[str],
         *,
+        box: Sequence[str] = (),
         report: Connection | None = None,
         release_after: float = 120.0,
     ) -> None:
         self._channel = channel
         self._stub = ClientAppIoStub(channel)
         self._child_arguments = child_arguments
+        self._box = box
         self._report = report
         self._release_after = release_after
         self._pace = Pace(busy=0.02, idle=0.25, generator=random.Random())
@@ -97,7 +101,7 @@ class Executor:
         self._child.kill()
 
     def _start_child(self) -> Child:
-        child = Child(self._child_arguments)
+        child = Child(self._child_arguments, self._box)
         self._send_report("worker", child.pid)
         return child
 
@@ -156,8 +160,14 @@ class Executor:
             raise UnanswerableError(f"the SuperNode refused to serve a task: {error}") from error
 
     def _is_outdated(self, run_id: int) -> bool:
-        """Whether a run begins and the child may hold modules of packages that have changed."""
-        return self._child.run_id != run_id and self._child.packages != installed_packages()
+        """Whether a run begins for which the child may hold what has changed.
+
+        These are modules of packages, and in a box all files: it holds those of its start.
+        """
+        if self._child.run_id == run_id:
+            return False
+        used_in_a_box = bool(self._box) and self._child.run_id is not None
+        return used_in_a_box or self._child.packages != installed_packages()
 
     def _run(self, token: str, tree: ObjectTree, ttl: float) -> Error | None:
         """Have the child run a task; return the error if it failed."""
@@ -240,8 +250,14 @@ def main() -> None:
     parser.add_argument("--place", type=int, default=0, help="of GPUs used alike, which to take")
     parser.add_argument("--release-after", type=float, default=120.0, help="seconds")
     parser.add_argument("--report-fd", type=int, help="used by flwr-distill node")
+    parser.add_argument("--box", type=json.loads, default=[], help="node.sandbox.box, as JSON")
+    parser.add_argument("--door", type=Path, help="folder of the box's way out")
     args = parser.parse_args()
-    child_arguments = ["--appio-address", args.appio_address, "--device", args.device]
+    child_address = args.appio_address
+    if args.door is not None:
+        open_door(args.door, args.appio_address)
+        child_address = door_from_inside()
+    child_arguments = ["--appio-address", child_address, "--device", args.device]
     child_arguments += ["--place", str(args.place)]
     child_arguments += [f"--preload={module}" for module in args.preload]
     certificates: bytes | None = None
@@ -256,6 +272,7 @@ def main() -> None:
             args.secret_file.read_bytes() if args.secret_file else None,
         ),
         child_arguments,
+        box=args.box,
         report=report,
         release_after=args.release_after,
     )

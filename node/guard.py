@@ -54,6 +54,7 @@ from links.store import NodeStore
 from node.account import LifetimeAccount
 from node.flower_timing import can_override
 from node.outbox import FOLDER, Outbox, OutboxError
+from node.permissions import raw_data_allowed
 from node.policy import Policy
 from node.rules import (
     Asked,
@@ -145,7 +146,9 @@ class Guard:
         try:
             asked = self._asked(message, run, bundle)
             data = _data_of(self._node_config, asked.run_config)
-            refusal = judge_message(self._policy, asked, self._now()) or judge_spending(
+            refusal = judge_message(
+                self._policy_for(message), asked, self._now()
+            ) or judge_spending(
                 self._policy,
                 epsilon=self._account.left(data),
                 num_bytes=self._outbox.bytes_of_a_day(self._now()),
@@ -205,6 +208,15 @@ class Guard:
         self._record(pending, len(text or ""), error=one_line(text or ""))
         return answer
 
+    def _policy_for(self, message: Message) -> Policy:
+        """The policy, with what the owner has allowed the message's run."""
+        runs = (message.metadata.run_id, self._first_run(message).partition("/")[0])
+        if self._policy.raw_data == "ask" and any(
+            raw_data_allowed(self._state_dir, run) for run in runs
+        ):
+            return self._policy.model_copy(update={"raw_data": "allowed"})
+        return self._policy
+
     def _asked(self, message: Message, run: Run, bundle: Fab) -> Asked:
         run_id = message.metadata.run_id
         asked = Asked.by(
@@ -227,7 +239,8 @@ class Guard:
         assert asked is not None
         opened, claim = self._opened(pending.message, asked, content), claimed_epsilon(content)
         run = self._first_run(pending.message)
-        refusal = judge_reply(self._policy, asked, content, opened) or judge_spending(
+        policy = self._policy_for(pending.message)
+        refusal = judge_reply(policy, asked, content, opened) or judge_spending(
             self._policy,
             epsilon=self._account.after(pending.data, run, claim),
             num_bytes=self._outbox.bytes_of_a_day(self._now()) + num_bytes,

@@ -27,6 +27,8 @@ _OrAny = BeforeValidator(_unless_any)
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 BundleHash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=1)]
+PublicKey = Annotated[str, Field(pattern="^ssh-ed25519 ")]
+AbsolutePath = Annotated[str, Field(pattern="^/")]
 
 
 class Policy(Block):
@@ -39,12 +41,17 @@ class Policy(Block):
     message_types : list of str, optional (default: any)
         Message types that it answers.
     bundles : list of str, optional (default: any)
-        SHA-256 of the app bundles that it runs. Only this keeps out an app that was changed.
+        SHA-256 of the app bundles that it runs. Only this and `publishers` keep out an app that was
+        changed.
+    publishers : dict of str to str, optional (default: any)
+        Flower's trusted entities, ids and their ed25519 keys in OpenSSH's format: it runs bundles
+        that one of them has signed. The SuperLink brings the signatures of apps from Flower's hub.
     replies : str (default: "any")
         ``declared``: message types must be of the run's strategy, and a reply must have the
         records, keys, types and array shapes that the strategy declares for it, and nothing else.
     raw_data : str (default: "allowed")
-        Whether its samples may leave it as they are: ``never`` or ``allowed``.
+        Whether its samples may leave it as they are: ``never``, ``allowed``, or ``ask``: in runs
+        that its owner has allowed by id (`node.permissions`).
     starts : list of str, optional (default: any)
         What its virtual data may start from: ``noise``, ``class-stats``, ``pixel-stats``, ``real``.
     least_noise : float (default: 0.0)
@@ -63,13 +70,19 @@ class Policy(Block):
         Most bytes that leave the node in 24 hours.
     hours : str, optional (default: any)
         When the node works, by its clock: ``20:00-06:00``.
+    sandbox : str (default: "none")
+        Whether the process that runs the app is boxed in (`node.sandbox`): ``none``, ``required``
+        (the node does not start without), or ``where-possible``.
+    readable : list of str (default: none)
+        Absolute paths that the app may read in its box, besides Python and the node's data.
     """
 
     strategies: Annotated[list[Name] | None, _OrAny] = None
     message_types: Annotated[list[Name] | None, _OrAny] = None
     bundles: Annotated[list[BundleHash] | None, _OrAny] = None
+    publishers: Annotated[dict[Name, PublicKey] | None, _OrAny] = None
     replies: Literal["declared", "any"] = "any"
-    raw_data: Literal["never", "allowed"] = "allowed"
+    raw_data: Literal["never", "ask", "allowed"] = "allowed"
     starts: Annotated[list[Name] | None, _OrAny] = None
     least_noise: Annotated[float, Field(ge=0)] = 0.0
     most_delta: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -78,6 +91,8 @@ class Policy(Block):
     direct_links: bool = True
     most_bytes_a_day: Annotated[Count | None, _OrAny] = None
     hours: Annotated[str | None, _OrAny] = None
+    sandbox: Literal["none", "where-possible", "required"] = "none"
+    readable: list[AbsolutePath] = Field(default_factory=list)
 
     @field_validator("most_epsilon")
     @classmethod
@@ -85,6 +100,13 @@ class Policy(Block):
         if epsilon is not None and not info.data.get("least_noise"):
             raise ValueError("needs least-noise above 0: without noise, epsilon has no bound")
         return epsilon
+
+    @field_validator("sandbox")
+    @classmethod
+    def _has_no_network(cls, sandbox: str, info: ValidationInfo) -> str:
+        if sandbox != "none" and info.data.get("direct_links"):
+            raise ValueError("needs direct-links: false, because a boxed app has no network")
+        return sandbox
 
     @field_validator("hours")
     @classmethod
@@ -112,6 +134,7 @@ HOSPITAL = Policy(
     most_epsilon=10.0,
     most_epochs=10,
     direct_links=False,
+    sandbox="where-possible",
 )
 PRESETS = {"open": OPEN, "hospital": HOSPITAL}
 
@@ -149,16 +172,24 @@ def in_words(policy: Policy) -> list[str]:
         f"{p.most_delta:g} at most, and takes no part in strategies that differential privacy does "
         "not cover completely."
     )
+    files = " and ".join(["its data", "its state", *p.readable])
+    box = f"no network but the node, no files but {files}."
     return [
         f"Takes part in {_any_of(p.strategies, 'any strategy')}.",
         f"Answers {_any_of(p.message_types, 'messages of any type')}.",
-        f"Runs {_any_of(p.bundles, 'any app bundle, and so any code')}.",
+        f"Runs {_any_of(p.bundles, 'any app bundle, and so any code')}."
+        if p.publishers is None
+        else f"Runs what {_any_of(list(p.publishers), '')} signed, and of that "
+        f"{_any_of(p.bundles, 'any app bundle')}.",
         "Sends what the strategy declares, and nothing else."
         if p.replies == "declared"
         else "Sends whatever the app sends.",
-        "Never sends its samples as they are."
-        if p.raw_data == "never"
-        else "Sends its samples as they are, if a run asks for them.",
+        {
+            "never": "Never sends its samples as they are.",
+            "ask": "Sends its samples as they are in runs that its owner has allowed to have them "
+            "(flwr-distill policy allow RUN).",
+            "allowed": "Sends its samples as they are, if a run asks for them.",
+        }[p.raw_data],
         f"Starts virtual data from {_any_of(p.starts, 'anything, real images too')}.",
         private if p.least_noise else "Trains without differential privacy, unless a run asks.",
         "Counts no epsilon over runs."
@@ -174,16 +205,22 @@ def in_words(policy: Policy) -> list[str]:
         if p.most_bytes_a_day is None
         else f"Sends {p.most_bytes_a_day:,} bytes in 24 hours at most.",
         "Works at any hour." if p.hours is None else f"Works at {p.hours} by its own clock.",
+        {
+            "none": "Runs the app as this user, with its files and its network.",
+            "where-possible": f"Boxes the app in, on machines that can: {box}",
+            "required": f"Boxes the app in, or does not start: {box}",
+        }[p.sandbox],
     ]
 
 
 def cannot_hold(policy: Policy) -> list[str]:
     """What a policy does not keep an app from, a sentence each."""
-    if policy.bundles is not None:
+    if policy.bundles is not None or policy.publishers is not None:
         return []
+    network = ", or open connections of its own" if policy.sandbox == "none" else ""
     return [
         "Not held: any app bundle is run, and one that was changed can hide data in a model's "
-        "weights, or open connections of its own. Name the ones you have read (bundles).",
+        f"weights{network}. Name the ones you have read (bundles).",
     ]
 
 

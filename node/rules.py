@@ -248,7 +248,11 @@ def _raw_data(policy: Policy, asked: Asked) -> Refusal | None:
     if policy.raw_data == "allowed":
         return None
     odd = (s for s in asked.values("share-raw-data") if s.value is not False)
-    return _first("raw-data", "never", odd, "set it to false")
+    remedies = {
+        "never": "set it to false",
+        "ask": "set it to false, or have its owner allow it: flwr-distill policy allow RUN",
+    }
+    return _first("raw-data", policy.raw_data, odd, remedies[policy.raw_data])
 
 
 def _starts(policy: Policy, asked: Asked) -> Refusal | None:
@@ -422,8 +426,9 @@ def _judge_virtual_data(policy: Policy, payload: bytes) -> Refusal | None:
         virtual = VirtualData.from_bytes(payload)
     except VirtualDataError as error:
         return Refusal("replies", "the virtual data in the app's reply are none", str(error))
-    if policy.raw_data == "never" and virtual.method == "raw":
-        return Refusal("raw-data", f"never, and the reply holds {len(virtual)} samples as they are")
+    if policy.raw_data != "allowed" and virtual.method == "raw":
+        reason = f"{policy.raw_data}, and the reply holds {len(virtual)} samples as they are"
+        return Refusal("raw-data", reason)
     if policy.starts is not None and virtual.init not in policy.starts:
         allowed = ", ".join(policy.starts)
         reason = f"{allowed}, and the virtual data in the reply start from something else"

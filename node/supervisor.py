@@ -24,15 +24,21 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import yaml
+
 from links.store import remove_old_runs
 from node.policy import OPEN, Policy, cannot_hold, in_words
 from node.processes import start_bound, stop
 from node.reachability import check_superlink
+from node.sandbox import DOOR, box, why_no_box
 from node.settings import NODE_CONFIG, NodeError, NodeSettings, flat_toml
 from task.durable import replacing
 
 MAILBOX_ENVIRONMENT = {"GRPC_VERBOSITY": "info"}
 """Makes gRPC log refused TLS handshakes, which Flower silences."""
+
+_PUBLISHERS = "publishers.yaml"
+"""File in the state directory with Flower's trusted entities."""
 
 _LONGEST_PAUSE = 10.0
 _SWEEP = 3600.0
@@ -66,6 +72,7 @@ class Node:
         self._secret = settings.state_dir / "appio-secret"
         self._status: dict[str, Any] = {"pid": os.getpid(), "starts": 0}
         self._parts: list[_Part] = []
+        self._boxed = False
 
     def run(self) -> None:
         """Run the node; after SIGTERM or SIGINT stop all of its processes and return.
@@ -103,6 +110,7 @@ class Node:
             root_certificates=settings.root_certificates,
             timeout=settings.connect_timeout,
         )
+        self._box_in()
         _log_policy(settings.policy)
         if settings.data is not None and settings.data.is_dir():
             threading.Thread(
@@ -112,6 +120,18 @@ class Node:
             from node.metrics import serve_metrics  # imports Prometheus
 
             serve_metrics(self._status, settings.metrics_port)
+
+    def _box_in(self) -> None:
+        """Decide whether the app is boxed in, and say so."""
+        policy = self._settings.policy
+        if policy.sandbox == "none":
+            return
+        reason = why_no_box()
+        if reason and policy.sandbox == "required":
+            raise NodeError(f"policy: sandbox: required, and there is none here: {reason}")
+        self._boxed = not reason
+        held = "Held: the app is boxed in." if self._boxed else f"Not held: no box, {reason}."
+        print(f"Policy: {held}", file=sys.stderr, flush=True)
 
     def _supervise(self) -> None:
         pause = 1.0
@@ -185,10 +205,18 @@ class Node:
             command += ["--root-certificates", str(settings.root_certificates)]
         if settings.auth_key is not None:
             command += ["--auth-supernode-private-key", str(settings.auth_key)]
+        if settings.policy.publishers is not None:
+            file = settings.state_dir / _PUBLISHERS
+            file.write_text(yaml.safe_dump(settings.policy.publishers), encoding="utf-8")
+            command += ["--trusted-entities", str(file)]
         return command
 
     def _executor_command(self, appio_address: str, report: int) -> list[str]:
         settings = self._settings
+        boxed: list[str] = []
+        if self._boxed:
+            boxed = ["--box", json.dumps(box(settings, self._environment()))]
+            boxed += ["--door", str(settings.state_dir / DOOR)]
         return [
             *(sys.executable, "-P", "-m", "node.executor"),
             *("--appio-address", appio_address),
@@ -197,6 +225,7 @@ class Node:
             *("--release-after", str(settings.release_after)),
             *("--report-fd", str(report)),
             *(f"--preload={module}" for module in settings.preload),
+            *boxed,
         ]
 
     def _mailbox_command(self, report: int) -> list[str]:

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import click
 import numpy as np
@@ -23,6 +24,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from benchmarks.in_process import run_in_process
+from cli.judge import JUDGES, QUICK
 from cli.main import app
 from cli.run import PRESETS
 from distill.own_network import own_network
@@ -186,9 +188,11 @@ def invoke(command, folder):
 
 
 def distil(command, folder):
-    """Distil as a command asks, in two steps."""
+    """Distil as a command asks, in two steps, and judge in two."""
     _, *arguments = filled(command)
-    result = CliRunner().invoke(app, [*arguments, "--steps", "2"], catch_exceptions=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(JUDGES, "quick", (replace(QUICK, steps=2),))
+        result = CliRunner().invoke(app, [*arguments, "--steps", "2"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
 
 

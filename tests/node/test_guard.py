@@ -35,12 +35,14 @@ from flwr.supercore.run import Run
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.nodestate import NodeStateFactory
 from safetensors.numpy import save
+from typer.testing import CliRunner
 
+from cli.main import app
 from distill.virtual_data import VirtualData
 from links.errors import LinkError
 from links.records import VIRTUAL_DATA, Introduction
 from links.routes import Links
-from links.store import NodeStore
+from links.store import CONTINUES, NodeStore
 from links.transfer import introduce, send
 from node.flower_timing import patch_intake
 from node.guard import Guard, patch_guard
@@ -499,6 +501,26 @@ def test_raw_data_stay_where_that_is_the_only_rule(make_node: MakeNode) -> None:
     node = make_node(Policy(raw_data="never"), **HFLDD)
     message, reply = parcel_of(node, virtual(method="raw"))
     assert refused(node.answers(message, "train.distill", reply), "raw-data")
+
+
+def test_an_owner_who_is_asked_allows_one_run_and_those_that_resume_it(
+    make_node: MakeNode,
+) -> None:
+    node = make_node(Policy(raw_data="ask"), **HFLDD, **{"hfldd.share-raw-data": True})
+    message, reply = parcel_of(node, virtual(method="raw"))
+    answer = node.answers(message, "train.distill", reply)
+    assert refused(answer, "raw-data")
+    assert "flwr-distill policy allow RUN" in answer.error.reason
+    told = CliRunner().invoke(app, ["policy", "allow", "7", "--state-dir", str(node.state_dir)])
+    assert told.exit_code == 0, told.output
+    message, reply = parcel_of(node, virtual(method="raw"))
+    assert node.answers(message, "train.distill", reply).has_content()
+    node.begin(8)
+    message, reply = parcel_of(node, virtual(method="raw"))
+    assert refused(node.answers(message, "train.distill", reply), "raw-data")
+    NodeStore.open(node.state_dir, 8, NODE).write(CONTINUES, f"7/{NODE}".encode())
+    message, reply = parcel_of(node, virtual(method="raw"))
+    assert node.answers(message, "train.distill", reply).has_content()
 
 
 def test_a_second_record_hides_nothing_of_the_one_that_counts(make_node: MakeNode) -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from node.policy import HOSPITAL, OPEN, PRESETS, Policy, in_words, read_policy
 from node.rules import Asked, judge_message, judge_spending
-from node.settings import NodeError, load_settings
+from node.settings import NodeError, NodeSettings, load_settings
+from node.supervisor import Node
 from task.settings import SettingsError
 
 NOON = datetime.datetime(2026, 1, 5, 12)
@@ -101,16 +102,25 @@ def test_a_section_of_the_nodes_file_is_a_policy_too(tmp_path: Path) -> None:
         load_settings(file, {})
 
 
+def test_flower_gets_the_publishers_as_its_trusted_entities(tmp_path: Path) -> None:
+    keys = {"hub": "ssh-ed25519 AAAA"}
+    node = Node(NodeSettings(policy=Policy(publishers=keys), state_dir=tmp_path))
+    command = node._supernode_command("127.0.0.1:9", 3)
+    file = Path(command[command.index("--trusted-entities") + 1])
+    assert yaml.safe_load(file.read_text()) == keys
+
+
 def test_words_tell_all_policies_apart() -> None:
     changes: dict[str, Any] = {
         name: value for name, value in HOSPITAL if value != getattr(OPEN, name)
     }
     changes |= {"message_types": [], "bundles": [], "most_bytes_a_day": 5, "hours": "1:00-2:00"}
+    changes |= {"publishers": {"hub": "ssh-ed25519 AAAA"}, "readable": ["/weights"]}
     assert changes.keys() == Policy.model_fields.keys()
     told = [" ".join(in_words(OPEN.model_copy(update={k: v}))) for k, v in changes.items()]
     told = [words for words in told if words != " ".join(in_words(OPEN))]
-    # A delta alone says nothing: nobody counts it without noise.
-    assert len(set(told)) == len(changes) - 1
+    # A delta without noise and what may be read without a box say nothing.
+    assert len(set(told)) == len(changes) - 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,146 @@
+"""What a boxed app can reach; skipped, loudly, where no box can be made."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from node.door import INSIDE, open_door
+from node.sandbox import DOOR, box, why_no_box
+from node.settings import NodeError, NodeSettings, load_settings
+from node.supervisor import Node
+
+needs_box = pytest.mark.skipif(bool(why_no_box()), reason=f"no box here: {why_no_box()}")
+
+BOXED = {"sandbox": "required", "direct-links": False}
+
+PROBE = """
+import json, os, socket, sys
+from pathlib import Path
+
+def tried(action):
+    try:
+        return action()
+    except OSError as error:
+        return type(error).__name__
+
+def through(kind, address):
+    with socket.socket(kind) as line:
+        line.settimeout(5)
+        line.connect(address)
+        line.sendall(b"ping")
+        return line.recv(4).decode()
+
+names = json.loads(sys.argv[1])
+print(json.dumps({
+    "network": tried(lambda: through(socket.AF_INET, ("127.0.0.1", names["port"]))),
+    "door": tried(lambda: through(socket.AF_UNIX, names["door"])),
+    **{name: tried(Path(path).read_text) for name, path in names["read"].items()},
+    **{name: tried(lambda: Path(path).write_text("!")) for name, path in names["write"].items()},
+    "password": os.environ.get("PASSWORD"),
+    "threads": os.environ.get("OMP_NUM_THREADS"),
+    "processes": sum(name.isdigit() for name in os.listdir("/proc")),
+}))
+"""
+
+
+@pytest.fixture
+def settings(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "sample").write_text("a scan")
+    (tmp_path / "secret").write_text("another user's")
+    state = tmp_path / "state" / "node"
+    for name in ("outbox/log.jsonl", "lifetime-epsilon.json", "appio-secret", "runs/1/2/kept"):
+        (state / name).parent.mkdir(parents=True, exist_ok=True)
+        (state / name).write_text("the node's")
+    return NodeSettings(data=data, state_dir=state, policy=BOXED)
+
+
+@pytest.fixture
+def echo():
+    """The port of a server that sends back what it gets."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            while True:
+                try:
+                    line, _ = server.accept()
+                except OSError:
+                    return
+                with line:
+                    line.sendall(line.recv(4))
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
+
+
+@needs_box
+def test_an_app_reaches_its_node_and_its_data_and_nothing_else(settings, echo, tmp_path):
+    state = settings.state_dir
+    open_door(state / DOOR, f"127.0.0.1:{echo}")
+    names = {
+        "port": echo,
+        "door": str(INSIDE / "appio"),
+        "read": {
+            "data": str(settings.data / "sample"),
+            "kept": str(state / "runs/1/2/kept"),
+            "log": str(state / "outbox/log.jsonl"),
+            "account": str(state / "lifetime-epsilon.json"),
+            "node's secret": str(state / "appio-secret"),
+            "elsewhere": str(tmp_path / "secret"),
+        },
+        "write": {
+            "new data": str(settings.data / "new"),
+            "new state": str(state / "runs/1/2/new"),
+            "python": str(sys.prefix) + "/new",
+        },
+    }
+    environment = {"PATH": "/usr/bin", "PASSWORD": "1234", "OMP_NUM_THREADS": "1"}
+    command = [*box(settings, environment), sys.executable, "-I", "-c", PROBE, json.dumps(names)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "network": "ConnectionRefusedError",
+        "door": "ping",
+        "data": "a scan",
+        "kept": "the node's",
+        "log": "FileNotFoundError",
+        "account": "FileNotFoundError",
+        "node's secret": "FileNotFoundError",
+        "elsewhere": "FileNotFoundError",
+        "new data": "OSError",
+        "new state": 1,
+        "python": "OSError",
+        "password": None,
+        "threads": "1",
+        "processes": 2,
+    }
+    assert (state / "runs/1/2/new").read_text() == "!"
+
+
+@needs_box
+def test_what_the_policy_calls_readable_can_be_read(settings, tmp_path):
+    policy = settings.policy.model_copy(update={"readable": [str(tmp_path / "secret")]})
+    boxed = box(settings.model_copy(update={"policy": policy}), {})
+    command = [*boxed, "cat", str(tmp_path / "secret")]
+    assert subprocess.run(command, capture_output=True, timeout=60).stdout == b"another user's"
+
+
+def test_a_node_that_must_box_in_does_not_start_where_it_cannot(settings, monkeypatch, capsys):
+    monkeypatch.setattr("node.supervisor.why_no_box", lambda: "bwrap is forbidden")
+    with pytest.raises(NodeError, match=r"sandbox: required.*bwrap is forbidden"):
+        Node(settings)._box_in()
+    policy = settings.policy.model_copy(update={"sandbox": "where-possible"})
+    node = Node(settings.model_copy(update={"policy": policy}))
+    node._box_in()
+    assert "Not held: no box, bwrap is forbidden." in capsys.readouterr().err
+    assert not node._boxed
+
+
+def test_a_box_needs_links_through_the_server():
+    with pytest.raises(NodeError, match=r"needs direct-links: false"):
+        load_settings(None, {"policy": {"sandbox": "required"}})
