@@ -68,7 +68,7 @@ test-faults-all: $(READY)
 	$(BIN)/pytest -m faults -n 2 --dist loadfile
 
 fuzz: $(READY)
-	FUZZ_EXAMPLES=12000 $(BIN)/pytest tests/fuzz --timeout 900
+	FUZZ_EXAMPLES=3500 $(BIN)/pytest tests/fuzz --timeout 900
 
 mutants: $(READY)
 	$(BIN)/python tests/mutants/mutants.py --json mutants.json

@@ -22,6 +22,7 @@ from fleet.serverapp import PRELOAD, program
 from fleet.submission import RunOutcome, submit
 from node.nursery import NODE, NODES, NURSERY, SERVER_APPS, WORKERS, can_fork
 from node.processes import Process, kill_group, start_bound, stop
+from node.secret import appio_secret
 from node.settings import NodeConfigValue, NodeSettings
 from node.supervisor import status_file
 
@@ -186,6 +187,7 @@ class LocalFederation:
         self._file = FederationFile(self.state_dir)
         self._node_settings = {"node-config": dict(node_config or {}), **(node_settings or {})}
         self._superlink: Process | None = None
+        self._serverapps: Process | None = None
         self._nurseries = ExitStack()
         addresses: list[str | None] = [None] * num_nodes
         if direct_links:
@@ -235,9 +237,9 @@ class LocalFederation:
     def stop(self) -> None:
         """End all processes: nodes first, so that they sign off, then the SuperLink."""
         stop([node.process for node in self.nodes if node._process is not None])
-        if self._superlink is not None:
-            stop([self._superlink])
-            self._superlink = None
+        servers = [self._superlink, self._serverapps]
+        stop([process for process in servers if process is not None])
+        self._superlink = self._serverapps = None
         self._nurseries.close()
         self._file.unlock()
 
@@ -411,6 +413,8 @@ class LocalFederation:
             )
         )
         nurseries = [self.env[NURSERY]] if NURSERY in self.env else []  # with `flwr-serverapp`
+        env = {**self.env, "PATH": os.pathsep.join([*nurseries, self.env["PATH"]])}
+        secret = ("--superexec-auth-secret-file", str(appio_secret(self.state_dir)))
         self._superlink = start_bound(
             [
                 "flower-superlink",
@@ -419,10 +423,22 @@ class LocalFederation:
                 *("--fleet-api-address", fleet),
                 *("--control-api-address", control),
                 *("--serverappio-api-address", serverappio),
+                *("--isolation", "process", *secret),
                 *(("--database", str(self._database)) if self._database else ()),
             ],
             log=self.superlink_log,
-            env={**self.env, "PATH": os.pathsep.join([*nurseries, self.env["PATH"]])},
+            env=env,
+            cwd=self._cwd,
+        )
+        # A SuperLink that starts this one itself has no secret, so any user could claim its tasks.
+        self._serverapps = start_bound(
+            [
+                *("flower-superexec", "--insecure", "--plugin-type", "serverapp"),
+                *("--appio-api-address", serverappio, *secret),
+                *("--parent-pid", str(self._superlink.pid)),
+            ],
+            log=self.superlink_log,
+            env=env,
             cwd=self._cwd,
         )
 

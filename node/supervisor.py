@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -31,8 +30,8 @@ from node.policy import OPEN, Policy, cannot_hold, in_words
 from node.processes import start_bound, stop
 from node.reachability import check_superlink
 from node.sandbox import DOOR, box, why_no_box
+from node.secret import appio_secret
 from node.settings import NODE_CONFIG, NodeError, NodeSettings, flat_toml
-from task.durable import replacing
 
 MAILBOX_ENVIRONMENT = {"GRPC_VERBOSITY": "info"}
 """Makes gRPC log refused TLS handshakes, which Flower silences."""
@@ -43,7 +42,6 @@ _PUBLISHERS = "publishers.yaml"
 _LONGEST_PAUSE = 10.0
 _SWEEP = 3600.0
 _DAY = 86_400.0
-_SECRET_BYTES = 32
 _SETTLED_AFTER = 30.0
 
 
@@ -69,7 +67,6 @@ class Node:
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
         self._node_config = settings.state_dir / NODE_CONFIG
-        self._secret = settings.state_dir / "appio-secret"
         self._status: dict[str, Any] = {"pid": os.getpid(), "starts": 0}
         self._parts: list[_Part] = []
         self._boxed = False
@@ -103,7 +100,6 @@ class Node:
         settings = self._settings
         settings.state_dir.mkdir(parents=True, exist_ok=True)
         self._node_config.write_text(flat_toml(settings.app_config), encoding="utf-8")
-        self._write_secret()
         check_superlink(
             settings.superlink,
             insecure=settings.insecure,
@@ -196,7 +192,7 @@ class Node:
             *("--superlink", settings.superlink),
             *("--isolation", "process"),
             *("--clientappio-api-address", appio_address),
-            *("--superexec-auth-secret-file", str(self._secret)),
+            *("--superexec-auth-secret-file", str(appio_secret(settings.state_dir))),
             *("--node-config", str(self._node_config)),
         ]
         if settings.insecure:
@@ -220,7 +216,7 @@ class Node:
         return [
             *(sys.executable, "-P", "-m", "node.executor"),
             *("--appio-address", appio_address),
-            *("--secret-file", str(self._secret)),
+            *("--secret-file", str(appio_secret(settings.state_dir))),
             *("--device", settings.device, "--place", str(settings.partition_id or 0)),
             *("--release-after", str(settings.release_after)),
             *("--report-fd", str(report)),
@@ -241,14 +237,6 @@ class Node:
             "FLWR_LOG_LEVEL": self._settings.log_level,
             "OMP_NUM_THREADS": str(self._settings.threads),
         }
-
-    def _write_secret(self) -> None:
-        """Write the secret by which the SuperNode knows its executor, unless there is one."""
-        if self._secret.exists() and self._secret.stat().st_size == _SECRET_BYTES:
-            return
-        with replacing(self._secret) as partial:
-            partial.touch(mode=0o600)
-            partial.write_bytes(secrets.token_bytes(_SECRET_BYTES))
 
     def _write_status(self) -> None:
         """Write `node.json`: process ids, `online` (Flower's node id), `ready` (the warm child).

@@ -1,17 +1,27 @@
 """What a local federation promises to those who run apps on it."""
 
+import re
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
+from flwr.proto.appio_pb2 import ClaimTaskRequest, PullPendingTasksRequest
+from flwr.proto.serverappio_pb2_grpc import ServerAppIoStub
+from flwr.supercore.interceptors import (
+    RuntimeVersionClientInterceptor,
+    SuperExecAuthClientInterceptor,
+)
+from flwr.supercore.interceptors.superexec_auth_interceptor import SERVERAPPIO_SUPEREXEC_METHODS
 
 from fleet.federation_record import FederationFile, FederationRecord, FederationRunsError
 from fleet.local_federation import LocalFederation, LocalNode
 from fleet.submission import RunError
+from node.secret import appio_secret
 
 
 def test_a_federation_needs_a_node(tmp_path: Path) -> None:
@@ -95,6 +105,38 @@ def test_the_users_own_flower_configuration_is_left_alone(tiny: Any) -> None:
         check=True,
     )
     assert listed.stdout.count("online") >= 2
+
+
+@pytest.mark.slow
+def test_tasks_of_serverapps_are_claimed_by_those_who_know_the_federations_secret_alone(
+    tiny: Any,
+) -> None:
+    """The API is on loopback, where any user of the machine reaches it."""
+    log = tiny.federation.superlink_log.read_text()
+    (address,) = re.findall(r"ServerAppIo API on (\S+)", log)
+
+    def stub(secret: bytes | None) -> ServerAppIoStub:
+        interceptors: list[Any] = [RuntimeVersionClientInterceptor("SuperExec")]
+        if secret is not None:
+            methods = SERVERAPPIO_SUPEREXEC_METHODS
+            signing = SuperExecAuthClientInterceptor(
+                master_secret=secret, protected_methods=methods
+            )
+            interceptors.append(signing)
+        channel = grpc.insecure_channel(address)
+        return ServerAppIoStub(grpc.intercept_channel(channel, *interceptors))
+
+    for secret in (None, b"guessed"):
+        stranger = stub(secret)
+        for call, request in (
+            (stranger.PullPendingTasks, PullPendingTasksRequest()),
+            (stranger.ClaimTask, ClaimTaskRequest(task_id=1)),
+        ):
+            with pytest.raises(grpc.RpcError) as refused:
+                call(request, timeout=5)
+            assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    known = appio_secret(tiny.federation.state_dir).read_bytes()
+    stub(known).PullPendingTasks(PullPendingTasksRequest(), timeout=5)
 
 
 @pytest.mark.slow

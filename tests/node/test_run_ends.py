@@ -15,6 +15,7 @@ from flwr.supernode import start_client_internal
 from links.folder import LinkFolder
 from links.store import NodeStore
 from node.run_ends import patch_run_ends, remove_links_of_ended_runs
+from node.secret import appio_secret
 from node.settings import NodeSettings
 from node.supervisor import Node
 
@@ -98,18 +99,15 @@ def test_what_runs_left_behind_goes_after_as_many_days_as_the_setting_says(tmp_p
     assert [store.folder.exists() for store in stores] == [True, False]
 
 
-def test_a_nodes_secret_is_its_users_alone_and_made_anew_if_a_power_cut_left_it_empty(
+def test_a_secret_is_its_users_alone_and_made_anew_if_a_power_cut_left_it_empty(
     tmp_path: Path,
 ) -> None:
-    node, file = Node(NodeSettings(insecure=True, state_dir=tmp_path)), tmp_path / "appio-secret"
-    node._write_secret()
+    file = appio_secret(tmp_path)
     secret = file.read_bytes()
     assert (len(secret), file.stat().st_mode & 0o777) == (32, 0o600)
-    node._write_secret()
-    assert file.read_bytes() == secret
+    assert appio_secret(tmp_path).read_bytes() == secret
     file.write_bytes(b"")
-    node._write_secret()
-    assert len(file.read_bytes()) == 32
+    assert len(appio_secret(tmp_path).read_bytes()) == 32
 
 
 def test_a_status_that_a_full_disk_does_not_take_ends_no_node(

@@ -91,6 +91,26 @@ def test_one_of_two_in_a_sector_does_not_evict_the_other_by_omitting_its_loss():
     assert asked([silent, told()], "fedhead", "train.sector") == [False, True]
 
 
+TRAINING = sorted(
+    name
+    for name, method in built_in_methods().items()
+    if (phase := phases_of(method).get("train")) and phase.compared
+)
+
+
+@pytest.mark.parametrize("method", TRAINING)
+def test_who_sends_back_what_it_got_is_set_aside_with_any_strategy(method, tmp_path):
+    answers = [trained(step) for step in (1.0, 1.5, 0.0, 0.7)]
+    for answer in answers:
+        if method.endswith("-client"):
+            answer["metrics"]["norm_bit"] = 1
+        if method == "scaffold":
+            answer["control-variate"] = as_record(START)
+    journal = Journal(tmp_path / "journal.jsonl")
+    assert asked(answers, method, journal=journal) == [True, True, False, True]
+    assert journal.set_aside == 1
+
+
 def test_a_loss_below_0_is_set_aside_where_its_power_weighs_the_node():
     assert asked([trained(train_loss=-1.0)], "qfedavg") == [False]
     assert asked([trained(train_loss=-1.0)]) == [True]
