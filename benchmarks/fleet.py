@@ -8,9 +8,9 @@ SuperNode loop, many in a process, without app and guard (`benchmarks.light_node
 phase lasts from sending its messages to having all replies; the first, which loads the app, is
 ignored. CPU is that of the SuperLink's process alone, in per cent of a core.
 
-Most nodes are measured in three more ways: a tenth of them trains a round, the SuperLink is killed
-and started again under load, and nodes that have been idle for an hour (their clock is put
-forward). ``--quick`` has fewer nodes and phases.
+Of 1,000 nodes a tenth trains a round. Nodes are idle as they are after their start, and at our
+pace for an hour, too: their clock is put forward. Under the most nodes the SuperLink is killed and
+started again. ``--quick`` has fewer nodes and phases.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from rich.table import Table
 
 from benchmarks.light_nodes import Door, Told, serve
 from benchmarks.rounds import APP_DIR
-from fleet.certificates import CertificateFolder
+from fleet.certificates import CertificateFolder, new_key
 from fleet.local_federation import free_ports
 from fleet.registration import SecureControl
 from fleet.submission import RunError, RunOutcome, submit
@@ -54,6 +54,9 @@ BACK = 240.0
 RUN = 600.0
 """Seconds that a run may take."""
 MEGABYTES = 0.01
+MANY = 1000
+"""From so many nodes on, a tenth of them trains a round, and the others rest."""
+Row = dict[str, Any]
 _PHASE = re.compile(r"PHASE ([\d.]+) (\d+) (\d+)")
 _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
@@ -173,7 +176,7 @@ def fleet(folder: Path, nodes: int, *, ours: bool) -> Iterator[tuple[SuperLink, 
         keys = []
         with superlink.control() as control:
             for _ in range(nodes):
-                private, public = generate_key_pairs()
+                private = new_key() if ours else generate_key_pairs()[0]
                 keys.append(
                     private.private_bytes(
                         serialization.Encoding.PEM,
@@ -182,9 +185,11 @@ def fleet(folder: Path, nodes: int, *, ours: bool) -> Iterator[tuple[SuperLink, 
                     )
                 )
                 control.register(
-                    public.public_bytes(
+                    private.public_key()
+                    .public_bytes(
                         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-                    ).decode()
+                    )
+                    .decode()
                 )
         light = Fleet(superlink, keys, ours=ours)
         if (online := light.wait(0.0, 300.0)) < nodes:
@@ -196,9 +201,7 @@ def fleet(folder: Path, nodes: int, *, ours: bool) -> Iterator[tuple[SuperLink, 
         superlink.stop()
 
 
-def phases(
-    superlink: SuperLink, light: Fleet, count: int, *, ours: bool, share: float = 1.0
-) -> dict[str, Any]:
+def phases(superlink: SuperLink, light: Fleet, count: int, *, ours: bool, share: float) -> Row:
     """Run phases: their median and 95th percentile, and what each cost the SuperLink.
 
     A run that fails gives what it had got, and why it failed.
@@ -210,7 +213,7 @@ def phases(
             seen.append((float(match[1]), cpu(superlink), light.tell()))
 
     outcome = run(superlink, light.size, count, ours=ours, share=share, on_line=on_line)
-    row: dict[str, Any] = {"share": share, "phases": len(seen[1:])}
+    row: Row = {"share": share, "phases": len(seen[1:])}
     if len(seen) > 1:
         seconds = [phase for phase, _, _ in seen[1:]]
         (_, cpu_before, before), (_, cpu_after, after) = seen[0], seen[-1]
@@ -234,7 +237,7 @@ def run(
     count: int,
     *,
     ours: bool,
-    share: float = 1.0,
+    share: float,
     on_line: Callable[[str], None] | None = None,
 ) -> RunOutcome:
     """Run FedAvg for one phase more than `count`."""
@@ -266,7 +269,7 @@ def idle(superlink: SuperLink, light: Fleet, seconds: float) -> dict[str, float]
     }
 
 
-def restart(superlink: SuperLink, light: Fleet, *, ours: bool) -> dict[str, Any]:
+def restart(superlink: SuperLink, light: Fleet, *, ours: bool) -> Row:
     """Kill a SuperLink under load, start it again, and tell when its nodes are back."""
     ending: list[BaseException] = []
 
@@ -311,32 +314,27 @@ def percentile_95(values: Sequence[float]) -> float:
     return sorted(values)[-(-95 * len(values) // 100) - 1]
 
 
-def measure(nodes: int, *, ours: bool, count: int, idle_seconds: float, more: bool) -> list[Any]:
-    """Rows of a number of nodes at a pace; with `more`, those of a tenth that trains, too."""
+def measure(nodes: int, *, ours: bool, count: int, idle_seconds: float, kill: bool) -> Row:
+    """Measure a number of nodes at a pace; with `kill`, the SuperLink's restart, too."""
     with (
         tempfile.TemporaryDirectory() as folder,
         fleet(Path(folder), nodes, ours=ours) as (superlink, light),
     ):
-        row: dict[str, Any] = {"nodes": nodes, "pace": "ours" if ours else "stock"}
-        row |= phases(superlink, light, count, ours=ours)
-        row["after_phases"] = idle(superlink, light, idle_seconds)
+        row: Row = {"nodes": nodes, "pace": "ours" if ours else "stock"}
+        row["idle"] = idle(superlink, light, idle_seconds)
+        row |= phases(superlink, light, count, ours=ours, share=0.1 if nodes >= MANY else 1.0)
         if ours:
             light.age(HOUR)
             time.sleep(5.0)
         row |= idle(superlink, light, 2 * idle_seconds if ours else idle_seconds)
         light.age(0.0)
+        if kill:
+            row["restart"] = restart(superlink, light, ours=ours)
         show([row])
-        rows = [row]
-        if more:
-            tenth = {"nodes": nodes, "pace": row["pace"]}
-            rows.append(tenth | phases(superlink, light, 2 * count, ours=ours, share=0.1))
-            rows.append({**tenth, "restart": restart(superlink, light, ours=ours)})
-            rows[-1] |= phases(superlink, light, count, ours=ours, share=0.1)
-            show(rows[1:])
-        return rows
+        return row
 
 
-def show(rows: Sequence[dict[str, Any]]) -> None:
+def show(rows: Sequence[Row]) -> None:
     """Print a table."""
     table = Table("nodes", "pace", "train", *_COLUMNS.values())
     for row in rows:
@@ -375,16 +373,15 @@ def main() -> None:
     arguments = parser.parse_args()
     sizes = arguments.nodes or ([10, 100] if arguments.quick else [10, 100, 300, 1000])
     rows = [
-        row
-        for nodes in sizes
-        for pace in arguments.pace
-        for row in measure(
+        measure(
             nodes,
             ours=pace == "ours",
-            count=3 if arguments.quick or nodes > 300 else 10,
+            count=3 if arguments.quick or nodes >= MANY else 10,
             idle_seconds=10.0 if arguments.quick else 20.0,
-            more=not arguments.quick and nodes == max(sizes),
+            kill=not arguments.quick and nodes == max(sizes),
         )
+        for nodes in sizes
+        for pace in arguments.pace
     ]
     show(rows)
     if arguments.json is not None:

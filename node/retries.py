@@ -43,5 +43,5 @@ def patch_retries() -> bool:
 
 def has_too_much_to_do(error: grpc.RpcError) -> bool:
     """Whether a SuperLink had no thread for a call, or no turn at its database."""
-    code = error.code()  # type: ignore[attr-defined]
+    code = error.code()
     return code == grpc.StatusCode.RESOURCE_EXHAUSTED or database_locked(error)
