@@ -35,7 +35,8 @@ from node.spacing import ReadingPull
 STOCK_PAUSE = 3.0
 STOCK_REPLY_POLL = 0.5
 """Flower's pauses between looks for messages, and for its app's reply, in seconds."""
-BETWEEN_STARTS = 0.01
+BETWEEN_STARTS = 0.05
+HOUR = 3600.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,13 @@ class LightNode:
         self._pace = pace
         self.looks = self.messages = self.pulls = 0
         self.answered = 0.0
-        self.thread = threading.Thread(target=self._live, daemon=True)
+        self.thread = threading.Thread(target=self._work, daemon=True)
+
+    def _work(self) -> None:
+        try:
+            self._live()
+        except Exception as error:
+            print(f"a node ended: {error!r}", flush=True)
 
     def _live(self) -> None:
         objects = ObjectStoreFactory()
@@ -156,10 +163,10 @@ class Told:
 def serve(door: Door, ours: bool, orders: Connection) -> None:
     """Run nodes, at our pace or Flower's, until this process is ended.
 
-    Orders are ``("tell", since)``, answered with `Told`, and ``("age", seconds)``, which makes
-    nodes feel idle for so much longer.
+    They start as nodes that have been idle for an hour. Orders are ``("tell", since)``, answered
+    with `Told`, and ``("age", seconds)``, which makes it so many seconds before their start.
     """
-    logging.getLogger("flwr").setLevel(logging.ERROR)
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
     clock, settings = AgingClock(), NodeSettings.model_fields
     if ours:
         patch_pull_backoff()
@@ -175,7 +182,9 @@ def serve(door: Door, ours: bool, orders: Connection) -> None:
             clock=clock,
         )
         nodes.append(LightNode(door, key, pace if ours else None))
-        nodes[-1].thread.start()
+    clock.ahead = HOUR
+    for node in nodes:
+        node.thread.start()
         time.sleep(BETWEEN_STARTS)
     while True:
         order, value = orders.recv()

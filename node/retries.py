@@ -13,15 +13,15 @@ import grpc
 from flwr.supercore.retry import RetryInvoker
 
 from node.flower_timing import can_override
-from protocol.superlink import database_locked, retry_also
+from protocol.superlink import overloaded, retry_also
 
 
 def patch_retries() -> bool:
     """Let the SuperNode wait and try again when the SuperLink has too many calls at once.
 
-    Flower does so only while the SuperLink is away; one that has no thread left for a call ends the
-    SuperNode, or its heartbeats alone, and one whose database is locked loses a reply. Waits grow
-    to 20 s and are drawn, so nodes do not come back all at once.
+    Flower does so only while the SuperLink is away. Any other error ends the SuperNode, or its
+    heartbeats alone, or loses a reply. Waits grow to 20 s and are drawn, so nodes do not come back
+    all at once.
     """
     from flwr.supernode import start_client_internal
 
@@ -42,6 +42,5 @@ def patch_retries() -> bool:
 
 
 def has_too_much_to_do(error: grpc.RpcError) -> bool:
-    """Whether a SuperLink had no thread for a call, or no turn at its database."""
-    code = error.code()
-    return code == grpc.StatusCode.RESOURCE_EXHAUSTED or database_locked(error)
+    """Whether a SuperLink had no thread for a call, or came to it too late."""
+    return error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED or overloaded(error)

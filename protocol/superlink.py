@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import grpc
-from flwr.supercore.retry import RetryInvoker
+
+if TYPE_CHECKING:
+    from flwr.supercore.retry import RetryInvoker
+
+_DATABASE = ("database is locked", "QueuePool limit")
+"""Of SQLite, which lets one write at a time and the others wait for 5 s; and of SQLAlchemy, which
+has 15 connections and lets a call wait 30 s for one. Flower passes both on."""
 
 
-def database_locked(error: grpc.RpcError) -> bool:
-    """Whether a call failed because so many wrote to the SuperLink's SQLite file at once.
+def overloaded(error: grpc.RpcError) -> bool:
+    """Whether a call failed since the SuperLink came to it too late: it may be made again.
 
-    SQLite lets one write at a time and the others wait for 5 s; Flower passes on what comes then.
-    The call had no effect and may be made again.
+    gRPC cancels a call that no thread has taken within 30 s.
     """
-    known = error.code() == grpc.StatusCode.UNKNOWN
-    return known and "database is locked" in (error.details() or "")
+    code = error.code()
+    return code == grpc.StatusCode.CANCELLED or (
+        code == grpc.StatusCode.UNKNOWN
+        and any(text in (error.details() or "") for text in _DATABASE)
+    )
 
 
 def retry_also(invoker: RetryInvoker, passes: Callable[[grpc.RpcError], bool]) -> None:

@@ -21,7 +21,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from flwr.supercore.retry import exponential
 from flwr.superlink.grid import GrpcGrid
 
-from protocol.superlink import database_locked, retry_also
+from protocol.superlink import overloaded, retry_also
 from server.grid.ledger import content_bytes
 
 MOST_PARTS = 10_000
@@ -199,7 +199,7 @@ def be_patient(grid: Grid) -> None:
     A phase cannot end before.
     """
     if isinstance(grid, GrpcGrid):
-        retry_also(grid._retry_invoker, database_locked)
+        retry_also(grid._retry_invoker, overloaded)
         grid._retry_invoker.wait_gen_factory = lambda: exponential(max_delay=LONGEST_RETRY)
 
 
