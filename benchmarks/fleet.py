@@ -323,15 +323,20 @@ def measure(nodes: int, *, ours: bool, count: int, idle_seconds: float, kill: bo
         fleet(Path(folder), nodes, ours=ours) as (superlink, light),
     ):
         row: Row = {"nodes": nodes, "pace": "ours" if ours else "stock"}
-        row |= idle(superlink, light, idle_seconds)
+
+        def add(figures: Row) -> None:
+            row.update(figures)
+            print(json.dumps(figures), flush=True)
+
+        add(idle(superlink, light, idle_seconds))
         if ours:
             light.age(MINUTE)
             time.sleep(SETTLE)
-            row["after_a_minute"] = idle(superlink, light, idle_seconds)
-        row |= phases(superlink, light, count, ours=ours, share=0.1 if nodes >= MANY else 1.0)
+            add({"after_a_minute": idle(superlink, light, idle_seconds)})
+        share = 0.1 if nodes >= MANY else 1.0
+        add(phases(superlink, light, count, ours=ours, share=share))
         if kill:
-            row["restart"] = restart(superlink, light, ours=ours)
-        show([row])
+            add({"restart": restart(superlink, light, ours=ours)})
         return row
 
 
