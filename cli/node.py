@@ -84,9 +84,7 @@ def node(
     ] = None,
     poll_idle: Annotated[
         float | None,
-        node_option(
-            "poll-idle", "Longest pause, in seconds, for a node without work for an hour.", "20"
-        ),
+        node_option("poll-idle", "Longest pause, in seconds, after 17 minutes without work.", "20"),
     ] = None,
     keep_runs: Annotated[
         float | None,

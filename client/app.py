@@ -22,6 +22,7 @@ from protocol.messages import (
     INTRODUCTION,
     METRICS,
     NUM_EXAMPLES,
+    PACE,
     TOGETHER,
 )
 from protocol.registry import all_methods, handlers, plugin_paths
@@ -49,6 +50,7 @@ class MethodApp(ClientApp):
         PluginError
             If a plug-in's code fails; the text has its file and line.
         """
+        message.content.pop(PACE, None)
         with products_in("float32"):  # whatever PyTorch's defaults on a GPU
             try:
                 return self._handler(message, context)(message, context)

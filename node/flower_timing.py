@@ -1,10 +1,9 @@
-"""Overrides of Flower's hard-coded waits, one cost, and two bug fixes.
+"""Overrides of Flower's hard-coded waits, one cost, and a bug fix.
 
 In Flower 1.32.1 an idle SuperNode polls for messages every 3 s and for a ClientApp's reply every
 0.5 s; it waits 1 s before pulling an object again that has not arrived yet. It also offers a
-message as a task before the message is complete, and ends when a SuperLink has too many calls.
-Each override checks Flower's version and that the code it replaces still exists; if not, it warns,
-changes nothing and returns False.
+message as a task before the message is complete. Each override checks Flower's version and that the
+code it replaces still exists; if not, it warns, changes nothing and returns False.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ from logging import WARNING
 from types import ModuleType
 from typing import Any, TypeVar
 
-import grpc
 from flwr.common.logger import log
-from flwr.supercore.retry import RetryInvoker
 from flwr.supercore.run import RunNotRunningException
 
 from node.pace import Pace
@@ -99,35 +96,6 @@ def patch_intake() -> bool:
         return run_id
 
     setattr(start_client_internal, "_pull_and_store_message", pull_and_store_message)  # noqa: B010
-    return True
-
-
-def patch_retries() -> bool:
-    """Let the SuperNode wait and try again when the SuperLink has too many calls at once.
-
-    Flower does so only while the SuperLink is away; a full one ends the SuperNode, or its
-    heartbeats alone. Waits grow to 20 s and are drawn, so nodes do not come back all at once.
-    """
-    from flwr.supernode import start_client_internal
-
-    present = hasattr(start_client_internal, "_make_fleet_connection_retry_invoker")
-    if not can_override("what a SuperNode takes for an outage", present):
-        return False
-    make: Callable[..., RetryInvoker] = start_client_internal._make_fleet_connection_retry_invoker
-
-    def make_invoker(**arguments: Any) -> RetryInvoker:
-        invoker = make(**arguments)
-        gives_up = invoker.should_giveup
-
-        def gives_up_unless_full(error: Exception) -> bool:
-            full = error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
-            return not full and gives_up is not None and gives_up(error)
-
-        invoker.should_giveup = gives_up_unless_full
-        return invoker
-
-    name = "_make_fleet_connection_retry_invoker"
-    setattr(start_client_internal, name, make_invoker)
     return True
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 SHARE = 0.05
 """Of the time idle, up to `KEEN` seconds."""
 KEEN = 3.0
-LONG_SHARE = 0.005
-"""Of the time idle, for a node to which nothing has come for over ten minutes."""
+LONG_SHARE = 0.02
+"""Of the time idle, for a node to which nothing has come for over two and a half minutes."""
 JITTER = 0.25
 """Share of the pause that is drawn, so that nodes do not stay in step."""
 

@@ -17,12 +17,12 @@ from node.flower_timing import (
     patch_intake,
     patch_nonce_cleanup,
     patch_pull_backoff,
-    patch_retries,
     patch_supernode_sleep,
 )
 from node.guard import Guard, patch_guard
 from node.pace import Pace
 from node.policy import OPEN, Policy
+from node.retries import patch_retries
 from node.run_ends import patch_run_ends
 from node.settings import NODE_CONFIG
 from node.spacing import patch_spacing

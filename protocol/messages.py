@@ -42,7 +42,10 @@ LOOK_EVERY = "look-every"
 """Key of a message's record ``pace``: seconds between the node's next looks for messages."""
 
 PACE = "pace"
-"""Record with which a server spaces the looks of many nodes that it sends the same."""
+"""Record with which a server spaces the looks of many nodes that take part in a phase.
+
+For the node's process alone: the ClientApp takes it away before any handler or mod reads the
+message."""
 
 DATASET = "dataset"
 """Key of the node config and of the describe reply's config: the node's own data set."""

@@ -21,6 +21,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from flwr.supercore.retry import exponential
 from flwr.superlink.grid import GrpcGrid
 
+from protocol.superlink import overloaded, retry_also
 from server.grid.ledger import content_bytes
 
 MOST_PARTS = 10_000
@@ -192,9 +193,13 @@ class SuperLinkInbox(Inbox):
         )
 
 
-def retry_sooner(grid: Grid) -> None:
-    """Let a grid notice soon that its SuperLink is back: a phase cannot end before."""
+def be_patient(grid: Grid) -> None:
+    """Let a grid wait for a SuperLink with too much to do, and notice soon that it is back.
+
+    A phase cannot end before.
+    """
     if isinstance(grid, GrpcGrid):
+        retry_also(grid._retry_invoker, overloaded)
         grid._retry_invoker.wait_gen_factory = lambda: exponential(max_delay=LONGEST_RETRY)
 
 

@@ -16,9 +16,11 @@ from protocol.messages import ROUTE
 from protocol.method import Phase
 from protocol.registry import phases_of
 from protocol.replies import SET_ASIDE
+from server.grid.batches import push
 from server.grid.failures import first_line, told
-from server.grid.inbox import open_inbox, retry_sooner
+from server.grid.inbox import be_patient, open_inbox
 from server.grid.ledger import Ledger, content_bytes
+from server.grid.looks import space_looks
 from server.grid.progress import Progress
 from server.grid.spool import Spool
 from server.grid.together import name_companions
@@ -85,7 +87,7 @@ class MeteredGrid(Grid):
         """Partition of each virtual node that trains together with others."""
         self.left_out: Collection[int] = ()
         """Connected nodes that cannot take part."""
-        retry_sooner(grid)
+        be_patient(grid)
         self._grid = grid
         self._deadline = deadline
         self._seed = seed
@@ -152,7 +154,7 @@ class MeteredGrid(Grid):
         """Push messages and count their bytes."""
         messages = list(messages)
         self.ledger.book_sent(messages)
-        return list(self._grid.push_messages(messages))
+        return push(self._grid, messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Pull replies without counting them; only :meth:`send_and_receive` counts."""
@@ -190,6 +192,7 @@ class MeteredGrid(Grid):
         phase = messages[0].metadata.message_type
         if phase == MessageType.TRAIN:
             name_companions(messages, self.together)
+        space_looks(self._grid, messages)
         start = time.monotonic()
         pending = dict(zip(self.push_messages(messages), messages, strict=True))
         pending.pop("", None)  # messages that the SuperLink refused have no id

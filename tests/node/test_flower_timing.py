@@ -22,10 +22,10 @@ from node import flower_timing
 from node.flower_timing import (
     patch_intake,
     patch_pull_backoff,
-    patch_retries,
     patch_supernode_sleep,
 )
 from node.pace import Pace
+from node.retries import patch_retries
 from node.spacing import patch_spacing
 from protocol.messages import LOOK_EVERY, PACE
 
@@ -241,6 +241,9 @@ class Refused(grpc.RpcError):  # type: ignore[misc]
 
     def code(self) -> grpc.StatusCode:
         return self._code
+
+    def details(self) -> str:
+        return ""
 
 
 @pytest.mark.parametrize(

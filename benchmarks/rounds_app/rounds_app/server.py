@@ -42,10 +42,12 @@ def main(grid: Grid, context: Context) -> None:
         from server.grid.metered import MeteredGrid
 
         grid = MeteredGrid(grid, deadline=900.0)
+    nodes, share = int(config["nodes"]), float(config["share"])
     strategy = _Timed(
+        fraction_train=share,
         fraction_evaluate=0.0,
-        min_train_nodes=int(config["nodes"]),
-        min_available_nodes=int(config["nodes"]),
+        min_train_nodes=round(share * nodes),
+        min_available_nodes=nodes,
     )
     strategy.start(grid, _initial_arrays(context), num_rounds=int(config["phases"]), timeout=900.0)
 

@@ -1,0 +1,46 @@
+"""A node waits for a SuperLink that has too much to do, as for one that is away.
+
+Apart from `node.flower_timing`, which the worker imports too: there, names of our other packages
+are the app bundle's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from flwr.supercore.retry import RetryInvoker
+
+from node.flower_timing import can_override
+from protocol.superlink import overloaded, retry_also
+
+
+def patch_retries() -> bool:
+    """Let the SuperNode wait and try again when the SuperLink has too many calls at once.
+
+    Flower does so only while the SuperLink is away. Any other error ends the SuperNode, or its
+    heartbeats alone, or loses a reply. Waits grow to 20 s and are drawn, so nodes do not come back
+    all at once.
+    """
+    from flwr.supernode import start_client_internal
+
+    name = "_make_fleet_connection_retry_invoker"
+    if not can_override(
+        "what a SuperNode takes for an outage", hasattr(start_client_internal, name)
+    ):
+        return False
+    make: Callable[..., RetryInvoker] = getattr(start_client_internal, name)
+
+    def make_invoker(**arguments: Any) -> RetryInvoker:
+        invoker = make(**arguments)
+        retry_also(invoker, has_too_much_to_do)
+        return invoker
+
+    setattr(start_client_internal, name, make_invoker)
+    return True
+
+
+def has_too_much_to_do(error: grpc.RpcError) -> bool:
+    """Whether a SuperLink had no thread for a call, or came to it too late."""
+    return error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED or overloaded(error)

@@ -1,0 +1,38 @@
+"""The fleet benchmark: light nodes answer as a node does, and percentiles are by rank."""
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supernode import start_client_internal as loop
+from flwr.supernode.nodestate import NodeStateFactory
+
+from benchmarks.fleet import percentile_95
+from benchmarks.light_nodes import answer
+
+
+def test_a_light_node_answers_a_message_with_the_arrays_moved_and_keeps_nothing_of_it():
+    objects = ObjectStoreFactory()
+    state, store = NodeStateFactory(objects).state(), objects.store()
+    content = RecordDict({"arrays": ArrayRecord([np.ones(3, "f4")]), "config": ConfigRecord()})
+    message = Message(content, 5, "train")
+    message.metadata.__dict__["_run_id"] = 7
+    loop._insert_message(message, state, store)
+    answer(state, store)
+    (header,) = state.get_messages(is_reply=True)
+    name = header.metadata.message_id
+    parts = [part.object_id for part in iterate_object_tree(store.get_object_tree(name))]
+    reply = inflate_object_from_contents(name, {part: store.get(part) for part in parts})
+    assert reply.metadata.reply_to_message_id == message.metadata.message_id
+    (array,) = reply.content["arrays"].to_numpy_ndarrays()
+    assert array.shape == (3,)
+    assert (array > 1).all()
+    store.delete(name)
+    assert len(store) == 0
+
+
+@pytest.mark.parametrize(("count", "rank"), [(1, 1), (3, 3), (19, 19), (20, 19), (100, 95)])
+def test_the_95th_percentile_is_one_of_the_values(count, rank):
+    assert percentile_95([float(value) for value in range(count, 0, -1)]) == rank

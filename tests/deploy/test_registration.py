@@ -1,0 +1,65 @@
+"""Registering a fleet asks the SuperLink for its list of nodes once."""
+
+from types import SimpleNamespace
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from flwr.proto.control_pb2 import ListNodesResponse
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+from fleet.certificates import new_key
+from fleet.registration import SecureControl
+
+
+@pytest.fixture
+def control():
+    """A connection to a SuperLink that counts what it is asked."""
+    registered, calls = {}, []
+
+    def list_nodes(request, timeout):
+        calls.append("ListNodes")
+        return ListNodesResponse(nodes_info=list(registered.values()))
+
+    def register_node(request, timeout):
+        calls.append("RegisterNode")
+        assert request.public_key not in registered
+        node = NodeInfo(node_id=len(registered) + 1, public_key=request.public_key)
+        registered[request.public_key] = node
+        return SimpleNamespace(node_id=node.node_id)
+
+    made = SecureControl("localhost:1")
+    made._stub = SimpleNamespace(
+        ListNodes=list_nodes,
+        RegisterNode=register_node,
+        UnregisterNode=lambda request, timeout: None,
+    )
+    made.calls = calls
+    made.registered = registered
+    return made
+
+
+def open_ssh(key):
+    return (
+        key.public_key()
+        .public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+        .decode()
+    )
+
+
+def test_a_fleet_is_registered_with_one_look_at_who_is_there(control):
+    old, *new = (new_key() for _ in range(5))
+    name = public_key_to_bytes(old.public_key())
+    control.registered[name] = NodeInfo(node_id=9, public_key=name)
+    assert control.register(open_ssh(old)) == (9, False)
+    ids = [control.register(open_ssh(key)) for key in new]
+    assert ids == [(2, True), (3, True), (4, True), (5, True)]
+    assert control.register(open_ssh(new[0])) == (2, False)
+    assert control.calls == ["ListNodes"] + ["RegisterNode"] * 4
+
+
+def test_a_node_that_was_unregistered_is_not_known_any_more(control):
+    key = open_ssh(new_key())
+    node_id, _ = control.register(key)
+    control.unregister(node_id)
+    assert control.node_id(key) is None
