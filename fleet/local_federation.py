@@ -188,6 +188,7 @@ class LocalFederation:
         self._node_settings = {"node-config": dict(node_config or {}), **(node_settings or {})}
         self._superlink: Process | None = None
         self._serverapps: Process | None = None
+        self._serverapps_command: list[str] = []
         self._nurseries = ExitStack()
         addresses: list[str | None] = [None] * num_nodes
         if direct_links:
@@ -251,7 +252,7 @@ class LocalFederation:
         return self._superlink.pid
 
     def restart_dead_nodes(self) -> list[LocalNode]:
-        """Restart every node whose main process has ended; return them.
+        """Restart every node whose main process has ended, and what starts ServerApps; return them.
 
         Raises
         ------
@@ -259,6 +260,8 @@ class LocalFederation:
             If a node ended because it cannot work on this machine.
         """
         self._check_fit()
+        if self._serverapps is not None and self._serverapps.poll() is not None:
+            self._serverapps = self._start_server(self._serverapps_command)
         dead = [node for node in self.nodes if not node.alive]
         for node in dead:
             node.start()
@@ -412,33 +415,32 @@ class LocalFederation:
                 node_dirs=[str(node.state_dir) for node in self.nodes],
             )
         )
-        nurseries = [self.env[NURSERY]] if NURSERY in self.env else []  # with `flwr-serverapp`
-        env = {**self.env, "PATH": os.pathsep.join([*nurseries, self.env["PATH"]])}
-        secret = ("--superexec-auth-secret-file", str(appio_secret(self.state_dir)))
-        self._superlink = start_bound(
+        self._superlink = self._start_server(
             [
-                "flower-superlink",
-                "--insecure",
-                "--disable-runtime-dependency-installation",
+                *("flower-superlink", "--insecure", "--disable-runtime-dependency-installation"),
                 *("--fleet-api-address", fleet),
                 *("--control-api-address", control),
-                *("--serverappio-api-address", serverappio),
-                *("--isolation", "process", *secret),
+                *("--serverappio-api-address", serverappio, "--isolation", "process"),
                 *(("--database", str(self._database)) if self._database else ()),
-            ],
-            log=self.superlink_log,
-            env=env,
-            cwd=self._cwd,
+            ]
         )
-        # A SuperLink that starts this one itself has no secret, so any user could claim its tasks.
-        self._serverapps = start_bound(
-            [
-                *("flower-superexec", "--insecure", "--plugin-type", "serverapp"),
-                *("--appio-api-address", serverappio, *secret),
-                *("--parent-pid", str(self._superlink.pid)),
-            ],
+        self._serverapps_command = [
+            *("flower-superexec", "--insecure", "--plugin-type", "serverapp"),
+            *("--appio-api-address", serverappio, "--parent-pid", str(self._superlink.pid)),
+        ]
+        self._serverapps = self._start_server(self._serverapps_command)
+
+    def _start_server(self, command: Sequence[str]) -> Process:
+        """Start the SuperLink, or what starts ServerApps for it; both know a secret.
+
+        A SuperLink that starts the second itself has none, and any user could claim its tasks.
+        """
+        nurseries = [self.env[NURSERY]] if NURSERY in self.env else []  # with `flwr-serverapp`
+        secret = ("--superexec-auth-secret-file", str(appio_secret(self.state_dir)))
+        return start_bound(
+            [*command, *secret],
             log=self.superlink_log,
-            env=env,
+            env={**self.env, "PATH": os.pathsep.join([*nurseries, self.env["PATH"]])},
             cwd=self._cwd,
         )
 

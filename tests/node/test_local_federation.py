@@ -84,6 +84,21 @@ def test_a_node_that_ended_otherwise_is_started_again(tmp_path: Path, code: int,
     federation.stop()
 
 
+def test_what_starts_serverapps_is_started_again_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the next run would wait for ever."""
+    federation = LocalFederation(1, tmp_path)
+    federation.nodes = []
+    federation._serverapps = subprocess.Popen(["true"])
+    federation._serverapps.wait()
+    monkeypatch.setattr(federation, "_serverapps_command", ["sleep", "60"])
+    monkeypatch.setattr(federation, "_start_server", subprocess.Popen)
+    assert federation.restart_dead_nodes() == []
+    assert federation._serverapps.poll() is None
+    federation.stop()
+
+
 @pytest.mark.slow
 def test_a_federation_on_gpus_does_not_begin_where_there_are_none(tmp_path: Path) -> None:
     if torch.cuda.is_available():
