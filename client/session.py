@@ -11,6 +11,7 @@ import torch
 from flwr.app import Context, Message
 
 from links.store import NodeStore
+from protocol.messages import FEWEST_OF_A_CLASS
 from task.compute.device import choose_device, place
 from task.datasets import DataSpec, Samples, load_private_data
 from task.settings import SettingsError, TaskSettings
@@ -165,7 +166,10 @@ def _local_data(
         )
     else:
         raw = partition_samples(task, identity, int(node["num-partitions"]), data_root)
-    samples = place(raw.to_samples(spec), device)
+    samples = raw.to_samples(spec)
+    if fewest := int(node.get(FEWEST_OF_A_CLASS, 0)):
+        samples = _of_large_classes(samples, fewest)
+    samples = place(samples, device)
     order = torch.randperm(len(samples), generator=_generator(task.seed, identity, "holdout"))
     num_held_out = int(task.train.holdout * len(samples))
     order = order.to(samples.labels.device)
@@ -174,3 +178,15 @@ def _local_data(
         train=samples.subset(order[num_held_out:]),
         holdout=samples.subset(order[:num_held_out]),
     )
+
+
+def _of_large_classes(samples: Samples, fewest: int) -> Samples:
+    """The samples of classes that have so many, as the node's owner demands."""
+    sizes = samples.labels.bincount()
+    kept = samples.subset((sizes[samples.labels] >= fewest).nonzero().flatten())
+    if not len(kept):
+        raise SettingsError(
+            f"the node's policy: fewest-of-a-class = {fewest}, and its largest class has "
+            f"{int(sizes.max())} samples"
+        )
+    return kept

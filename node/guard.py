@@ -74,6 +74,7 @@ from protocol.meeting import DESCRIBE, identity, one_line
 from protocol.messages import CONFIG, DELIVERY, METRICS
 from protocol.replies import REFUSED
 from task.settings import SettingsError
+from task.survey import survey, survey_class_folders
 from task.words import counted
 
 _POLL = 0.01
@@ -131,6 +132,15 @@ class Guard:
     @cached_property
     def _outbox(self) -> Outbox:
         return Outbox(self._state_dir / FOLDER)
+
+    @cached_property
+    def _large_classes(self) -> int | None:
+        """Classes of the node's data that are large enough to be used; None where all are."""
+        if (fewest := self._policy.fewest_of_a_class) == 1:
+            return None
+        data = Path(self._node_config["data"])
+        found = survey_class_folders(data) if data.is_dir() else survey(data)
+        return sum(count >= fewest for count in found.counts.values())
 
     def admit(self, message: Message, run: Run, bundle: Fab) -> Message | None:
         """Judge a message that has come; return the refusal to answer with, None if there is none.
@@ -240,7 +250,9 @@ class Guard:
         opened, claim = self._opened(pending.message, asked, content), claimed_epsilon(content)
         run = self._first_run(pending.message)
         policy = self._policy_for(pending.message)
-        refusal = judge_reply(policy, asked, content, opened) or judge_spending(
+        refusal = judge_reply(
+            policy, asked, content, opened, self._large_classes
+        ) or judge_spending(
             self._policy,
             epsilon=self._account.after(pending.data, run, claim),
             num_bytes=self._outbox.bytes_of_a_day(self._now()) + num_bytes,

@@ -54,6 +54,9 @@ class Policy(Block):
         that its owner has allowed by id (`node.permissions`).
     starts : list of str, optional (default: any)
         What its virtual data may start from: ``noise``, ``class-stats``, ``pixel-stats``, ``real``.
+    fewest_of_a_class : int (default: 1)
+        Samples that a class must have for the node to use it at all. Virtual data must not show
+        more classes than have as many in the node's ``data``.
     least_noise : float (default: 0.0)
         Least noise multiplier of training (``train.dp-noise``). Above 0, the strategy must be one
         that differential privacy covers completely.
@@ -84,6 +87,7 @@ class Policy(Block):
     replies: Literal["declared", "any"] = "any"
     raw_data: Literal["never", "ask", "allowed"] = "allowed"
     starts: Annotated[list[Name] | None, _OrAny] = None
+    fewest_of_a_class: Count = 1
     least_noise: Annotated[float, Field(ge=0)] = 0.0
     most_delta: Annotated[float, Field(gt=0, le=1)] = 1.0
     most_epsilon: Annotated[Annotated[float, Field(gt=0)] | None, _OrAny] = None
@@ -191,6 +195,9 @@ def in_words(policy: Policy) -> list[str]:
             "allowed": "Sends its samples as they are, if a run asks for them.",
         }[p.raw_data],
         f"Starts virtual data from {_any_of(p.starts, 'anything, real images too')}.",
+        "Uses classes of any size."
+        if p.fewest_of_a_class == 1
+        else f"Leaves out its classes of fewer than {p.fewest_of_a_class:,} samples.",
         private if p.least_noise else "Trains without differential privacy, unless a run asks.",
         "Counts no epsilon over runs."
         if p.most_epsilon is None

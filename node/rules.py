@@ -163,7 +163,11 @@ def judge_message(policy: Policy, asked: Asked, now: datetime.datetime) -> Refus
 
 
 def judge_reply(
-    policy: Policy, asked: Asked, reply: RecordDict, opened: Mapping[str, bytes]
+    policy: Policy,
+    asked: Asked,
+    reply: RecordDict,
+    opened: Mapping[str, bytes],
+    most_classes: int | None = None,
 ) -> Refusal | None:
     """Why a policy refuses to let a reply leave; None if it does not.
 
@@ -174,6 +178,8 @@ def judge_reply(
         in place, so that what leaves is what was looked at.
     opened : Mapping[str, bytes]
         Payloads of its parcels, by the name of the record; one that is missing does not open.
+    most_classes : int, optional (default: None)
+        Classes that virtual data may show; None for any number.
     """
     if policy.replies == "declared":
         try:
@@ -183,10 +189,11 @@ def judge_reply(
         except ValueError as error:
             reason = f"the app's reply is not what strategy = {asked.strategy!r} declares"
             return Refusal("replies", f"{reason} (the node's log says more)", str(error))
-    if policy.raw_data == "allowed" and policy.starts is None:
+    if policy.raw_data == "allowed" and policy.starts is None and most_classes is None:
         return None
     refusals = (
-        _judge_virtual_data(policy, payload) for payload in virtual_data(asked, reply, opened)
+        _judge_virtual_data(policy, payload, most_classes)
+        for payload in virtual_data(asked, reply, opened)
     )
     return next((refusal for refusal in refusals if refusal), None)
 
@@ -418,7 +425,7 @@ def _forms(arrays: Arrays) -> dict[str, Form]:
     return {name: (array.shape, str(array.dtype)) for name, array in arrays.items()}
 
 
-def _judge_virtual_data(policy: Policy, payload: bytes) -> Refusal | None:
+def _judge_virtual_data(policy: Policy, payload: bytes, most_classes: int | None) -> Refusal | None:
     from distill.errors import VirtualDataError  # here: imports torch
     from distill.virtual_data import VirtualData
 
@@ -433,6 +440,10 @@ def _judge_virtual_data(policy: Policy, payload: bytes) -> Refusal | None:
         allowed = ", ".join(policy.starts)
         reason = f"{allowed}, and the virtual data in the reply start from something else"
         return Refusal("starts", reason, virtual.init)
+    shown = len(set(virtual.labels.tolist()))
+    if most_classes is not None and shown > most_classes:
+        reason = f"{shown} classes in the virtual data, and {most_classes} with as many samples"
+        return Refusal("fewest-of-a-class", f"{policy.fewest_of_a_class:,}: {reason}")
     return None
 
 

@@ -14,12 +14,14 @@ from pydantic_core import ErrorDetails
 
 from links.records import NodeName
 from node.policy import OPEN, Policy, read_policy
+from protocol.messages import FEWEST_OF_A_CLASS
 
 NodeConfigValue = bool | int | float | str
 NODE_CONFIG = "node-config.toml"
 """File in the state directory with what apps see of these settings."""
 
 _OWN_KEYS = {
+    FEWEST_OF_A_CLASS,
     *("name", "partition-id", "num-partitions", "sector", "device", "data", "dataset"),
     "state-dir",
     *("peer-address", "peer-certificate", "peer-key", "peer-authority"),
@@ -140,6 +142,8 @@ class NodeSettings(BaseModel):
             )
         if self.data is not None and self.dataset is not None:
             raise ValueError(f"data and dataset={self.dataset} exclude each other: drop one")
+        if self.policy.fewest_of_a_class > 1 and self.data is None:
+            raise ValueError("policy: fewest-of-a-class needs data, which the node can count")
         if self.insecure and self.root_certificates is not None:
             raise ValueError("insecure and root-certificates exclude each other: drop one")
         if self.insecure and self.auth_key is not None:
@@ -181,6 +185,7 @@ class NodeSettings(BaseModel):
             "peer-key": self.peer_key,
             "peer-revocations": self.peer_revocations,
             "peer-names": self.peer_names,
+            FEWEST_OF_A_CLASS: fewest if (fewest := self.policy.fewest_of_a_class) > 1 else None,
         }
         config = {
             key: str(value) if isinstance(value, Path) else value

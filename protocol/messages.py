@@ -47,6 +47,9 @@ PACE = "pace"
 For the node's process alone: the ClientApp takes it away before any handler or mod reads the
 message."""
 
+FEWEST_OF_A_CLASS = "fewest-of-a-class"
+"""Key of the node config: samples that a class must have for the app to use it."""
+
 DATASET = "dataset"
 """Key of the node config and of the describe reply's config: the node's own data set."""
 

@@ -108,3 +108,18 @@ def test_a_node_without_data_is_told_how_to_have_some(tmp_path, run_config, miss
     told.pop(missing, None)
     with pytest.raises(SettingsError, match=complaint):
         Session.of(Context(1, 5, told, RecordDict(), run_config))
+
+
+def test_classes_of_fewer_samples_than_the_nodes_owner_demands_are_left_out(tmp_path):
+    def labels(fewest):
+        node = {"partition-id": 0, "num-partitions": 7, "state-dir": str(tmp_path), **fewest}
+        config = {"partition.scheme": "dirichlet", "partition.alpha": 0.1, "train.holdout": 0.0}
+        return Session.of(Context(1, 5, node, RecordDict(), config)).data.train.labels
+
+    sizes = labels({}).bincount()
+    fewest = int(sizes.max())
+    assert int((sizes < fewest).sum()) > 0
+    assert (sizes[labels({"fewest-of-a-class": fewest}).unique()] >= fewest).all()
+    assert len(labels({"fewest-of-a-class": fewest})) == int(sizes[sizes >= fewest].sum())
+    with pytest.raises(SettingsError, match=f"fewest-of-a-class = {fewest + 1}, and its largest"):
+        labels({"fewest-of-a-class": fewest + 1})

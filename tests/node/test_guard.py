@@ -523,6 +523,20 @@ def test_an_owner_who_is_asked_allows_one_run_and_those_that_resume_it(
     assert node.answers(message, "train.distill", reply).has_content()
 
 
+def test_virtual_data_show_no_more_classes_than_are_large_enough(
+    make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node counts its samples itself: it does not believe the app."""
+    table = tmp_path / "ward.csv"
+    monkeypatch.setitem(NODE_CONFIG, "data", str(table))
+    for small, leaves in ((9, False), (10, True)):
+        table.write_text("height,label\n" + "1.7,a\n" * 30 + "1.8,b\n" * small)
+        node = make_node(Policy(fewest_of_a_class=10), **HFLDD)
+        message, reply = parcel_of(node, virtual())  # of two classes
+        answer = node.answers(message, "train.distill", reply)
+        assert answer.has_content() if leaves else refused(answer, "fewest-of-a-class")
+
+
 def test_a_second_record_hides_nothing_of_the_one_that_counts(make_node: MakeNode) -> None:
     node = make_node()
     message = train_message(**{"dp-epsilon": 0.0})

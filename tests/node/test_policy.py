@@ -102,6 +102,16 @@ def test_a_section_of_the_nodes_file_is_a_policy_too(tmp_path: Path) -> None:
         load_settings(file, {})
 
 
+def test_the_app_is_told_which_classes_are_too_small_and_the_node_has_data_to_count(
+    tmp_path: Path,
+) -> None:
+    policy = Policy(fewest_of_a_class=5)
+    assert NodeSettings(policy=policy, data=tmp_path).app_config["fewest-of-a-class"] == 5
+    assert "fewest-of-a-class" not in NodeSettings(data=tmp_path).app_config
+    with pytest.raises(NodeError, match="fewest-of-a-class needs data"):
+        load_settings(None, {"policy": {"fewest-of-a-class": 5}})
+
+
 def test_flower_gets_the_publishers_as_its_trusted_entities(tmp_path: Path) -> None:
     keys = {"hub": "ssh-ed25519 AAAA"}
     node = Node(NodeSettings(policy=Policy(publishers=keys), state_dir=tmp_path))
@@ -115,6 +125,7 @@ def test_words_tell_all_policies_apart() -> None:
         name: value for name, value in HOSPITAL if value != getattr(OPEN, name)
     }
     changes |= {"message_types": [], "bundles": [], "most_bytes_a_day": 5, "hours": "1:00-2:00"}
+    changes |= {"fewest_of_a_class": 9}
     changes |= {"publishers": {"hub": "ssh-ed25519 AAAA"}, "readable": ["/weights"]}
     assert changes.keys() == Policy.model_fields.keys()
     told = [" ".join(in_words(OPEN.model_copy(update={k: v}))) for k, v in changes.items()]
