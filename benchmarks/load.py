@@ -83,12 +83,11 @@ def resident(*roots: psutil.Process) -> int:
 
 def memory_of(federation: LocalFederation) -> Sizes:
     """Resident memory of a federation's SuperLink, ServerApp and nodes."""
-    superlink = psutil.Process(federation.superlink_pid)
     sizes = {
-        "SuperLink": superlink.memory_info().rss,
+        "SuperLink": psutil.Process(federation.superlink_pid).memory_info().rss,
         "nodes": resident(*(psutil.Process(node.pid) for node in federation.nodes)),
     }
-    for process in superlink.children(recursive=True):
+    for process in psutil.Process(federation.serverapps_pid).children(recursive=True):
         try:
             if any("flwr-serverapp" in word for word in process.cmdline()[:3]):
                 sizes["ServerApp"] = process.memory_info().rss

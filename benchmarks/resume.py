@@ -110,7 +110,7 @@ def _warnings(runs: Path) -> list[str]:
 
 
 def _server_apps(federation: LocalFederation) -> list[psutil.Process]:
-    children = psutil.Process(federation.superlink_pid).children(recursive=True)
+    children = psutil.Process(federation.serverapps_pid).children(recursive=True)
     alive = (p for p in children if p.status() != psutil.STATUS_ZOMBIE)
     return [p for p in alive if p.name().startswith("flwr-serverapp")]
 

@@ -118,7 +118,7 @@ def processes(federation: LocalFederation, *, nodes_only: bool = False) -> list[
     """Live processes of a federation."""
     roots = [node.pid for node in federation.nodes]
     if not nodes_only:
-        roots.append(federation.superlink_pid)
+        roots += [federation.superlink_pid, federation.serverapps_pid]
     live = []
     for pid in roots:
         try:

@@ -247,9 +247,17 @@ class LocalFederation:
     @property
     def superlink_pid(self) -> int:
         """Process id of the SuperLink."""
-        if self._superlink is None:
+        return self._pid_of(self._superlink)
+
+    @property
+    def serverapps_pid(self) -> int:
+        """Process id of what starts ServerApps; these are below it."""
+        return self._pid_of(self._serverapps)
+
+    def _pid_of(self, process: Process | None) -> int:
+        if process is None:
             raise RuntimeError("the federation was not started: call start() first")
-        return self._superlink.pid
+        return process.pid
 
     def restart_dead_nodes(self) -> list[LocalNode]:
         """Restart every node whose main process has ended, and what starts ServerApps; return them.

@@ -1,6 +1,6 @@
 """Starts a ServerApp of a federation on this machine, forked where a nursery runs.
 
-A SuperLink starts ServerApps by the name of a program, ``flwr-serverapp``. `program` writes one of
+Flower starts ServerApps by the name of a program, ``flwr-serverapp``. `program` writes one of
 that name, to be found before Flower's. A ServerApp is then ready without the seconds in which it
 would import PyTorch and matplotlib.
 """
