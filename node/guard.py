@@ -128,6 +128,7 @@ class Guard:
         self._account = LifetimeAccount(state_dir / "lifetime-epsilon.json")
         self._pending: dict[str, _Pending] = {}
         self._models: dict[int, Mapping[str, Form]] = {}
+        self._run_configs: dict[tuple[int, str], Mapping[str, Any]] = {}
 
     @cached_property
     def _outbox(self) -> Outbox:
@@ -233,7 +234,7 @@ class Guard:
             message.content,
             message_type=message.metadata.message_type,
             bundle=bundle.hash_str,  # Flower has checked it
-            run_config=get_fused_config_from_fab(bundle.content, run),
+            run_config=self._run_config(run, bundle),
             model=self._models.get(run_id),
         )
         if not asked.model:
@@ -242,6 +243,13 @@ class Guard:
         if len(self._models) > _MOST_MODELS:
             del self._models[next(iter(self._models))]
         return asked
+
+    def _run_config(self, run: Run, bundle: Fab) -> Mapping[str, Any]:
+        """The config of a run, read once: the bundle is an archive of hundreds of files."""
+        name = run.run_id, bundle.hash_str
+        if name not in self._run_configs:
+            self._run_configs = {name: get_fused_config_from_fab(bundle.content, run)}
+        return self._run_configs[name]
 
     def _judge(self, pending: _Pending, reply: Message, num_bytes: int) -> Refusal | None:
         """Why a reply may not leave. If it may, it is booked, and in the outbox."""

@@ -22,7 +22,7 @@ from node.policy import Policy
 from protocol.arguments import method_settings, read_arguments
 from protocol.arrays import Arrays, check_arrays
 from protocol.messages import ARRAYS, METRICS, PARCEL, ROUTE
-from protocol.method import Phase
+from protocol.method import Method, Phase
 from protocol.registry import find_method, phases_of
 from task.settings import SettingsError, TrainSettings, nested
 
@@ -131,17 +131,22 @@ class Asked:
     def settings(self) -> tuple[Setting, ...]:
         """Settings of training, of the run's method, and of the message."""
         train = [Setting("train.", *item) for item in _table(self.run_config, "train").items()]
-        return (*train, *_settings_of_method(self.run_config), *self.said)
+        return (*train, *_settings_of(self.method, self.run_config), *self.said)
 
     @property
     def strategy(self) -> str:
         """The run's strategy; empty if it names none."""
         return str(self.run_config.get("strategy", ""))
 
+    @cached_property
+    def method(self) -> Method | None:
+        """The strategy's declaration, if it has one here; to look for it reads all packages."""
+        return find_method(self.strategy)
+
     @property
     def phase(self) -> Phase | None:
         """The phase of the strategy that the message is of, if the strategy declares one."""
-        return phases_of(find_method(self.strategy)).get(self.message_type)
+        return phases_of(self.method).get(self.message_type)
 
     def values(self, name: str) -> list[Setting]:
         """Settings of the run or the message that have this name."""
@@ -341,9 +346,8 @@ def _first(rule: str, allowed: str, odd: Iterable[Setting], remedy: str) -> Refu
     return Refusal(rule, f"{allowed}, and the run asks for {setting} ({remedy})")
 
 
-def _settings_of_method(config: Mapping[str, Any]) -> list[Setting]:
+def _settings_of(method: Method | None, config: Mapping[str, Any]) -> list[Setting]:
     """Settings of the run's method: defaults, its table, ``strategy-args``; as they are said."""
-    method = find_method(str(config.get("strategy", "")))
     if method is None or method.settings is None:
         return []
     values = {**method.settings().model_dump(by_alias=True), **_table(config, method.table_name)}
@@ -354,7 +358,7 @@ def _settings_of_method(config: Mapping[str, Any]) -> list[Setting]:
 
 def _uncovered(asked: Asked) -> str:
     """What differential privacy would not cover in the run, with the remedy; empty if nothing."""
-    method, config = find_method(asked.strategy), asked.run_config
+    method, config = asked.method, asked.run_config
     if method is None:
         return ""
     if method.unprotected is None:
@@ -460,7 +464,8 @@ def route_of(asked: Asked, parcel: str) -> Mapping[str, Any]:
 def virtual_data(asked: Asked, reply: RecordDict, opened: Mapping[str, bytes]) -> list[bytes]:
     """Virtual data in a reply: in parcels for other nodes, or for the server."""
     payloads = [p for name, p in opened.items() if route_of(asked, name)["purpose"] == VIRTUAL_DATA]
-    return payloads + (_plain_payloads(reply) if asked.phase else [])
+    plain = _plain_payloads(reply)
+    return payloads + (plain if plain and asked.phase else [])
 
 
 def _plain_payloads(reply: RecordDict) -> list[bytes]:

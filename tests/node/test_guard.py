@@ -21,6 +21,7 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
+from flwr.common.config import get_fused_config_from_fab
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import (
@@ -48,6 +49,8 @@ from node.flower_timing import patch_intake
 from node.guard import Guard, patch_guard
 from node.outbox import FOLDER, entries, virtual_data_file
 from node.policy import HOSPITAL, OPEN, Policy
+from protocol.method import Method
+from protocol.registry import find_method
 from protocol.replies import REFUSED
 
 SERVER, NODE, OTHER = 1, 5, 6
@@ -616,3 +619,28 @@ def test_what_cannot_be_written_down_does_not_leave(make_node: MakeNode) -> None
     answer = node.arrived()
     assert answer
     assert refused(answer, "outbox")
+
+
+def test_a_run_is_read_once_and_its_method_looked_up_once_a_message(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Either takes milliseconds, which every message would wait for."""
+    looked_up, read = list[str](), list[int]()
+
+    def find(name: str) -> Method | None:
+        looked_up.append(name)
+        return find_method(name)
+
+    def read_config(content: bytes, run: Run) -> Any:
+        read.append(run.run_id)
+        return get_fused_config_from_fab(content, run)
+
+    monkeypatch.setattr("node.rules.find_method", find)
+    monkeypatch.setattr("node.guard.get_fused_config_from_fab", read_config)
+    node = make_node(SEALED, **PRIVATE)
+    for run_id in (7, 7, 8):
+        if run_id != node.run_id:
+            node.begin(run_id)
+        assert node.answers(train_message(), "train", trained()).has_content()
+    assert looked_up == ["fedavg"] * 3
+    assert read == [7, 8]
