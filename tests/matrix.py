@@ -7,6 +7,8 @@ import pytest
 
 OURS = {"cadis", "fedavg", "fedhead-plus", "fedlgd", "fedproto", "hfldd", "scaffold"}
 """One of each way to keep a state, and to use phases and arrays of their own."""
+BASELINES = ("dynafed", "fedaf", "feddm", "fedhkd", "fedmd", "fedproto", "fedseq", "vhl")
+"""Methods of other papers than those of this project's, with phases or steps of their own."""
 
 
 def strategies(names: Iterable[str], always: Collection[str] = OURS) -> list[Any]:

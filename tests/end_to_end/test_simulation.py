@@ -1,4 +1,4 @@
-"""CADIS and FedLGD on virtual nodes, in Flower's simulation runtime (Ray)."""
+"""CADIS, FedLGD and the baselines on virtual nodes, in Flower's simulation runtime (Ray)."""
 
 import json
 import os
@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.in_process import run_in_process
 from distill.virtual_data import VirtualData
 from fleet.local_federation import free_ports
 from fleet.superlink import Control
 from node.processes import start_bound, stop
+from tests.matrix import BASELINES
 
 pytestmark = pytest.mark.timeout(600)  # Ray starts slowly on a busy machine
 
@@ -101,3 +103,17 @@ def test_fedlgd_distils_on_virtual_nodes_and_on_the_server(simulation):
     assert [row["round"] for row in rounds_of(folder)] == [0, 1, 2]
     made = VirtualData.from_safetensors((folder / "virtual.safetensors").read_bytes())
     assert (made.labels.bincount().tolist(), made.steps) == ([10] * 10, 2 * 5)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("strategy", BASELINES)
+def test_baselines_learn_on_virtual_nodes_what_they_do_in_one_process(
+    simulation, little_distillation, strategy
+):
+    settings = {**little_distillation, "train.local-epochs": 1, "fraction-evaluate": 1.0}
+    rows = rounds_of(simulation(strategy, **settings))
+    nodes = [{"partition-id": place, "num-partitions": NODES} for place in range(NODES)]
+    same = run_in_process({**settings, "strategy": strategy, "num-rounds": 2}, nodes)
+    for measure in ("round", "accuracy", "loss", "node_accuracy"):
+        expected = [pytest.approx(row[measure], abs=1e-5) for row in same]
+        assert [row[measure] for row in rows] == expected
