@@ -92,6 +92,18 @@ def export(
     best: Annotated[
         bool, typer.Option("--best", help="The round with the highest accuracy, not the last.")
     ] = False,
+    student: Annotated[
+        str,
+        typer.Option(
+            metavar="MODEL", help="Distil it into this smaller architecture, too, on --samples."
+        ),
+    ] = "",
+    samples: Annotated[
+        str,
+        typer.Option(help="Images for --student: noise, a named set, a folder or an .npz file."),
+    ] = "noise",
+    num_samples: Annotated[int, typer.Option(min=2, help="Number of these images.")] = 2000,
+    data_root: Annotated[str, typer.Option(help="Folder of named sets of images.")] = "",
     output: Annotated[
         Path | None, typer.Option(help="Folder to write to.", show_default="RUN/export")
     ] = None,
@@ -102,16 +114,23 @@ def export(
 
     from server.export.card import model_card
     from server.export.model import ExportError, export_model, run_to_export
+    from server.export.student import Student, export_student
     from server.record.checkpoint import CheckpointError
+    from task.errors import DatasetError
     from task.models import ModelError
 
     folder = output or files.folder / "export"
-    with exit_on(ExportError, ModelError, CheckpointError):
+    with exit_on(ExportError, ModelError, DatasetError, CheckpointError):
         files = run_to_export(files, best)
         file = export_model(files, form, folder)
     card = folder / "model-card.md"
     card.write_text(model_card(files, file.name), encoding="utf-8")
     typer.echo(f"{file}\n{card}")
+    if student:
+        small = Student(student, samples, num_samples, data_root)
+        with exit_on(ExportError, ModelError, DatasetError):
+            file, told = export_student(files, small, form, folder)
+        typer.echo(f"{file}\n{told}")
 
 
 @runs.command()

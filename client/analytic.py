@@ -1,9 +1,7 @@
-"""Closed-form heads on nodes: features of the frozen network, computed once, and their sums."""
+"""Closed-form heads on nodes: sums of the features of a frozen network."""
 
-import hashlib
-import io
-import time
-from logging import INFO, WARNING
+from logging import WARNING
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,20 +9,23 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.common import log
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from client.dp_sgd import PrivacyAccount, secret_generator
-from client.session import Session
-from client.terms import extractor
-from distill.analytic import Sums, clipped, random_directions
-from protocol.analytic import FEATURES, SUMS, SummedFeatures, record_of
+from client.features import kept_features
+from client.session import Session, held_out
+from distill.analytic import Sums, clipped, random_directions, solved
+from protocol.analytic import (
+    FEATURES,
+    SUMS,
+    AnalyticSettings,
+    SummedFeatures,
+    record_of,
+    sums_of,
+)
+from protocol.arrays import as_arrays
 from protocol.messages import METRICS, NUM_EXAMPLES
-from task.backbones import fingerprint
-from task.models import create_model, last_dense_layer
-from task.settings import SettingsError
 
-BATCH = 64
-SECONDS = 10.0
-"""Between lines of progress."""
 LONG = 1.1
 """Norm of features, in units of the clip, from which clipping is no matter of rounding."""
 
@@ -37,16 +38,12 @@ def send_sums(message: Message, context: Context) -> Message:
     session = Session.of(context)
     request = SummedFeatures.checked(message.content.config_records[FEATURES], "message")
     samples, train = session.data.train, session.task.train
-    features: NDArray[np.floating] = kept_features(session)
-    usual = float(np.median(np.linalg.norm(features.astype(np.float64), axis=1)))
+    features = _seen(session, samples.inputs, request)
+    usual = float(np.median(np.linalg.norm(features, axis=1)))
     if usual > LONG * request.clip:
         text = "Features are clipped to analytic.clip = %g; half of them are longer than %.3g"
         log(WARNING, text, request.clip, usual)
-    if request.projection:
-        seed = session.task.seed
-        features = features @ random_directions(features.shape[1], request.projection, seed)
-    labels = samples.labels.cpu().numpy()
-    sums = Sums.of(clipped(features, request.clip), labels, session.data.spec.num_classes)
+    sums = _sums(session, features, request)
     metrics = MetricRecord({NUM_EXAMPLES: len(samples)})
     if train.dp_noise:
         account = PrivacyAccount.of(session, train)
@@ -56,43 +53,42 @@ def send_sums(message: Message, context: Context) -> Message:
     return Message(RecordDict({METRICS: metrics, SUMS: record_of(sums)}), reply_to=message)
 
 
-def kept_features(session: Session) -> NDArray[np.float16]:
-    """Features of the node's training samples, (n, d), from its store if they are there.
+def evaluate_own(message: Message, context: Context) -> Message:
+    """Evaluate a head of the node's own on its holdout: its samples count more than others'."""
+    session, content = Session.of(context), message.content
+    request = AnalyticSettings.checked(content.config_records[FEATURES], "message")
+    holdout = held_out(session)
+    of_all = sums_of(as_arrays(content.array_records[SUMS]))
+    own = _sums(session, _seen(session, session.data.train.inputs, request), request)
+    shown = clipped(_seen(session, holdout.inputs, request), request.clip)
+    labels = holdout.labels.cpu()
 
-    Raises
-    ------
-    SettingsError
-        If the network gives features that float16 does not hold.
-    """
-    task, inputs = session.task, session.data.train.inputs
-    model = create_model(task.model, session.data.spec, seed=task.seed).requires_grad_(False)
-    last_dense_layer(model).requires_grad_(True)  # which the features do not depend on
-    pixels = hashlib.sha256(inputs.cpu().numpy().tobytes()).hexdigest()
-    key = f"features-{fingerprint(model)[:24]}-{pixels[:24]}.npy"
-    if (kept := session.store.lasting.read(key)) is not None:
-        features: NDArray[np.float16] = np.load(io.BytesIO(kept))
+    def logits_of(sums: Sums) -> Tensor:
+        head = solved(request.head, sums, request.regularisation)
+        return torch.from_numpy(shown @ head.weight.T + head.bias)
+
+    def accuracy(logits: Tensor) -> float:
+        return float((logits.argmax(1) == labels).double().mean())
+
+    logits = logits_of(of_all + own.times(request.personal))
+    metrics: dict[str, Any] = {
+        NUM_EXAMPLES: len(holdout),
+        "eval-accuracy": accuracy(logits),
+        "eval-loss": float(functional.cross_entropy(logits, labels)),
+        "shared-accuracy": accuracy(logits_of(of_all)),
+    }
+    return Message(RecordDict({METRICS: MetricRecord(metrics)}), reply_to=message)
+
+
+def _seen(session: Session, inputs: Tensor, request: SummedFeatures) -> NDArray[np.float64]:
+    """Features of images, projected if that is asked for, (n, k)."""
+    features = kept_features(session, inputs).astype(np.float64)
+    if not request.projection:
         return features
-    features = _features(session, model).numpy()
-    if not np.isfinite(features).all():
-        raise SettingsError(
-            f"model = {task.model!r}: its features are beyond 65,504 (end it with a normalisation)"
-        )
-    written = io.BytesIO()
-    np.save(written, features)
-    session.store.lasting.write(key, written.getvalue())
-    return features
+    return features @ random_directions(features.shape[1], request.projection, session.task.seed)
 
 
-@torch.inference_mode()
-def _features(session: Session, model: torch.nn.Module) -> Tensor:
-    """Features of all training samples, float16 on the CPU; the log tells how far it is."""
-    extract = extractor(model.to(session.device))
-    inputs, told = session.data.train.inputs, time.monotonic()
-    features: list[Tensor] = []
-    for start in range(0, len(inputs), BATCH):
-        batch = inputs[start : start + BATCH].to(session.device)
-        features.append(extract(batch).flatten(1).half().cpu())
-        if time.monotonic() > told + SECONDS:
-            told = time.monotonic()
-            log(INFO, "Features of %d of %d samples", start + len(batch), len(inputs))
-    return torch.cat(features)
+def _sums(session: Session, features: NDArray[np.float64], request: SummedFeatures) -> Sums:
+    """Sums over the node's training samples, given their features."""
+    labels = session.data.train.labels.cpu().numpy()
+    return Sums.of(clipped(features, request.clip), labels, session.data.spec.num_classes)

@@ -24,7 +24,7 @@ from protocol.fedaf import (
     WithPeers,
 )
 from protocol.messages import CONFIG, METRICS, NUM_EXAMPLES
-from task.models import create_model
+from task.models import model_of
 
 MODEL = "fedaf-model"
 """Blob: the global model of a round, for its second message."""
@@ -81,7 +81,7 @@ def distill(message: Message, context: Context) -> Message:
 
 
 def _models(session: Session) -> Callable[[int], nn.Module]:
-    return lambda seed: create_model(session.task.model, session.data.spec, seed)
+    return lambda seed: model_of(session.task, session.data.spec, seed)
 
 
 def _kept_model(session: Session, round_: int) -> Arrays:

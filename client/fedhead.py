@@ -49,7 +49,7 @@ from protocol.messages import (
 )
 from protocol.outliers import absurdly_large, update_norm
 from protocol.robust import FEWEST, Rule, robust_mean, trimmed
-from task.models import create_model
+from task.models import model_of
 from task.words import counted
 
 LONGER = 1.001
@@ -320,7 +320,7 @@ def _models(
     session: Session, weights: Iterable[tuple[int, float]]
 ) -> Iterator[tuple[float, nn.Module]]:
     """Weight and model of each node of the sector; reuses one model's memory."""
-    model = create_model(session.task.model, session.data.spec).to(session.device)
+    model = model_of(session.task, session.data.spec).to(session.device)
     for rank, weight in weights:
         model.load_state_dict(as_tensors(_stored(session, rank)))
         yield weight, model
@@ -330,7 +330,7 @@ def _start(session: Session) -> Arrays:
     """The model before training in this round, or an arbitrary one if the node has none."""
     payload = session.store.read(GLOBAL_MODEL)
     if payload is None:
-        return arrays_of(create_model(session.task.model, session.data.spec))
+        return arrays_of(model_of(session.task, session.data.spec))
     return load(payload)
 
 

@@ -19,13 +19,13 @@ from protocol.fedmd import DIGEST, LOGITS, FedMDSettings
 from protocol.messages import METRICS, NUM_EXAMPLES
 from task.datasets import DataSpec, auxiliary_images
 from task.evaluation import BATCH_SIZE, evaluate_model
-from task.models import create_model
+from task.models import model_of
 
 
 def needs(session: Session, settings: FedMDSettings) -> Iterable[Callable[[], object]]:
     """Calls that fail where the node lacks its own architecture or the public samples."""
     own = with_own_model(session)
-    yield lambda: create_model(own.task.model, own.data.spec, seed=own.task.seed)
+    yield lambda: model_of(own.task, own.data.spec, seed=own.task.seed)
     yield lambda: _public_samples(session, settings)
 
 

@@ -17,7 +17,7 @@ from protocol.arrays import arrays_of
 from protocol.fedproto import PROTOTYPE_DISTANCE, PROTOTYPES, FedProtoSettings
 from protocol.messages import METRICS, NUM_EXAMPLES
 from task.evaluation import BATCH_SIZE, evaluate_model
-from task.models import create_model, last_dense_layer
+from task.models import last_dense_layer, model_of
 from task.settings import SettingsError, TrainSettings
 
 
@@ -162,7 +162,7 @@ def _require_same_width(session: Session) -> None:
 
 
 def _width(session: Session) -> int:
-    model = create_model(session.task.model, session.data.spec, seed=session.task.seed)
+    model = model_of(session.task, session.data.spec, seed=session.task.seed)
     return last_dense_layer(model, session.task.train.feature_layer).in_features
 
 

@@ -39,7 +39,7 @@ from protocol.messages import (
 )
 from task.auxiliary_names import NOISE
 from task.datasets import auxiliary_images
-from task.models import create_model
+from task.models import model_of
 
 TRAINED = "fedseq-trained"
 
@@ -56,9 +56,7 @@ def tell_confidence(message: Message, context: Context) -> Message:
     request = Pretraining.checked(message.content.config_records[CONFIG], "message")
     samples, settings = session.data.train, session.task.train
     labels = soft_labels(
-        create_model(session.task.model, session.data.spec, seed=session.task.seed).to(
-            session.device
-        ),
+        model_of(session.task, session.data.spec, seed=session.task.seed).to(session.device),
         samples,
         _auxiliary(session, request).to(session.device),
         steps=request.pretraining_epochs * math.ceil(len(samples) / settings.batch_size),
@@ -123,9 +121,7 @@ def _model(session: Session, content: RecordDict) -> Arrays:
     if content.array_records:
         return received_arrays(content)
     payload = receive(session, content.config_records[DELIVERY], PASSED_MODEL)
-    return check_arrays(
-        load(payload), arrays_of(create_model(session.task.model, session.data.spec))
-    )
+    return check_arrays(load(payload), arrays_of(model_of(session.task, session.data.spec)))
 
 
 def _sent(session: Session, route: ConfigRecord, payload: bytes, deadline: float) -> RecordDict:

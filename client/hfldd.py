@@ -1,6 +1,7 @@
 """HFLDD on nodes: soft labels, members' virtual data, and the pool that a head trains on."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from functools import lru_cache, partial
 from logging import INFO, WARNING
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch.nn.functional import one_hot
 
 from client.distillation import distilled, refined
 from client.dp_sgd import PrivacyAccount, PrivateTraining, require_no_privacy
+from client.features import as_features
 from client.local_round import LocalRound, build_model, received_arrays
 from client.session import Session, deadline_of
 from client.training import soft_labels
@@ -46,7 +48,7 @@ from protocol.hfldd import (
 from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, PARCEL, REJECTED, ROUTE
 from task.auxiliary_names import NOISE
 from task.datasets import Samples, auxiliary_images
-from task.models import create_model
+from task.models import model_of
 from task.settings import SettingsError
 
 PREFIX = "parcel-"
@@ -74,11 +76,12 @@ def label_knowledge(message: Message, context: Context) -> Message:
     privacy = PrivateTraining.of(session, session.task.train)
 
     def labels_of(samples: Samples, purpose: str) -> torch.Tensor:
-        model = create_model(session.task.model, session.data.spec, seed=session.task.seed)
+        model = model_of(session.task, session.data.spec, seed=session.task.seed)
+        model.to(session.device)
         return soft_labels(
-            model.to(session.device),
-            samples,
-            auxiliary,
+            model,
+            replace(samples, inputs=as_features(session, model, samples.inputs)),
+            as_features(session, model, auxiliary),
             steps=request.initial_steps,
             lr=request.initial_lr,
             batch_size=request.initial_batch_size,

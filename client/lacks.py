@@ -13,7 +13,7 @@ from protocol.method import Method
 from protocol.registry import find_method
 from task.backbones import fingerprint
 from task.datasets import DataSpec
-from task.models import create_model
+from task.models import model_of
 from task.plugin import import_object
 from task.settings import SettingsError, TaskSettings
 from task.source import data_spec
@@ -57,17 +57,17 @@ def _failing(checks: Iterable[Check]) -> list[str]:
 
 
 def _check_model(task: TaskSettings, data_root: str, frozen: str) -> None:
-    own = _frozen(task.model, data_spec(task, data_root), task.seed)
+    own = _frozen(task, data_spec(task, data_root))
     if frozen and own != frozen:
         raise SettingsError(
             f"model = {task.model!r} has other frozen weights on this node than on the server "
-            "(install the same version of the package that brings them on both)"
+            "(install the same version of the package, or copy the file, that brings them)"
         )
 
 
 @lru_cache(maxsize=4)  # virtual nodes of a simulation share a process
-def _frozen(name: str, spec: DataSpec, seed: int) -> str:
-    return fingerprint(create_model(name, spec, seed=seed))
+def _frozen(task: TaskSettings, spec: DataSpec) -> str:
+    return fingerprint(model_of(task, spec, seed=task.seed))
 
 
 def _method(requirement: Requirement) -> Method:

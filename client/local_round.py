@@ -1,12 +1,13 @@
 """A round of local training, as requested by a train message."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import nn
 
 from client.dp_sgd import PrivateTraining
+from client.features import as_features
 from client.session import Session
 from client.terms import loss_terms
 from client.training import train_round
@@ -14,7 +15,7 @@ from protocol.arrays import Arrays, as_arrays, as_tensors
 from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, SERVER_ROUND
 from task.augmentation import chosen_changes
 from task.datasets import Samples
-from task.models import create_model
+from task.models import model_of
 from task.settings import Change, TrainSettings
 
 
@@ -92,6 +93,9 @@ class LocalRound:
         RecordDict
             The metrics, and the loss terms' records.
         """
+        if not self.changes:
+            inputs = as_features(self.session, self.model, samples.inputs)
+            samples = replace(samples, inputs=inputs)
         terms = loss_terms(self.session, self.content, self.model, self.settings)
         privacy = PrivateTraining.of(self.session, self.settings)
         trained = train_round(
@@ -125,7 +129,7 @@ def received_arrays(content: RecordDict) -> Arrays:
 
 def build_model(session: Session, arrays: Arrays) -> nn.Module:
     """Build the run's model with these weights, on the node's device."""
-    model = create_model(session.task.model, session.data.spec)
+    model = model_of(session.task, session.data.spec)
     model.load_state_dict(as_tensors(arrays))
     return model.to(session.device)
 

@@ -60,6 +60,10 @@ class Sums:
             self.gram + other.gram, self.by_class + other.by_class, self.counts + other.counts
         )
 
+    def times(self, factor: float) -> "Sums":
+        """Sums in which each sample counts so often."""
+        return Sums(factor * self.gram, factor * self.by_class, factor * self.counts)
+
     @property
     def size(self) -> float:
         """Number of samples; noise does not make it less than 1."""
@@ -242,6 +246,11 @@ def best_shrinkage(sums: Sums) -> float:
     square, mean = np.square(covariance).mean(), np.trace(covariance) / d
     spread = (n + 1) * (square - mean**2 / d)
     return 1.0 if spread <= 0 else float(min(1.0, (square + mean**2) / spread))
+
+
+def solved(head: str, sums: Sums, strength: float) -> Head:
+    """The head ``ridge`` or ``lda`` with this penalty or shrinkage."""
+    return {"ridge": ridge, "lda": discriminant}[head](sums, strength)
 
 
 def random_directions(d: int, k: int, seed: int) -> Floats:

@@ -74,8 +74,8 @@ def match_gradient(
         int64 (n,).
     target : Mapping[str, Tensor]
         By parameter name: a gradient, or anything in its direction, such as the weights before
-        training minus those after. Must have all parameters of two or more dimensions; others are
-        ignored.
+        training minus those after. Must have all trained parameters of two or more dimensions;
+        others are ignored.
     model : nn.Module
         Maps images to logits.
     steps : int (default: 100)
@@ -97,8 +97,9 @@ def match_gradient(
     DistillError
         If `target` does not fit the model or contains NaN or infinity.
     """
+    trained = {name for name, w in model.named_parameters() if w.ndim > 1 and w.requires_grad}
     frozen = copy.deepcopy(model).eval().requires_grad_(False)
-    weights: dict[str, Tensor] = {n: w for n, w in frozen.named_parameters() if w.ndim > 1}
+    weights: dict[str, Tensor] = {n: w for n, w in frozen.named_parameters() if n in trained}
     _check_target(target, weights)
     target_gradient = [target[name].to(w) for name, w in weights.items()]
     for weight in weights.values():

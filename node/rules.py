@@ -144,9 +144,24 @@ class Asked:
         return find_method(self.strategy)
 
     @property
+    def start(self) -> str:
+        """The strategy that makes the run's first model; empty if that is random."""
+        return str(self.run_config.get("start", ""))
+
+    @cached_property
+    def method_of_start(self) -> Method | None:
+        """The method of that strategy; None if there is none."""
+        return find_method(self.start) if self.start else None
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The run's strategies: the one that makes its first model, if any, and its own."""
+        return (self.start, self.strategy) if self.start else (self.strategy,)
+
+    @property
     def phase(self) -> Phase | None:
-        """The phase of the strategy that the message is of, if the strategy declares one."""
-        return phases_of(self.method).get(self.message_type)
+        """The phase of the run's strategies that the message is of, if they declare one."""
+        return phases_of(self.method, self.method_of_start).get(self.message_type)
 
     def values(self, name: str) -> list[Setting]:
         """Settings of the run or the message that have this name."""
@@ -240,10 +255,12 @@ def _bundles(policy: Policy, asked: Asked) -> Refusal | None:
 
 
 def _strategies(policy: Policy, asked: Asked) -> Refusal | None:
-    if policy.strategies is None or asked.strategy in policy.strategies:
+    allowed = policy.strategies
+    odd = [name for name in asked.methods if allowed is not None and name not in allowed]
+    if allowed is None or not odd:
         return None
-    allowed = ", ".join(policy.strategies)
-    return Refusal("strategies", f"strategy = {asked.strategy!r:.60} (take one of {allowed})")
+    reason = f"strategy = {odd[0]!r:.60} (take one of {', '.join(allowed)})"
+    return Refusal("strategies", reason)
 
 
 def _message_types(policy: Policy, asked: Asked) -> Refusal | None:
@@ -358,14 +375,18 @@ def _settings_of(method: Method | None, config: Mapping[str, Any]) -> list[Setti
 
 def _uncovered(asked: Asked) -> str:
     """What differential privacy would not cover in the run, with the remedy; empty if nothing."""
-    method, config = asked.method, asked.run_config
+    arguments = str(asked.run_config.get("strategy-args", ""))
+    of_start = _uncovered_of(asked.method_of_start, asked.run_config, "")
+    return of_start or _uncovered_of(asked.method, asked.run_config, arguments)
+
+
+def _uncovered_of(method: Method | None, config: Mapping[str, Any], arguments: str) -> str:
     if method is None:
         return ""
     if method.unprotected is None:
         if method.phases or method.terms:
-            return f"{asked.strategy} does not declare what differential privacy covers"
+            return f"{method.name} does not declare what differential privacy covers"
         return ""
-    arguments = str(config.get("strategy-args", ""))
     settings = method_settings(method, _table(config, method.table_name), arguments)
     train = TrainSettings.checked(_table(config, "train"), "run config")
     return method.unprotected(settings, train)

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from protocol.arrays import Arrays, as_record, finite_arrays
 from protocol.method import Method, Phase
-from protocol.schema import LARGEST_NUMBER, Reply, TrainMetrics
+from protocol.schema import LARGEST_NUMBER, EvaluateMetrics, Reply, Share, TrainMetrics
 from task.settings import Block, TrainSettings
 
 if TYPE_CHECKING:
@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 TRAIN_SUMS = "train.analytic_sums"
 """Have a node sum the features of its samples."""
 
+EVALUATE_OWN = "evaluate.own_head"
+"""Have a node mix the sums of all with its own, and evaluate the head of both."""
+
 SUMS = "sums"
-"""Array record of a reply: the sums."""
+"""Array record of a reply: the sums of a node; of a message to evaluate: those of all."""
 GRAM = "gram"
 """Upper triangle of the sum of ``x x^T``, row by row, in whole units, int32 (k (k + 1) / 2,): as
 short as float32, but 256 times as precise for the largest, of which errors of the head come."""
@@ -65,15 +68,25 @@ class AnalyticSettings(SummedFeatures):
     regularisation : float (default: 0.0)
         Penalty lambda of ``ridge``, in units of summed squared features; or shrinkage of ``lda``,
         at most 1. 0 chooses it from the sums.
+    personal : float (default: 0.0)
+        How much more a node's own samples count in a head of its own, beside once in the sums of
+        all. Above 0, nodes evaluate theirs on their held-out samples; it stays there.
     """
 
     head: Literal["ridge", "lda"] = "ridge"
     regularisation: Annotated[float, Field(ge=0)] = 0.0
+    personal: Annotated[float, Field(ge=0)] = 0.0
 
     @property
     def features(self) -> SummedFeatures:
         """The request to nodes."""
         return SummedFeatures(**self.model_dump(include=set(SummedFeatures.model_fields)))
+
+
+class OwnHeadMetrics(EvaluateMetrics):
+    """Accuracy and loss of a node's own head, and the accuracy of the one that all share."""
+
+    shared_accuracy: Share
 
 
 def record_of(sums: Sums) -> ArrayRecord:
@@ -148,8 +161,15 @@ METHODS = (
                 "client.analytic:send_sums",
                 quorum=True,
             ),
+            Phase(
+                EVALUATE_OWN,
+                "nodes evaluate heads of their own",
+                (Reply(metrics=OwnHeadMetrics),),
+                "client.analytic:evaluate_own",
+            ),
         ),
         unprotected=_unprotected,
+        starts=True,
         disclosed=_disclosed,
     ),
 )

@@ -1,10 +1,12 @@
 """Auto: declaration. Its phases and panels are those of the strategies that it may take."""
 
-from protocol import feddyn, hfldd
+from protocol import analytic, feddyn, hfldd
 from protocol.method import Method
 from task.settings import Block, TrainSettings
 
-CANDIDATES = {method.name: method for method in (*feddyn.METHODS, *hfldd.METHODS)}
+CANDIDATES = {
+    method.name: method for method in (*feddyn.METHODS, *hfldd.METHODS, *analytic.METHODS)
+}
 """Methods that it may take, by name."""
 
 CHOICE = "choice.json"
@@ -26,7 +28,7 @@ METHODS = (
     Method(
         name="auto",
         strategy="strategies.auto.strategy:Auto",
-        summary="Looks at how the nodes' labels differ, then takes a strategy that suits that.",
+        summary="Looks at how nodes' labels differ, or at a frozen model; takes what suits that.",
         phases=tuple(phase for method in CANDIDATES.values() for phase in method.phases),
         unprotected=_unprotected,
         panels=("strategies.auto.panel:choice", *_panels()),

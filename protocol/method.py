@@ -84,6 +84,8 @@ class Method:
     personal : bool (default: False)
         Whether nodes keep models of their own, so that there is no global one to evaluate, save
         and export. The run's accuracy is then that of nodes on their held-out samples.
+    starts : bool (default: False)
+        Whether other strategies can start from the model of its first round (setting ``start``).
     formulas : str (default: "")
         ``module:function`` that gives the expected traffic of a run in bits, by formula:
         ``(strategy, num_nodes, num_weights, num_rounds) -> dict``.
@@ -112,6 +114,7 @@ class Method:
     needs: str = ""
     unprotected: Callable[[Any, TrainSettings], str] | None = None
     personal: bool = False
+    starts: bool = False
     formulas: str = ""
     panels: tuple[str, ...] = ()
     disclosed: Callable[[Any], str] | None = None

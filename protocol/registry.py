@@ -77,9 +77,9 @@ def phase_titles() -> dict[str, str]:
     return {phase.message_type: phase.title for phase in phases}
 
 
-def phases_of(method: Method | None) -> dict[str, Phase]:
-    """Phases of a run by message type: the method's, and those that all runs have."""
-    own = method.phases if method else ()
+def phases_of(method: Method | None, start: Method | None = None) -> dict[str, Phase]:
+    """Phases of a run by message type: the method's, its start's, and those that all runs have."""
+    own = [phase for each in (start, method) if each for phase in each.phases]
     return {p.message_type: p for p in (*MEETING, TRAIN_PHASE, EVALUATE_PHASE, *own)}
 
 

@@ -17,7 +17,7 @@ from server.roster import Roster, meet_nodes
 from server.rounds import Rounds
 from server.settings import RunSettings
 from server.shutdown import ignore_signals_at_the_end
-from server.strategy import strategy_of_run
+from server.strategy import method_of_start, settings_of_start, strategy_of_run
 from server.task import Task
 from strategies.common.directory import Directory
 from strategies.common.registry import find_strategy
@@ -35,11 +35,17 @@ def main(grid: Grid, context: Context) -> None:
     settings = settings.defended(find_strategy(settings.strategy)[1])
     strategy_class, method = find_strategy(settings.strategy)  # the defence may take another
     check_privacy(settings, method)
+    starting = method_of_start(settings, method)
+    of_start = settings_of_start(settings)
+    check_privacy(of_start, starting)
     task = Task.of(settings)
     frozen = fingerprint(task.model)
     requirement = requirement_of(method, settings.of_method(method), frozen)
     directory = Directory(requirement, settings.most_samples)
     strategy = strategy_of_run(settings, strategy_class, method, task, directory)
+    start = None
+    if starting:
+        start = strategy_of_run(of_start, *find_strategy(starting.name), task, directory)
     folder_of_run = lock_run_folder(find_run_to_resume(settings, context.run_id))
     with products_in("float32"), names_in_log(directory.names), folder_of_run as folder:
         checkpoint = checkpoint_to_resume(settings, folder)
@@ -51,7 +57,7 @@ def main(grid: Grid, context: Context) -> None:
                 seed=settings.seed,
                 journal=journal,
                 quorum=settings.quorum,
-                phases=phases_of(method),
+                phases=phases_of(method, starting),
                 norm_threshold=settings.norm_threshold,
                 directory=directory,
                 model=as_arrays(task.start),
@@ -63,6 +69,6 @@ def main(grid: Grid, context: Context) -> None:
             record = checkpoint.record if checkpoint else None
             recorder = RunRecorder(folder, settings, screening.ledger, journal, record)
             rounds = Rounds(
-                settings, context.run_id, task, method, strategy, screening, roster, recorder
+                settings, context.run_id, task, method, strategy, screening, roster, recorder, start
             )
             rounds.run(checkpoint)

@@ -7,8 +7,11 @@ from flwr.app import ArrayRecord, MetricRecord
 from torch import nn
 
 from protocol.arrays import as_arrays, as_tensors
+from task.backbones import Frozen
 from task.datasets import Samples
 from task.evaluation import predict
+
+BATCH = 64
 
 
 def server_evaluation(
@@ -21,10 +24,14 @@ def server_evaluation(
     """
     labels = test.labels.cpu()
     class_sizes = labels.bincount()
+    samples = test
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        nonlocal samples
         model.load_state_dict(as_tensors(as_arrays(arrays)))
-        predicted, loss = predict(model, test, device)
+        if samples is test and isinstance(model, Frozen) and not model.trained:
+            samples = _as_features(model, test, device)  # once: they do not change
+        predicted, loss = predict(model, samples, device)
         correct = predicted == labels
         hits = labels[correct].bincount(minlength=len(class_sizes))
         return MetricRecord(
@@ -36,3 +43,10 @@ def server_evaluation(
         )
 
     return evaluate
+
+
+@torch.inference_mode()
+def _as_features(model: Frozen, samples: Samples, device: torch.device | str) -> Samples:
+    model.to(device).eval()
+    features = [model.features(batch.to(device)) for batch in torch.split(samples.inputs, BATCH)]
+    return Samples(torch.cat(features), samples.labels)

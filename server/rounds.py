@@ -50,6 +50,8 @@ class NothingLearntError(RuntimeError):
 class Rounds:
     """Runs a strategy to the last round, from the start or from a checkpoint.
 
+    A strategy `start` makes the model that the first round begins with; without, it is random.
+
     A round in which nothing was learnt has failed. ``patience-failed`` of them in a row end the run
     with an error, and so does a run of failed rounds alone.
     """
@@ -62,6 +64,7 @@ class Rounds:
     grid: ScreeningGrid
     roster: Roster
     recorder: RunRecorder
+    start: Strategy | None = None
 
     def __post_init__(self) -> None:
         self._model = self.task.start
@@ -85,12 +88,37 @@ class Rounds:
             self.grid.begin_round(done + 1)
             strategy, evaluate = OffsetRounds(strategy, done), offset_evaluate(done, evaluate)
         try:
+            if self.start and not checkpoint:
+                self._model = self._first_model(self.start)
             arrays = self._learn(strategy, self.settings.num_rounds - done, evaluate)
         except Exception as error:
             learnt = self._model if self._model is not self.task.start else None
             self.recorder.break_off(error, None if self._personal else learnt)
             raise
         self._write_results(arrays)
+
+    def _first_model(self, start: Strategy) -> ArrayRecord:
+        """The model after one round of the strategy `start`.
+
+        Raises
+        ------
+        NothingLearntError
+            If there is none.
+        """
+        log(INFO, "%s makes the model that training starts from", type(start).__name__)
+        result = start.start(
+            grid=self.grid,
+            initial_arrays=self._model,
+            num_rounds=1,
+            timeout=self.settings.phase_timeout,
+            train_config=self._train_config(),
+        )
+        if not result.arrays:
+            reasons = told(self.grid.failures) or "the log says why"
+            raise NothingLearntError(
+                f"start = {self.settings.start!r} made no model: {reasons} ({START_AGAIN})"
+            )
+        return result.arrays
 
     def _learn(self, strategy: Strategy, rounds: int, evaluate: EndOfRound) -> ArrayRecord:
         """The model after some rounds of a strategy.

@@ -36,6 +36,9 @@ class RunSettings(TaskSettings):
     most_samples : float (default: 10.0)
         Most samples of a node that count, in units of the median of all connected nodes': a node
         says itself how many it has. 0 counts all.
+    start : str (default: "")
+        Strategy that makes the model which training starts from, in one phase before the first
+        round: ``analytic``. Empty starts from weights that ``seed`` draws.
     num_rounds : int (default: 10)
         Rounds of the run, T in the papers.
     min_nodes : int (default: 2)
@@ -76,6 +79,7 @@ class RunSettings(TaskSettings):
     aggregator_args: str = ""
     defence: Literal["off", "on"] = "off"
     most_samples: Annotated[float, Field(ge=0)] = 10.0
+    start: str = ""
     num_rounds: Annotated[int, Field(ge=1)] = 10
     min_nodes: Annotated[int, Field(ge=1)] = 2
     fraction_train: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -1,13 +1,15 @@
-"""Creates the strategy of a run."""
+"""Creates the strategy of a run, and that which makes its first model."""
 
 from flwr.serverapp.strategy import Strategy
 
 from protocol.method import Method
+from protocol.registry import all_methods
 from server.settings import RunSettings
 from server.task import Task
 from strategies.common.directory import Directory
 from strategies.common.registry import create_aggregator, create_strategy, find_strategy
 from strategies.common.run import Run
+from task.settings import SettingsError
 
 
 def strategy_of_run(
@@ -48,3 +50,35 @@ def strategy_of_run(
     )
     arguments = settings.constructor_arguments(method)
     return create_strategy(strategy, settings.of_method(method), run, arguments)
+
+
+def settings_of_start(settings: RunSettings) -> RunSettings:
+    """Settings of the phase before the first round, in which every node takes part."""
+    plain = {"strategy_args": "", "aggregator": "", "aggregator_args": ""}
+    shares = {"fraction_train": 1.0, "fraction_evaluate": 0.0}
+    return settings.model_copy(update={"strategy": settings.start, **plain, **shares})
+
+
+def method_of_start(settings: RunSettings, method: Method | None) -> Method | None:
+    """The method that makes the first model of a run of `method`; None if it is random.
+
+    Raises
+    ------
+    SettingsError
+        If ``start`` names no method that can, or `method` has no use for a first model.
+    """
+    if not settings.start:
+        return None
+    able = {name: other for name, other in all_methods().items() if other.starts}
+    if settings.start not in able:
+        raise SettingsError(
+            f"start = {settings.start!r}: it makes no model that training can start from (take "
+            f'one of {", ".join(able)}, or "")'
+        )
+    if method and (method.personal or method.starts):
+        why = "nodes keep models of their own" if method.personal else "it needs no start"
+        raise SettingsError(
+            f"start = {settings.start!r}: with strategy = {settings.strategy!r} {why} (set start "
+            'to "")'
+        )
+    return able[settings.start]

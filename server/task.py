@@ -15,7 +15,7 @@ from server.settings import RunSettings
 from task.augmentation import chosen_changes
 from task.compute.device import choose_device, describe_device
 from task.datasets import DataSpec
-from task.models import ModelError, create_model, last_dense
+from task.models import ModelError, last_dense, model_of
 from task.settings import SettingsError
 from task.source import check_partition_settings, data_spec, test_samples
 
@@ -53,7 +53,7 @@ class Task:
         spec = data_spec(settings)
         check_partition_settings(settings)
         chosen_changes(settings.train.augment, spec)
-        model = create_model(settings.model, spec, seed=settings.seed)
+        model = model_of(settings, spec, seed=settings.seed)
         _check_layer(model, settings.train.feature_layer)
         device = choose_device(settings.server_device, "server-device")
         log(INFO, "The server computes on %s", describe_device(device))

@@ -19,19 +19,20 @@ from distill.analytic import (
     best_penalty,
     best_shrinkage,
     deviations,
-    discriminant,
     noisy_penalty,
     random_directions,
-    ridge,
+    solved,
 )
 from protocol.analytic import (
     BY_CLASS,
     COUNTS,
+    EVALUATE_OWN,
     FEATURES,
     SUMS,
     TRAIN_SUMS,
     UNIT,
     AnalyticSettings,
+    record_of,
     sums_of,
 )
 from protocol.arrays import Arrays, as_arrays, as_record, sent_arrays
@@ -62,7 +63,7 @@ class Analytic(CheckedFedAvg):
     ----------
     model : nn.Module
         The run's architecture, of which only the last dense layer is learnt.
-    head, regularisation, projection, clip
+    head, regularisation, projection, clip, personal
         See `protocol.analytic.AnalyticSettings`.
     noise : float (default: 0.0)
         Noise multiplier with which nodes make their sums differentially private; 0 is without.
@@ -90,6 +91,7 @@ class Analytic(CheckedFedAvg):
         regularisation: float = 0.0,
         projection: int = 0,
         clip: float = 1.0,
+        personal: float = 0.0,
         noise: float = 0.0,
         seed: int = 0,
         directory: Directory | None = None,
@@ -102,6 +104,7 @@ class Analytic(CheckedFedAvg):
                 "regularisation": regularisation,
                 "projection": projection,
                 "clip": clip,
+                "personal": personal,
             },
             "analytic",
         )
@@ -132,7 +135,10 @@ class Analytic(CheckedFedAvg):
     @classmethod
     def from_run(cls, settings: Any, run: Run, **arguments: Any) -> Self:
         """Make the strategy for a run of our ServerApp; see `CheckedFedAvg`."""
-        return super().from_run(settings, run, **{"noise": run.train.dp_noise, **arguments})
+        own: dict[str, Any] = {"noise": run.train.dp_noise}
+        if settings and settings.personal:  # there is no other accuracy of nodes' own heads
+            own["fraction_evaluate"] = run.fraction_evaluate or 1.0
+        return super().from_run(settings, run, **{**own, **arguments})
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -164,6 +170,19 @@ class Analytic(CheckedFedAvg):
             log(WARNING, "Round %d: no usable sums, the global model stays", server_round)
             return None, None
         return as_record(self._solved(self.start_of_round)), MetricRecord()
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Have nodes evaluate the model, or with ``personal`` heads of their own."""
+        messages = list(super().configure_evaluate(server_round, arrays, config, grid))
+        if not (messages and self.settings.personal and self.sums):
+            return messages
+        sums = self._total()
+        strength = {"regularisation": self._strength(sums)}
+        request = self.settings.model_copy(update=strength).model_dump(by_alias=True)
+        content = RecordDict({FEATURES: ConfigRecord(request), SUMS: record_of(sums)})
+        return [Message(content, m.metadata.dst_node_id, EVALUATE_OWN) for m in messages]
 
     def forget(self, names: Collection[str], arrays: ArrayRecord) -> ArrayRecord:
         """Take nodes' sums out; return the model that the others alone would have given.
@@ -210,26 +229,28 @@ class Analytic(CheckedFedAvg):
 
     def _solved(self, model: Arrays) -> Arrays:
         """The model with the head of all sums."""
-        settings = self.settings
-        sums = reduce(add, map(sums_of, self.sums.values()))  # one node's at a time in memory
-        strength = settings.regularisation
-        if settings.head == "ridge":
-            strength = strength or self._penalty(sums)
-            head = ridge(sums, strength)
-        else:
-            strength = strength or best_shrinkage(sums)
-            head = discriminant(sums, strength)
+        sums = self._total()
+        strength = self._strength(sums)
+        head = solved(self.settings.head, sums, strength)
         log(
             INFO,
             "Head of %s: %s of %d samples, regularisation %.4g",
             counted(len(self.sums), "node"),
-            settings.head,
+            self.settings.head,
             sums.size,
             strength,
         )
         return {**model, **self._arrays(head)}
 
-    def _penalty(self, sums: Sums) -> float:
+    def _total(self) -> Sums:
+        return reduce(add, map(sums_of, self.sums.values()))  # one node's at a time in memory
+
+    def _strength(self, sums: Sums) -> float:
+        """Regularisation of the head."""
+        if self.settings.regularisation:
+            return self.settings.regularisation
+        if self.settings.head == "lda":
+            return best_shrinkage(sums)
         if not self._noise:
             return best_penalty(sums)
         of_gram, _, _ = deviations(self.settings.clip, self._noise)

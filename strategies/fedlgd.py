@@ -231,8 +231,8 @@ class FedLGD(RobustFedAvg):
 
     def _matched(self, arrays: Arrays) -> Arrays:
         """The arrays by which gradients are matched."""
-        weights = (name for name, w in self._model.named_parameters() if w.ndim > 1)
-        return {name: arrays[name] for name in weights}
+        weights = self._model.named_parameters()
+        return {name: arrays[name] for name, w in weights if w.ndim > 1 and w.requires_grad}
 
     def _refine(self, target: Arrays) -> None:
         """Match the gradient at the round's initial model (eq. 5-6)."""

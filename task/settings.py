@@ -250,6 +250,23 @@ class TrainSettings(Block):
         return epsilon
 
 
+class BackboneSettings(Block):
+    """The network of a model that is frozen but for its head (``backbone.*``).
+
+    Parameters
+    ----------
+    weights : str (default: "")
+        File of its weights, safetensors or as ``torch.save`` writes a state dict, at the same path
+        on the server and on every node; empty for those that come with the model.
+    trains : str (default: "head")
+        What local training changes: ``head``, ``last-block`` (the head and the network's last part)
+        or ``all``. The network's batch normalisation keeps its statistics.
+    """
+
+    weights: str = ""
+    trains: Literal["head", "last-block", "all"] = "head"
+
+
 class SimulationSettings(Block):
     """Virtual nodes, in Flower's simulation runtime (``simulation.*``).
 
@@ -276,7 +293,8 @@ class TaskSettings(Block):
     download : bool (default: False)
         Let torchvision download missing files.
     model : str (default: "auto")
-        A named model, ``module:Class``, or ``auto`` to choose by the images' size.
+        A named model, ``module:Class``, ``torchvision:NAME`` for a frozen network of torchvision's
+        with weights from ``backbone.weights``, or ``auto`` to choose by the images' size.
     seed : int (default: 0)
         Seed of all random draws of the run.
     norm_threshold : float (default: 5.0)
@@ -292,6 +310,7 @@ class TaskSettings(Block):
     model: Annotated[str, Field(min_length=1)] = "auto"
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     norm_threshold: Annotated[float, Field(ge=0)] = 5.0
+    backbone: BackboneSettings = BackboneSettings()
     partition: PartitionSettings = PartitionSettings()
     private: PrivateSettings = PrivateSettings()
     train: TrainSettings = TrainSettings()

@@ -73,10 +73,15 @@ def export_model(run: RunFiles, form: Format, folder: Path) -> Path:
     ModelError
         If the model cannot be built here.
     """
-    weights, description = _weights(run), Description.of(run)
+    return write_model(weights_of(run), Description.of(run), form, folder / FILES[form])
+
+
+def write_model(
+    weights: dict[str, Tensor], description: Description, form: Format, file: Path
+) -> Path:
+    """Write a model; see `export_model`."""
     metadata = {KEY: description.to_json()}
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / FILES[form]
+    file.parent.mkdir(parents=True, exist_ok=True)
     if form == "safetensors":
         save_file(weights, file, metadata)
         return file
@@ -133,7 +138,7 @@ def _checked(model: nn.Module, inputs: Tensor, form: Format, file: Path) -> Path
     return file
 
 
-def _weights(run: RunFiles) -> dict[str, Tensor]:
+def weights_of(run: RunFiles) -> dict[str, Tensor]:
     """The model after the run's last round, from its checkpoint or the final model file."""
     file = checkpoints(run.folder).get(run.rows[-1]["round"])
     if file is None:

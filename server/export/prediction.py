@@ -15,7 +15,7 @@ from torch import Tensor
 from server.export.description import KEY, Description
 from task.datasets.images import read_image
 from task.datasets.types import normalise
-from task.models import create_model
+from task.models import create_model, is_code
 
 
 class ModelFileError(ValueError):
@@ -101,7 +101,7 @@ def _read_torchscript(file: Path) -> ExportedModel:
 def _read_safetensors(file: Path) -> ExportedModel:
     with safe_open(file, "pt") as weights:
         description = _described(weights.metadata() or {})
-    if ":" in description.model:  # a file does not choose the code that is imported
+    if is_code(description.model):  # a file does not choose the code that is imported
         raise ValueError(
             f"its architecture is code of your own, {description.model!r}; export it with "
             "--format onnx, which needs no code"

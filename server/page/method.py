@@ -13,13 +13,14 @@ from task.settings import SettingsError
 
 
 def panels(run: RunFiles) -> list[Section]:
-    """The method's own sections, after what its settings disclose."""
-    method = method_of_run(run)
-    if method is None:
-        return []
+    """What the run started from, what its settings disclose, and the method's own sections."""
     text = disclosed(run)
     sections = [Section("What left the nodes", [text])] if text else []
-    for path in method.panels:
+    if start := run.settings.get("start"):
+        made = f"Training started from the model that {start} made, in one phase before round 1."
+        sections = [Section("Start", [made]), *sections]
+    method = method_of_run(run)
+    for path in method.panels if method else ():
         try:
             panel: Any = import_object(path)
         except PluginError as error:
@@ -32,13 +33,18 @@ def panels(run: RunFiles) -> list[Section]:
 
 def disclosed(run: RunFiles) -> str:
     """What leaves nodes besides models and virtual data, under the run's settings."""
-    method = method_of_run(run)
+    arguments = run.settings.get("strategy-args", "")
+    start = find_method(run.settings.get("start", ""))
+    texts = [_disclosed(run, start, ""), _disclosed(run, method_of_run(run), arguments)]
+    return " ".join(filter(None, texts))
+
+
+def _disclosed(run: RunFiles, method: Method | None, arguments: str) -> str:
     if method is None or method.disclosed is None:
         return ""
     table = run.settings.get(method.table_name, {})
     try:
-        settings = method_settings(method, table, run.settings.get("strategy-args", ""))
-        return method.disclosed(settings)
+        return method.disclosed(method_settings(method, table, arguments))
     except SettingsError:
         return ""  # settings of another version: their meaning is unknown
 

@@ -17,19 +17,24 @@ class Choice:
     ----------
     strategy : str
         Its name.
-    skew : float
-        See `choose`.
+    skew : float or None
+        See `choose`; None if nothing was asked, because it does not matter.
     held : float or None
         See `choose`.
     """
 
     strategy: str
-    skew: float
+    skew: float | None
     held: float | None
 
     @property
     def reason(self) -> str:
         """What was seen and what follows, for log and report."""
+        if self.skew is None:
+            return (
+                "the model is a frozen network, the best head of which is in the nodes' sums, "
+                f"whatever their labels: {self.strategy}"
+            )
         held = "" if self.held is None else f", and a node holds {self.held:.0%} of the classes"
         return (
             f"the nodes' labels differ by {self.skew:.0%} of one class a node{held}: "
@@ -39,6 +44,10 @@ class Choice:
     def as_json(self) -> dict[str, Any]:
         """Content of ``choice.json``."""
         return {**asdict(self), "reason": self.reason}
+
+
+ON_FROZEN = Choice("analytic", None, None)
+"""Where nothing but the head of a frozen network trains."""
 
 
 def choose(skew: float, held: float | None) -> Choice:

@@ -22,12 +22,13 @@ from protocol.hfldd import LABEL_KNOWLEDGE, LabelRequest, soft_labels_of
 from protocol.meeting import one_line
 from protocol.messages import CONFIG
 from protocol.replies import NothingUsableError, set_aside, usable
-from strategies.auto.rule import Choice, choose
+from strategies.auto.rule import ON_FROZEN, Choice, choose
 from strategies.auto.skew import Floats, label_skew, one_class_labels
 from strategies.common.directory import Directory
 from strategies.common.run import Run
 from strategies.common.state import check_tag, tag
 from strategies.common.topology import Topology
+from task.backbones import Frozen
 from task.plugin import import_object
 from task.words import counted
 
@@ -44,7 +45,8 @@ class Auto(Strategy):
     Before the first round nodes train the initial model for a few steps and send soft labels on
     samples that everybody has, as in HFLDD. These tell how much the nodes' labels differ
     (:func:`strategies.auto.skew.label_skew`). By that, and by how many classes nodes hold, a rule
-    names the strategy (:func:`strategies.auto.rule.choose`), which then does everything.
+    names the strategy (:func:`strategies.auto.rule.choose`), which then does everything. Where only
+    the head of a frozen network trains, it asks nothing and takes the head in closed form.
 
     Parameters
     ----------
@@ -113,10 +115,7 @@ class Auto(Strategy):
     ) -> Iterable[Message]:
         """Take a strategy before the first round; then have it configure the round."""
         if self.taken is None:
-            nodes = sorted(grid.get_node_ids())
-            if len(nodes) > MOST_ASKED:
-                nodes = Random(self._seed).sample(nodes, MOST_ASKED)
-            self._take(choose(self._skew(nodes, arrays, grid), self._held(nodes, grid)))
+            self._take(self._chosen(arrays, grid))
         return self._strategy.configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
@@ -180,6 +179,14 @@ class Auto(Strategy):
         if self.taken is None:
             raise RuntimeError("auto takes a strategy in configure_train, before all else")
         return self.taken
+
+    def _chosen(self, arrays: ArrayRecord, grid: Grid) -> Choice:
+        if isinstance(self._model, Frozen) and not self._model.trained:
+            return ON_FROZEN
+        nodes = sorted(grid.get_node_ids())
+        if len(nodes) > MOST_ASKED:
+            nodes = Random(self._seed).sample(nodes, MOST_ASKED)
+        return choose(self._skew(nodes, arrays, grid), self._held(nodes, grid))
 
     def _take(self, choice: Choice) -> None:
         log(INFO, "Auto: %s", choice.reason)

@@ -5,15 +5,16 @@ import io
 
 from torch import Tensor, nn
 
-from task.backbones.frozen import Frozen
+from task.backbones.frozen import Frozen, side_for
 from task.datasets.types import DataSpec
 from task.models.registry import ModelError, register
 
-STRIDE = 32
-SMALLEST, LARGEST = 128, 224
-"""Sides of the images that it sees; it was trained on the largest."""
+LARGEST = 224
+"""Side of the images that it was trained on."""
 WIDTH = 1280
 MIDDLE = (0.5, 0.5, 0.5)
+TAIL = "blocks._blocks.15"
+"""Its last block; one more convolution follows."""
 
 
 class _Lite(nn.Module):
@@ -42,9 +43,9 @@ class _Lite(nn.Module):
 @register("efficientnet-lite0", fits=lambda spec: spec.kind == "image")
 def efficientnet_lite0(spec: DataSpec) -> nn.Module:
     """EfficientNet-Lite0 on images of 128 to 224 pixels a side, and a linear head."""
-    return at_size(spec, min(max(STRIDE * round(max(spec.shape[1:]) / STRIDE), SMALLEST), LARGEST))
+    return at_size(spec, side_for(spec, LARGEST))
 
 
 def at_size(spec: DataSpec, size: int) -> nn.Module:
     """The network on images of another size, a multiple of 32 pixels."""
-    return Frozen(_Lite(size), WIDTH, spec, size=size, mean=MIDDLE, std=MIDDLE)
+    return Frozen(_Lite(size), WIDTH, spec, size=size, mean=MIDDLE, std=MIDDLE, tail=TAIL)

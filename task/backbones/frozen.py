@@ -1,19 +1,28 @@
 """A network that was trained on something else, with a linear head for the run's classes."""
 
 import hashlib
+from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from task.datasets.types import DataSpec
+from task.errors import ModelError
+
+STRIDE = 32
+SMALLEST = 128
+"""Side to which small images are enlarged."""
 
 
 class Frozen(nn.Module):
     """A frozen network and a linear head on its features, which have norm 1.
 
-    Only the head trains. The network stays in evaluation mode, and sees images with the channels,
-    size and normalisation that it was trained with.
+    Only the head trains, unless `thaw` says otherwise. The network stays in evaluation mode, and
+    sees images with the channels, size and normalisation that it was trained with.
 
     Parameters
     ----------
@@ -28,6 +37,9 @@ class Frozen(nn.Module):
     mean, std : tuple of float, optional (default: None)
         By channel, of the pixels in [0, 1] that the network was trained on; None leaves them as the
         run normalises them.
+    tail : str (default: "")
+        Name of the module in `network` with which its last block begins; empty for the last part
+        with parameters.
     """
 
     def __init__(
@@ -39,6 +51,7 @@ class Frozen(nn.Module):
         size: int | None = None,
         mean: tuple[float, ...] | None = None,
         std: tuple[float, ...] | None = None,
+        tail: str = "",
     ) -> None:
         super().__init__()
         self.scale: Tensor
@@ -46,6 +59,7 @@ class Frozen(nn.Module):
         self.network = network.requires_grad_(False)
         self.head = nn.Linear(width, spec.num_classes)
         self._size = size
+        self._tail = tail or _last_part(network)
         mean, std = mean or spec.mean, std or spec.std
         self._channels = len(mean)
         # (p - m) / s of the run, to (p - mean) / std
@@ -62,19 +76,65 @@ class Frozen(nn.Module):
         return self
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits (n, classes) of images as the run normalises them."""
+        """Logits (n, classes) of images as the run normalises them, or of features (n, width)."""
+        features = inputs if inputs.ndim == 2 else self.features(inputs)
+        logits: Tensor = self.head(features)
+        return logits
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """Features (n, width) of images as the run normalises them."""
         images = inputs.expand(-1, self._channels, -1, -1) * self.scale + self.shift
         if self._size is not None:
             side = (self._size, self._size)
             images = functional.interpolate(images, side, mode="bilinear", align_corners=False)
-        features = self.network(images).flatten(1)
-        logits: Tensor = self.head(functional.normalize(features))
-        return logits
+        return functional.normalize(self.network(images).flatten(1))
+
+    @property
+    def trained(self) -> bool:
+        """Whether a part of the network trains, so that features change."""
+        return any(weight.requires_grad for weight in self.network.parameters())
+
+    def thaw(self, part: str) -> None:
+        """Have ``last-block`` or ``all`` of the network train, too; ``head`` has none of it."""
+        chosen, tail = part == "all", f"{self._tail}." if self._tail else ""
+        for name, weight in self.network.named_parameters():
+            chosen = chosen or (part == "last-block" and name.startswith(tail))
+            weight.requires_grad_(chosen)
+
+    def load_network(self, file: Path) -> None:
+        """Load the network's weights; those of a head of its own, in the file, are not used.
+
+        Raises
+        ------
+        ModelError
+            If the file cannot be read, or lacks weights of the network.
+        """
+        try:
+            if file.suffix == ".safetensors":
+                state = load_file(file)
+            else:
+                state = torch.load(file, map_location="cpu", weights_only=True)
+            own = {name: state[name] for name in self.network.state_dict()}
+            self.network.load_state_dict(own)
+        except (OSError, SafetensorError, UnpicklingError) as error:
+            reason = f"cannot be read ({error}); give a file on this machine"
+        except KeyError as error:
+            reason = f"lacks {error} (take the file that belongs to the network)"
+        except RuntimeError as error:
+            reason = f"does not fit the network: {' '.join(str(error).split())}"
+        else:
+            return
+        raise ModelError(f"backbone.weights = {str(file)!r} {reason}")
 
 
 def fingerprint(model: nn.Module) -> str:
-    """SHA-256 of all of a model's state that is not trained; empty if all its parameters are."""
+    """SHA-256 of the state that a model begins with and nobody sends; empty if there is none.
+
+    That is the network of a `Frozen` model, trained or not, and what has no gradient of others.
+    """
     trained = {name for name, value in model.named_parameters() if value.requires_grad}
+    if isinstance(model, Frozen):
+        trained = {f"head.{name}" for name in model.head.state_dict()}
     if trained == {name for name, _ in model.named_parameters()}:
         return ""
     digest = hashlib.sha256()
@@ -83,6 +143,26 @@ def fingerprint(model: nn.Module) -> str:
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
             digest.update(value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def side_for(spec: DataSpec, largest: int) -> int:
+    """Side of the images that a network sees: the run's, in steps of 32, from 128 to `largest`."""
+    return min(max(STRIDE * round(max(spec.shape[1:]) / STRIDE), SMALLEST), largest)
+
+
+def _last_part(network: nn.Module) -> str:
+    """Name of the last child with parameters; of its last one, where it is the only child.
+
+    Empty, for the whole network, if it has none.
+    """
+    path, parts = "", [n for n, m in network.named_children() if list(m.parameters())]
+    while parts:
+        path = f"{path}.{parts[-1]}".removeprefix(".")
+        if len(parts) > 1:
+            break
+        inner = network.get_submodule(path).named_children()
+        parts = [n for n, m in inner if list(m.parameters())]
+    return path
 
 
 def _by_channel(values: tuple[float, ...]) -> Tensor:

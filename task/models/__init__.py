@@ -1,17 +1,19 @@
 """Models by name."""
 
-from task.backbones import efficientnet, random_features
+from task.backbones import efficientnet, random_features, torchvision_networks
 from task.models import papers, papers_cadis, papers_fedhead, papers_fedlgd, torchvision_models
 from task.models.last_layer import last_dense, last_dense_layer
-from task.models.registry import ModelError, create_model, model_names, register
+from task.models.registry import ModelError, create_model, is_code, model_names, model_of, register
 
 __all__ = [
     "ModelError",
     "create_model",
     "efficientnet",
+    "is_code",
     "last_dense",
     "last_dense_layer",
     "model_names",
+    "model_of",
     "papers",
     "papers_cadis",
     "papers_fedhead",
@@ -19,4 +21,5 @@ __all__ = [
     "random_features",
     "register",
     "torchvision_models",
+    "torchvision_networks",
 ]

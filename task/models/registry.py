@@ -1,21 +1,22 @@
 """Models by name: seeded construction, and a check that they fit the data."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import nn
 
+from task.backbones.frozen import Frozen
 from task.datasets.types import DataSpec
+from task.errors import ModelError as ModelError  # passed on
 from task.plugin import PluginError, import_object, located, plugged_in
+from task.settings import BackboneSettings, TaskSettings
 
 ModelFactory = Callable[[DataSpec], nn.Module]
 Fits = Callable[[DataSpec], bool]
 
 _MODELS: dict[str, tuple[ModelFactory, Fits]] = {}
-
-
-class ModelError(ValueError):
-    """A model is unknown or does not fit the data; the message says which do."""
+_FAMILIES: dict[str, Callable[[str], ModelFactory]] = {}
 
 
 def register(name: str, fits: Fits) -> Callable[[ModelFactory], ModelFactory]:
@@ -24,6 +25,18 @@ def register(name: str, fits: Fits) -> Callable[[ModelFactory], ModelFactory]:
     def add(factory: ModelFactory) -> ModelFactory:
         _MODELS[name] = (factory, fits)
         return factory
+
+    return add
+
+
+def register_family(
+    name: str,
+) -> Callable[[Callable[[str], ModelFactory]], Callable[[str], ModelFactory]]:
+    """Register a function that makes the factory of model ``name:MEMBER``, given the member."""
+
+    def add(factory_of: Callable[[str], ModelFactory]) -> Callable[[str], ModelFactory]:
+        _FAMILIES[name] = factory_of
+        return factory_of
 
     return add
 
@@ -41,7 +54,7 @@ def create_model(name: str, spec: DataSpec, seed: int | None = None) -> nn.Modul
     name : str
         A registered name (see `model_names`); ``auto`` for ``digits-cnn`` on images up to 16x16,
         ``hfldd-mnist`` on 1x28x28, ``convnet3`` on other images, ``bilstm`` on texts, ``mlp`` on
-        tables; or ``"my_pkg.mod:Cls"``, called as ``Cls(spec)``.
+        tables; ``torchvision:NAME``; or ``"my_pkg.mod:Cls"``, called as ``Cls(spec)``.
     spec : DataSpec
         Shape and classes that the model must fit.
     seed : int, optional (default: None)
@@ -65,6 +78,33 @@ def create_model(name: str, spec: DataSpec, seed: int | None = None) -> nn.Modul
     return model
 
 
+def is_code(name: str) -> bool:
+    """Whether a model's name says which code to import."""
+    return ":" in name and name.partition(":")[0] not in _FAMILIES
+
+
+def model_of(task: TaskSettings, spec: DataSpec, seed: int | None = None) -> nn.Module:
+    """Build a run's model, with the weights and the trained part that ``backbone.*`` say.
+
+    Raises
+    ------
+    ModelError
+        If it cannot be built (see `create_model`), or ``backbone.*`` are set and it has none.
+    """
+    model, own = create_model(task.model, spec, seed), task.backbone
+    if own == BackboneSettings():
+        return model
+    if not isinstance(model, Frozen):
+        raise ModelError(
+            f"model={task.model!r} is no frozen network, and backbone.* are for those (leave them "
+            "out, or take efficientnet-lite0 or torchvision:NAME)"
+        )
+    if own.weights:
+        model.load_network(Path(own.weights))
+    model.thaw(own.trains)
+    return model
+
+
 def _default_name(spec: DataSpec) -> str:
     if spec.kind != "image":
         return "bilstm" if spec.kind == "text" else "mlp"
@@ -74,6 +114,9 @@ def _default_name(spec: DataSpec) -> str:
 
 
 def _find_factory(name: str, spec: DataSpec) -> ModelFactory:
+    family, _, member = name.partition(":")
+    if family in _FAMILIES:
+        return _FAMILIES[family](member)
     if name not in _MODELS and (path := _path(name)):
         return _import_factory(name, path)
     if name not in _MODELS:

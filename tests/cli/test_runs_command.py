@@ -82,6 +82,17 @@ def test_export_writes_the_model_and_its_card(finished_run, tmp_path):
     assert "`model.pt`" in (tmp_path / "out" / "model-card.md").read_text()
 
 
+def test_export_writes_a_student_beside_the_model(finished_run, tmp_path, monkeypatch):
+    monkeypatch.setattr("server.export.student.EPOCHS", 1)
+    few = ("--student", "mlp", "--num-samples", "20", "--output", tmp_path)
+    result = invoke("export", finished_run(), *few)
+    assert str(tmp_path / "student-model.safetensors") in result.output
+    assert "it agrees with the model on" in result.output
+    result = invoke("export", finished_run("102"), "--student", "no-such", "--output", tmp_path)
+    assert result.exit_code == 1
+    assert "model='no-such' is unknown here" in result.stderr
+
+
 def test_export_of_a_run_without_a_model_is_an_error(finished_run):
     folder = finished_run()
     (folder / "model.safetensors").unlink()

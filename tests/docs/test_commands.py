@@ -45,6 +45,7 @@ NOT_HERE = {
     r"flower-superlink ": HOSTS,
     r"flwr-distill (node|register)\b": HOSTS,
     r"flwr-distill runs forget ": "of a run of analytic: tests/strategies/test_analytic.py",
+    r"flwr-distill runs export .*--student": "tests/cli/test_runs_command.py",
     r"flwr-distill certs (sign|renew|revoke) ": "see tests/cli/test_certs_command.py",
     r"flwr-distill (doctor|up) .*--device cuda": "needs a GPU: tests/gpu",
     r"flwr-distill up --data": "three real nodes, as docs/tutorial.md has them",

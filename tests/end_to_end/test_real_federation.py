@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from safetensors.numpy import load_file
 
-from client.analytic import kept_features
+from client.features import kept_features
 from client.session import Session
 from distill.analytic import Sums, best_penalty, clipped, ridge
 from fleet.local_federation import LocalFederation
@@ -162,7 +162,9 @@ def test_one_round_of_sums_gives_the_head_of_all_samples_in_one_place(federation
         )
         for place in range(NODES)
     ]
-    features = clipped(np.concatenate([kept_features(node) for node in nodes]), 1.0)
+    features = clipped(
+        np.concatenate([kept_features(node, node.data.train.inputs) for node in nodes]), 1.0
+    )
     labels = np.concatenate([node.data.train.labels for node in nodes])
     sums = Sums.of(features, labels, 10)
     head = ridge(sums, best_penalty(sums))

@@ -142,6 +142,22 @@ def test_hours_may_lie_around_midnight(hours: str, works: bool) -> None:
     assert Policy(hours=hours).works_at(NOON.time()) == works
 
 
+def test_the_strategy_that_makes_the_first_model_is_judged_like_the_runs_own() -> None:
+    def refusal(policy: Policy, message_type: str = "train.analytic_sums", **config: Any) -> Any:
+        run = {**PRIVATE, "strategy": "fedavg", **config}
+        return judge_message(policy, asked(run, message_type), NOON)
+
+    declared = Policy(replies="declared")
+    assert refusal(declared).rule == "replies"
+    assert refusal(declared, start="analytic") is None
+    assert refusal(Policy(strategies=["fedavg"]), start="analytic").rule == "strategies"
+    assert refusal(Policy(strategies=["fedavg", "analytic"]), start="analytic") is None
+    noisy = Policy(least_noise=1.0)
+    assert refusal(noisy, start="analytic") is None
+    lda = {"start": "analytic", "analytic.head": "lda"}
+    assert "lda has no rule" in refusal(noisy, **lda).reason
+
+
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(run=RUNS, config=CONFIGS, message_type=st.sampled_from(["train", "train.distill", "x.y"]))
 def test_what_a_hospital_lets_pass_keeps_all_of_its_rules(

@@ -1,6 +1,8 @@
 """Closed-form heads with our real ClientApp; only the wire is a grid in memory."""
 
 import json
+from functools import reduce
+from operator import add
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from flwr.app import ConfigRecord
 from numpy.testing import assert_allclose
 
 from distill.analytic import Sums, best_penalty, best_shrinkage, clipped, discriminant, ridge
-from protocol.analytic import BY_CLASS, COUNTS, GRAM, SUMS, UNIT
+from protocol.analytic import BY_CLASS, COUNTS, EVALUATE_OWN, GRAM, SUMS, UNIT, sums_of
 from protocol.arrays import as_arrays, as_record
 from strategies.analytic import Analytic
 from strategies.common.directory import Directory
@@ -20,7 +22,7 @@ from task.models import create_model
 from task.settings import SettingsError, TaskSettings
 from task.source import partition_samples
 
-from .naive import FIRST, play, spoil, start
+from .naive import FIRST, play, sessions, spoil, start
 
 WIDTH = 128
 SPEC = load_dataset("digits").spec
@@ -144,6 +146,33 @@ def test_a_node_taken_back_leaves_the_head_of_the_others(client_grid):
         other.forget([names[0], names[2]], arrays)
 
 
+def test_a_nodes_own_head_is_that_of_its_samples_counted_more_often(client_grid, tmp_path):
+    config = {**SKEWS["dirichlet 0.01"][0], "train.holdout": 0.2}
+    grid, strategy = client_grid(3, config), strategy_of(personal=4.0, fraction_evaluate=1.0)
+    arrays = play(strategy, grid, 1, start(MODEL))
+    messages = strategy.configure_evaluate(1, arrays, ConfigRecord(), grid)
+    replies = grid.send_and_receive(messages)
+    assert {reply.metadata.message_type for reply in replies} == {EVALUATE_OWN}
+    total = reduce(add, map(sums_of, strategy.sums.values()))
+    by_node = {reply.metadata.src_node_id: reply for reply in replies}
+    for session in sessions(config, tmp_path, 3):
+        node = FIRST + session.identity
+        reply = by_node[node]
+        more = total + sums_of(strategy.sums[node]).times(4.0)
+        with torch.inference_mode():
+            shown = MODEL.features(session.data.holdout.inputs).half().double().numpy()
+        labels = session.data.holdout.labels.numpy()
+        for key, sums in (("eval-accuracy", more), ("shared-accuracy", total)):
+            head = ridge(sums, best_penalty(total))
+            right = ((shown @ head.weight.T + head.bias).argmax(1) == labels).mean()
+            assert reply.content["metrics"][key] == pytest.approx(right, abs=1.5 / len(labels))
+    own, shared = (
+        np.mean([reply.content["metrics"][key] for reply in replies])
+        for key in ("eval-accuracy", "shared-accuracy")
+    )
+    assert own >= shared
+
+
 def spoiled(**changed):
     """Change arrays of a reply's sums."""
 
@@ -183,7 +212,7 @@ def test_samples_that_a_node_has_beyond_what_counts_are_scaled_down(client_grid)
 
 def test_features_are_computed_once(client_grid, monkeypatch):
     play(strategy_of(), client_grid(2, IID), 1, start(MODEL))
-    monkeypatch.setattr("client.analytic._features", None)  # whoever computes them fails
+    monkeypatch.setattr("client.features._features", None)  # whoever computes them fails
     arrays = play(strategy_of(), client_grid(2, IID), 1, start(MODEL))
     assert_head(arrays, pooled(IID, 2))
 

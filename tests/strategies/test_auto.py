@@ -61,6 +61,27 @@ def auto():
     return SimpleNamespace(strategy=instance, made=made)
 
 
+@pytest.mark.parametrize(("part", "asked"), [("head", False), ("last-block", True)])
+def test_the_head_of_a_frozen_network_is_taken_in_closed_form_and_nobody_is_asked(
+    client_grid, part, asked
+):
+    model = create_model("random-features", SPEC, seed=0)
+    model.thaw(part)
+    made = []
+    samples = auxiliary_images("noise", SPEC, 50, 0)
+    auto = Auto(
+        model=model,
+        num_classes=10,
+        auxiliary=samples,
+        create=lambda name: made.append(name) or Noted(),
+    )
+    grid = client_grid(2, {**CONFIG, "model": "random-features", "backbone.trains": part})
+    list(auto.configure_train(1, ArrayRecord(model.state_dict()), ConfigRecord(), grid))
+    assert any(m.metadata.message_type == LABEL_KNOWLEDGE for m in grid.pushed) == asked
+    assert (made == ["analytic"]) != asked
+    assert ("frozen network" in auto.choice.reason) != asked
+
+
 def configured(auto, grid, server_round=1):
     return list(auto.configure_train(server_round, START, ConfigRecord({"lr": 0.05}), grid))
 

@@ -349,3 +349,16 @@ def test_the_next_round_after_a_restart_is_the_one_that_would_have_been(client_g
 def test_state_of_something_else_is_refused(state):
     with pytest.raises(ValueError, match=r"need the state of .*FedLGD.*found"):
         strategy_of().load_state_dict(state)
+
+
+def test_a_frozen_network_is_matched_by_the_gradient_of_its_head(client_grid):
+    model = create_model("random-features", SPEC, seed=0)
+    grid = client_grid(2, {**RUN_CONFIG, "model": "random-features"})
+    strategy = FedLGD(
+        model=model, spec=SPEC, per_class=2, first_steps=2, global_per_class=1, global_steps=1
+    )
+    before = numbers(ArrayRecord(model.state_dict()))
+    after = numbers(play(strategy, grid, arrays=ArrayRecord(model.state_dict())))
+    assert strategy.global_data.steps == 1  # the nodes' gradients were used
+    assert np.abs(after["head.weight"] - before["head.weight"]).max() > 0
+    np.testing.assert_allclose(after["network.waves"], before["network.waves"], atol=1e-6)

@@ -4,11 +4,13 @@ import copy
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from task.backbones import Frozen, fingerprint
 from task.datasets import DataSpec, load_dataset
-from task.models import create_model
+from task.models import ModelError, create_model, model_of
+from task.settings import TaskSettings
 
 SPEC = load_dataset("digits").spec
 COLOUR = DataSpec("some", (3, 32, 32), 10, (0.4, 0.5, 0.6), (0.2, 0.2, 0.25))
@@ -79,3 +81,102 @@ def test_efficientnet_gives_the_features_of_its_package():
         features = oracle.extract_features((pixels - 0.5) / 0.5).mean((2, 3))
         found = model((pixels - mean) / std)
     torch.testing.assert_close(found, nn.functional.normalize(features), atol=1e-5, rtol=1e-4)
+
+
+class Parts(nn.Module):
+    """Two convolutions, the second of which is the last part, inside one child."""
+
+    def __init__(self):
+        super().__init__()
+        first, second = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 6, 3)
+        self.body = nn.ModuleDict({"first": first, "second": second, "drop": nn.Dropout()})
+
+    def forward(self, images):
+        return self.body["second"](self.body["first"](images).relu()).mean((2, 3))
+
+
+def trained(model):
+    return {name for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def test_what_trains_is_what_was_asked_for_and_the_rest_keeps_its_fingerprint():
+    model = Frozen(Parts(), 6, SPEC)
+    first, head = fingerprint(model), {"head.weight", "head.bias"}
+    block = {"network.body.second.weight", "network.body.second.bias"}
+    assert trained(model) == head
+    assert not model.trained
+    model.thaw("last-block")
+    assert trained(model) == head | block
+    model.thaw("all")
+    assert trained(model) == {name for name, _ in model.named_parameters()}
+    assert fingerprint(model) == first  # nodes begin with the same network, whatever trains
+    model.thaw("head")
+    assert trained(model) == head
+
+
+def test_a_tail_that_is_named_trains_with_all_that_follows():
+    model = Frozen(Parts(), 6, SPEC, tail="body.first")
+    model.thaw("last-block")
+    assert trained(model) == {name for name, _ in model.named_parameters()}
+
+
+def test_the_head_takes_features_in_place_of_images():
+    model = Frozen(Parts(), 6, SPEC).eval()
+    images = torch.randn(5, *SPEC.shape)
+    torch.testing.assert_close(model(model.features(images)), model(images))
+
+
+@pytest.mark.parametrize("name", ["network.safetensors", "network.pth"])
+def test_a_networks_weights_come_from_a_file_which_may_have_a_head_of_its_own(tmp_path, name):
+    source, file = Parts(), tmp_path / name
+    state = {**source.state_dict(), "fc.weight": torch.ones(1000, 6)}
+    save_file(state, file) if file.suffix == ".safetensors" else torch.save(state, file)
+    config = {"model": f"{__name__}:parts", "backbone.weights": str(file)}
+    model = model_of(TaskSettings.from_run_config(config), SPEC, seed=0)
+    for weight, own in zip(model.network.parameters(), source.parameters(), strict=True):
+        assert torch.equal(weight, own)
+
+
+def parts(spec):
+    return Frozen(Parts(), 6, spec)
+
+
+def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path):
+    model = Frozen(Parts(), 6, SPEC)
+    state = model.network.state_dict()
+    narrow = {**state, "body.first.weight": torch.ones(1, 1, 3, 3)}
+    (tmp_path / "broken.pth").write_bytes(b"no weights")
+    for name, content, said in (
+        ("missing.pth", None, "cannot be read"),
+        ("broken.pth", None, "cannot be read"),
+        ("other.pth", {"x": torch.ones(1)}, "lacks 'body.first.weight'"),
+        ("narrow.pth", narrow, "does not fit the network"),
+    ):
+        if content:
+            torch.save(content, tmp_path / name)
+        with pytest.raises(ModelError, match=rf"backbone.weights = .*{name}.* {said}"):
+            model.load_network(tmp_path / name)
+
+
+def test_a_network_of_torchvisions_sees_what_its_weights_were_trained_on_and_has_no_old_head():
+    model = create_model("torchvision:mobilenet_v3_small", COLOUR, seed=0).eval()
+    assert isinstance(model, Frozen)
+    assert model.head.in_features == 1024
+    assert isinstance(model.network.classifier[3], nn.Identity)
+    model.thaw("last-block")
+    assert "network.features.12.0.weight" not in trained(model)
+    assert "network.classifier.0.weight" in trained(model)
+    shown = []
+    model.network.register_forward_pre_hook(lambda module, inputs: shown.append(inputs[0]))
+    pixels = torch.full((1, 3, 32, 32), 0.5)
+    mean, std = (torch.tensor(v).reshape(3, 1, 1) for v in (COLOUR.mean, COLOUR.std))
+    model((pixels - mean) / std)
+    imagenet = (torch.tensor((0.485, 0.456, 0.406)), torch.tensor((0.229, 0.224, 0.225)))
+    expected = ((0.5 - imagenet[0]) / imagenet[1]).reshape(1, 3, 1, 1).expand(1, 3, 128, 128)
+    torch.testing.assert_close(shown[0], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["no_such_net", "squeezenet1_0"])
+def test_a_network_that_torchvision_lacks_or_that_has_no_dense_layer_is_refused(name):
+    with pytest.raises(ModelError, match=r"torchvision has no such|has no dense layer"):
+        create_model(f"torchvision:{name}", COLOUR)

@@ -7,11 +7,15 @@ from flwr.app import ArrayRecord
 from onnx.reference import ReferenceEvaluator
 from safetensors.torch import load_file
 
+from server.export import student
 from server.export.card import model_card
 from server.export.model import ExportError, _checked, export_model, run_to_export
+from server.export.prediction import read_model
+from server.export.student import Student, distil, export_student
 from server.page import read_run
 from server.record.checkpoint import Checkpoint, save_checkpoint
-from task.models import create_model
+from task.datasets import load_dataset
+from task.models import create_model, last_dense
 from task.settings import TaskSettings
 from task.source import data_spec
 
@@ -42,6 +46,36 @@ def checkpoint_of(run):
         return weights
 
     return leave
+
+
+def test_a_student_learns_what_the_model_says_of_images_without_labels():
+    spec = data_spec(TaskSettings())
+    teacher, small = (create_model("mlp", spec, seed=seed) for seed in (0, 1))
+    with torch.no_grad():
+        teacher.get_submodule(last_dense(teacher)).weight.mul_(0.01)  # flat, as least squares is
+    digits = load_dataset("digits")
+    inputs, others = (part.to_samples(spec).inputs for part in (digits.train, digits.test))
+    before = agreement(small, teacher, others)
+    distil(teacher, small, inputs[:300], seed=0)
+    assert agreement(small, teacher, others) > 0.8 > 0.4 > before
+
+
+def agreement(model, other, inputs):
+    with torch.inference_mode():
+        said = [each.eval()(inputs).argmax(1) for each in (model, other)]
+    return float((said[0] == said[1]).float().mean())
+
+
+def test_a_student_stands_beside_the_model_and_says_what_its_inputs_are(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(student, "EPOCHS", 1)
+    wanted = Student("mlp", "noise", 50)
+    file, told = export_student(run, wanted, "safetensors", tmp_path)
+    assert file.name == "student-model.safetensors"
+    assert told.startswith("it agrees with the model on ")
+    model = read_model(file)
+    assert model.description.model == "mlp"
+    assert model.description.classes == tuple("0123456789")
+    assert model.logits(INPUTS).shape == (7, 10)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.load:DeprecationWarning")
