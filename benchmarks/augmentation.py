@@ -13,7 +13,7 @@ import json
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from flwr.app import Message, RecordDict
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.in_process import Node, run_in_process
+from benchmarks.in_process import Node, Settings, run_in_process
 from protocol.messages import CONFIG, SERVER_ROUND
 
 LATE = 4
@@ -38,12 +38,12 @@ class Variant:
     ----------
     augment : callable
         ``train.augment``, by the round.
-    settings : Mapping[str, float | str] (default: {})
+    settings : Mapping[str, bool | int | float | str] (default: {})
         Of the run.
     """
 
     augment: Callable[[int], str]
-    settings: Mapping[str, float | str] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
 
 
 def _none(server_round: int) -> str:
@@ -58,8 +58,8 @@ def _late(server_round: int) -> str:
     return "auto" if server_round >= LATE else "none"
 
 
-DOUBLE = {"train.lr": 0.1}
-COSINE = {**DOUBLE, "train.lr-schedule": "cosine"}
+DOUBLE: Settings = {"train.lr": 0.1}
+COSINE: Settings = {**DOUBLE, "train.lr-schedule": "cosine"}
 
 VARIANTS = {
     "none": Variant(_none),

@@ -11,7 +11,7 @@ Values are accuracies in percent after the last round: of the global model on th
 samples, or the nodes' unweighted mean where each node brings its own. ``--quick`` is a smaller
 setting, of fewer rounds; each difference is printed. Runs are kept in ``--out``: those that are
 over are not run again, one that was interrupted goes on after its last round. The JSON file has the
-accuracy after each round.
+accuracy after each round, and the seconds of a core that nodes took by type of message, and all.
 
 The tables are data, in ``benchmarks/paper_tables``. A value of a paper stands there with its
 source, or not at all.
@@ -20,8 +20,11 @@ source, or not at all.
 import argparse
 import hashlib
 import json
+import time
 import tomllib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -49,6 +52,8 @@ from task.datasets import DatasetError, load_dataset
 
 TABLES = Path(__file__).with_name("paper_tables")
 OUT = Path("runs") / "papers"
+ALL = "all"
+"""Key of the seconds of a whole run, with the server's."""
 
 
 class _Data(BaseModel):
@@ -189,18 +194,41 @@ def run_cell(
     table: Table, cell: Cell, folder: Path, data_root: str, show: Callable[[], None]
 ) -> None:
     """Run a cell, or go on with it after its last round; calls `show` at each message to a node."""
+    spent = defaultdict(float, seconds(folder))
 
     def watched(place: int, node: Node) -> Node:
         def answer(message: Message) -> RecordDict | None:
             show()
-            return node(message)
+            with booked(spent, message.metadata.message_type):
+                return node(message)
 
         return answer
 
     resume = "latest" if checkpoints(folder / "1") else ""
     config = {**cell.ours, "data-root": data_root, "resume": resume}
     folder.mkdir(parents=True, exist_ok=True)
-    run_in_process(config, table.node_configs(cell), folder, watched)
+    try:
+        with booked(spent, ALL):
+            run_in_process(config, table.node_configs(cell), folder, watched)
+    finally:
+        (folder / "seconds.json").write_text(json.dumps(spent))
+
+
+@contextmanager
+def booked(spent: dict[str, float], purpose: str) -> Iterator[None]:
+    """Add the seconds of a core that the block takes."""
+    start = time.process_time()
+    try:
+        yield
+    finally:
+        spent[purpose] += time.process_time() - start
+
+
+def seconds(folder: Path) -> dict[str, float]:
+    """Seconds of a core that a cell took so far, by type of message, and of all."""
+    file = folder / "seconds.json"
+    spent: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
+    return spent
 
 
 def accuracies(folder: Path) -> list[float | None]:
@@ -233,7 +261,8 @@ def run_table(
                 progress.update(bar, description=f"rounds; {cell.row}, {cell.method}")
                 run_cell(table, cell, folder, data_root, show)
                 show()
-            lines.append(_line(table, cell, accuracies(folder), data_root))
+            line = _line(table, cell, accuracies(folder), data_root)
+            lines.append({**line, "seconds": seconds(folder)})
             progress.console.print(f"{cell.row}, {cell.method}: {lines[-1]['ours']:.1f} %")
     return lines
 
