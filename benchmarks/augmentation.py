@@ -3,19 +3,18 @@
 ``python -m benchmarks.augmentation [--strategy hfldd] [--nodes 10] [--classes 2] [--rounds 10]
 [--seeds 0 1 2] [--json FILE]``
 
-Test accuracy after the last round, in this process with the real apps. Changes and learning rate of
-a round go to the nodes with its train messages: "auto late" begins in the fourth round, "cosine"
-falls from 0.1 to 0 over the rounds, and the learning rate is else the default, 0.05.
+Test accuracy after the last round, in this process with the real apps. Changes of a round go to the
+nodes with its train messages: "auto late" begins in the fourth round. The learning rate is the
+default, 0.05, or 0.1, and with "cosine" falls from 0.1 over the rounds (``train.lr-schedule``).
 """
 
 import argparse
 import json
-import math
 import shutil
 import statistics
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from flwr.app import Message, RecordDict
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.in_process import Node, run_in_process
+from benchmarks.in_process import Node, Settings, run_in_process
 from protocol.messages import CONFIG, SERVER_ROUND
 
 LATE = 4
@@ -39,12 +38,12 @@ class Variant:
     ----------
     augment : callable
         ``train.augment``, by the round.
-    lr : callable
-        ``train.lr``, by the round and the number of rounds.
+    settings : Mapping[str, bool | int | float | str] (default: {})
+        Of the run.
     """
 
     augment: Callable[[int], str]
-    lr: Callable[[int, int], float]
+    settings: Settings = field(default_factory=dict)
 
 
 def _none(server_round: int) -> str:
@@ -59,27 +58,18 @@ def _late(server_round: int) -> str:
     return "auto" if server_round >= LATE else "none"
 
 
-def _usual(server_round: int, rounds: int) -> float:
-    return 0.05
-
-
-def _double(server_round: int, rounds: int) -> float:
-    return 0.1
-
-
-def _cosine(server_round: int, rounds: int) -> float:
-    return 0.05 * (1 + math.cos(math.pi * (server_round - 1) / rounds))
-
+DOUBLE: Settings = {"train.lr": 0.1}
+COSINE: Settings = {**DOUBLE, "train.lr-schedule": "cosine"}
 
 VARIANTS = {
-    "none": Variant(_none, _usual),
-    "auto": Variant(_auto, _usual),
-    "auto late": Variant(_late, _usual),
-    "none, lr 0.1": Variant(_none, _double),
-    "auto, lr 0.1": Variant(_auto, _double),
-    "none, cosine": Variant(_none, _cosine),
-    "auto, cosine": Variant(_auto, _cosine),
-    "auto late, cosine": Variant(_late, _cosine),
+    "none": Variant(_none),
+    "auto": Variant(_auto),
+    "auto late": Variant(_late),
+    "none, lr 0.1": Variant(_none, DOUBLE),
+    "auto, lr 0.1": Variant(_auto, DOUBLE),
+    "none, cosine": Variant(_none, COSINE),
+    "auto, cosine": Variant(_auto, COSINE),
+    "auto late, cosine": Variant(_late, COSINE),
 }
 
 
@@ -92,9 +82,7 @@ def accuracies(
         def answer(message: Message) -> RecordDict | None:
             if message.metadata.message_type in TRAINING:
                 config: Any = message.content.config_records[CONFIG]
-                server_round = int(config[SERVER_ROUND])
-                config["augment"] = variant.augment(server_round)
-                config["lr"] = variant.lr(server_round, arguments.rounds)
+                config["augment"] = variant.augment(int(config[SERVER_ROUND]))
             return node(message)
 
         return answer
@@ -105,6 +93,7 @@ def accuracies(
         "partition.classes": arguments.classes,
         "num-rounds": arguments.rounds,
         "seed": seed,
+        **variant.settings,
     }
     nodes = [{"num-partitions": arguments.nodes}] * arguments.nodes
     rows = run_in_process(run_config, nodes, folder, wrap=told)

@@ -10,7 +10,8 @@ A run for each cell, in this process, with the real apps: a preset, and what the
 Values are accuracies in percent after the last round: of the global model on the server's test
 samples, or the nodes' unweighted mean where each node brings its own. ``--quick`` is a smaller
 setting, of fewer rounds; each difference is printed. Runs are kept in ``--out``: those that are
-over are not run again, one that was interrupted goes on after its last round.
+over are not run again, one that was interrupted goes on after its last round. The JSON file has the
+accuracy after each round, and the seconds of a core that nodes took by type of message, and all.
 
 The tables are data, in ``benchmarks/paper_tables``. A value of a paper stands there with its
 source, or not at all.
@@ -19,8 +20,11 @@ source, or not at all.
 import argparse
 import hashlib
 import json
+import time
 import tomllib
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -48,6 +52,8 @@ from task.datasets import DatasetError, load_dataset
 
 TABLES = Path(__file__).with_name("paper_tables")
 OUT = Path("runs") / "papers"
+ALL = "all"
+"""Key of the seconds of a whole run, with the server's."""
 
 
 class _Data(BaseModel):
@@ -188,25 +194,49 @@ def run_cell(
     table: Table, cell: Cell, folder: Path, data_root: str, show: Callable[[], None]
 ) -> None:
     """Run a cell, or go on with it after its last round; calls `show` at each message to a node."""
+    spent = defaultdict(float, seconds(folder))
 
     def watched(place: int, node: Node) -> Node:
         def answer(message: Message) -> RecordDict | None:
             show()
-            return node(message)
+            with booked(spent, message.metadata.message_type):
+                return node(message)
 
         return answer
 
     resume = "latest" if checkpoints(folder / "1") else ""
     config = {**cell.ours, "data-root": data_root, "resume": resume}
     folder.mkdir(parents=True, exist_ok=True)
-    run_in_process(config, table.node_configs(cell), folder, watched)
+    try:
+        with booked(spent, ALL):
+            run_in_process(config, table.node_configs(cell), folder, watched)
+    finally:
+        (folder / "seconds.json").write_text(json.dumps(spent))
 
 
-def last_accuracy(folder: Path) -> float:
-    """Accuracy after the last round, in percent; the nodes' mean where there is no other."""
-    last = json.loads((folder / "1" / "metrics.jsonl").read_text().splitlines()[-1])
-    whole = last["accuracy"]
-    return 100 * float(last["node_accuracy"] if whole is None else whole)
+@contextmanager
+def booked(spent: dict[str, float], purpose: str) -> Iterator[None]:
+    """Add the seconds of a core that the block takes."""
+    start = time.process_time()
+    try:
+        yield
+    finally:
+        spent[purpose] += time.process_time() - start
+
+
+def seconds(folder: Path) -> dict[str, float]:
+    """Seconds of a core that a cell took so far, by type of message, and of all."""
+    file = folder / "seconds.json"
+    spent: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
+    return spent
+
+
+def accuracies(folder: Path) -> list[float | None]:
+    """Accuracy by round, from 0 on, in percent; the nodes' mean where there is no other."""
+    lines = (folder / "1" / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    shares = [row["node_accuracy" if row["accuracy"] is None else "accuracy"] for row in rows]
+    return [None if share is None else round(100 * share, 2) for share in shares]
 
 
 def run_table(
@@ -231,12 +261,13 @@ def run_table(
                 progress.update(bar, description=f"rounds; {cell.row}, {cell.method}")
                 run_cell(table, cell, folder, data_root, show)
                 show()
-            lines.append(_line(table, cell, last_accuracy(folder), data_root))
+            line = _line(table, cell, accuracies(folder), data_root)
+            lines.append({**line, "seconds": seconds(folder)})
             progress.console.print(f"{cell.row}, {cell.method}: {lines[-1]['ours']:.1f} %")
     return lines
 
 
-def _line(table: Table, cell: Cell, ours: float, data_root: str) -> dict[str, Any]:
+def _line(table: Table, cell: Cell, by_round: list[float | None], data_root: str) -> dict[str, Any]:
     own = find_method(str(cell.ours["strategy"]))
     others = {method.table_name for method in all_methods().values()}
     others.discard(own.table_name if own else "")
@@ -254,7 +285,8 @@ def _line(table: Table, cell: Cell, ours: float, data_root: str) -> dict[str, An
         "method": cell.method,
         "paper": cell.paper and cell.paper.value,
         "source": cell.paper and cell.paper.source,
-        "ours": round(ours, 2),
+        "ours": by_round[-1],
+        "by_round": by_round,
         "difference": "; ".join(texts),
     }
 

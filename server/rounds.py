@@ -1,5 +1,6 @@
 """Runs the rounds under Flower's own loop, with recording and checkpoints."""
 
+import math
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from protocol.arrays import not_finite
@@ -34,6 +36,7 @@ from server.settings import RunSettings
 from server.task import Task
 from strategies.common.traffic import fedavg_bits
 from task.plugin import import_object
+from task.settings import TrainSettings
 from task.words import counted
 
 EndOfRound = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -130,6 +133,7 @@ class Rounds:
         """
         try:
             self._forget_broken_rounds()
+            self._schedule_learning_rate()
             result = strategy.start(
                 grid=self.grid,
                 initial_arrays=self._model,
@@ -168,6 +172,18 @@ class Rounds:
             return None, None
 
         self.strategy.aggregate_train = aggregate_train  # type: ignore[method-assign]
+
+    def _schedule_learning_rate(self) -> None:
+        """Have nodes train with the round's learning rate."""
+        configure = self.strategy.configure_train
+
+        def configure_train(
+            server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        ) -> Iterable[Message]:
+            rate = learning_rate(self.settings.train, server_round, self.settings.num_rounds)
+            return configure(server_round, arrays, ConfigRecord({**config, "lr": rate}), grid)
+
+        self.strategy.configure_train = configure_train  # type: ignore[method-assign]
 
     def end_round(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """End a round: evaluate, record, meet new nodes, save a checkpoint.
@@ -235,7 +251,8 @@ class Rounds:
 
     def _train_config(self) -> ConfigRecord:
         """Local training settings, sent with every train message."""
-        return ConfigRecord(self.settings.train.model_dump(by_alias=True, exclude={"holdout"}))
+        own = {"holdout", "lr_schedule"}  # a node's own, and the server's
+        return ConfigRecord(self.settings.train.model_dump(by_alias=True, exclude=own))
 
     def _follow_roster(self) -> None:
         """Have grid and about.json agree with the roster."""
@@ -262,6 +279,13 @@ class Rounds:
         for name, size in bits.items():
             log(INFO, "Traffic by formula, %s: %.2f MB", name, size / 8e6)
         return {name: size / 8 for name, size in bits.items()}
+
+
+def learning_rate(train: TrainSettings, server_round: int, num_rounds: int) -> float:
+    """Learning rate of a round, from 1 on; above 0 in the last one too."""
+    if train.lr_schedule == "constant":
+        return train.lr
+    return train.lr * (1 + math.cos(math.pi * (server_round - 1) / num_rounds)) / 2
 
 
 def _packed_state(strategy: Strategy) -> tuple[Any, Arrays]:

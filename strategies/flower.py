@@ -147,6 +147,11 @@ class QFedAvg(_OnWeights, flower.QFedAvg):
 
     @classmethod
     def _from_run(cls, run: Run) -> dict[str, Any]:
+        if run.train.lr_schedule != "constant":
+            raise SettingsError(
+                f'train.lr-schedule = "{run.train.lr_schedule}": q-FedAvg measures updates in '
+                'units of one learning rate (set it to "constant")'
+            )
         return {"client_learning_rate": run.train.lr, "train_loss_key": TRAIN_LOSS}
 
     def aggregate_train(

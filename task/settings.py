@@ -167,6 +167,9 @@ class TrainSettings(Block):
         ``sgd`` or ``adam``.
     lr : float (default: 0.05)
         Learning rate.
+    lr_schedule : str (default: "constant")
+        Learning rate by round: ``constant``, or ``cosine``, which falls from ``lr`` towards 0 over
+        ``num-rounds`` as half a cosine does.
     momentum : float (default: 0.0)
         Momentum of ``sgd``.
     weight_decay : float (default: 0.0)
@@ -203,6 +206,7 @@ class TrainSettings(Block):
 
     optimizer: Literal["sgd", "adam"] = "sgd"
     lr: Annotated[float, Field(gt=0)] = 0.05
+    lr_schedule: Literal["constant", "cosine"] = "constant"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     batch_size: Annotated[int, Field(ge=1)] = 16

@@ -89,6 +89,9 @@ def test_a_table_is_printed_with_its_differences_and_goes_on_where_it_was_interr
     assert len(started) == 3
 
     fedavg, cadis = lines
+    assert [len(line["by_round"]) for line in lines] == [3, 3]
+    assert [line["by_round"][-1] for line in lines] == [line["ours"] for line in lines]
+    assert all(0 < line["seconds"]["train"] < line["seconds"]["all"] for line in lines)
     assert (fedavg["paper"], cadis["paper"], cadis["source"]) == (None, 90.0, "a page")
     assert 0 < fedavg["ours"] < 100
     assert "num-rounds 2, not 500; min-nodes 4, not 100" in cadis["difference"]

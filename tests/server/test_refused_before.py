@@ -64,6 +64,10 @@ from task.settings import SettingsError
             "fedhead.reference = '/no/such/folder', on the server: ",
         ),
         ({"aggregator": "collections:OrderedDict"}, "aggregator = .* is not a flwr.*Strategy"),
+        (
+            {"strategy": "qfedavg", "train.lr-schedule": "cosine"},
+            'train.lr-schedule = "cosine": q-FedAvg .*set it to "constant"',
+        ),
         ({"aggregator": "krun"}, "aggregator = 'krun': not one of .*krum"),
         (
             {"aggregator": "krum", "aggregator-args": '{"num_malicious_nodes": "two"}'},

@@ -16,7 +16,7 @@ from server.record.checkpoint import CheckpointError, checkpoints, load_checkpoi
 from server.record.recorder import RunRecorder
 from server.record.resume import lock_run_folder
 from server.roster import Roster, TooFewNodesError
-from task.settings import SettingsError
+from task.settings import SettingsError, TrainSettings
 
 NODES = 3
 QUICK = {"strategy": "fedavg", "num-rounds": 2, "min-nodes": NODES, "train.local-epochs": 1}
@@ -90,6 +90,31 @@ def test_a_node_that_came_in_a_round_is_in_its_checkpoint_and_trains_in_the_next
     lines = [json.loads(line) for line in (folder / "journal.jsonl").open()]
     asked = [line["asked"] for line in lines if line.get("phase") == "train"]
     assert asked == [NODES, NODES + 1]
+
+
+def test_the_learning_rate_stays_unless_it_is_to_fall():
+    assert {rounds.learning_rate(TrainSettings(lr=0.2), i, 9) for i in range(1, 10)} == {0.2}
+
+
+def test_nodes_train_with_the_learning_rate_of_the_round_also_after_a_resume(client_grid, play):
+    config = {**QUICK, "num-rounds": 3, "train.lr": 0.2, "train.lr-schedule": "cosine"}
+    grid = client_grid(NODES, config)
+    first, rates = min(grid.nodes), []
+    answer = grid.nodes[first]
+
+    def noting(message):
+        if message.metadata.message_type == "train":
+            rates.append(message.content["config"]["lr"])
+            if len(rates) == 2:
+                raise KeyboardInterrupt
+        return answer(message)
+
+    grid.nodes[first] = noting
+    with pytest.raises(KeyboardInterrupt):
+        play(grid, **config)
+    play(grid, **config, resume="latest")
+    del rates[1]  # the round that was interrupted comes again
+    assert rates == pytest.approx([0.2, 0.15, 0.05])  # 60 degrees of half a circle a round
 
 
 def without_data(answer):

@@ -33,6 +33,7 @@ OTHERS = {
     "private.shape": "1x8x8",
     "private.classes": "cat,dog",
     "train.optimizer": "adam",
+    "train.lr-schedule": "cosine",
     "train.precision": "tf32",
     "train.augment": "auto",
     "train.feature-layer": "fc",
