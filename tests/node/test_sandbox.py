@@ -79,7 +79,11 @@ def echo():
 
 
 @needs_box
-def test_an_app_reaches_its_node_and_its_data_and_nothing_else(settings, echo, tmp_path):
+def test_an_app_reaches_its_node_and_its_data_and_nothing_else(
+    settings, echo, tmp_path, monkeypatch
+):
+    packages = [path for path in sys.path if not tmp_path.is_relative_to(path or tmp_path)]
+    monkeypatch.setattr(sys, "path", packages)  # where PYTHONPATH names /tmp, all of it is inside
     state = settings.state_dir
     open_door(state / DOOR, f"127.0.0.1:{echo}")
     names = {
