@@ -1,8 +1,11 @@
 """A node with a policy among others, as real processes: it works, and refuses by name of rule."""
 
 import json
+import re
+import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -54,6 +57,105 @@ def test_a_hospitals_node_trains_with_noise_and_has_no_part_in_raw_data(tmp_path
     assert {line["type"] for line in refused} == {"query.describe"}
     assert all("raw-data" in line["error"] for line in refused)
     assert "raw" not in json.dumps([line for line in entries(others / FOLDER) if "error" in line])
+
+
+LEAK = """
+_answer = MethodApp.__call__
+
+
+def _answer_with_more(self, message, context):
+    reply = _answer(self, message, context)
+    if reply.has_content() and message.metadata.message_type == "train":
+        pixels = Session.of(context).data.train.inputs.flatten().tolist()[:64]
+        reply.content[{where}] = {what}
+    return reply
+
+
+MethodApp.__call__ = _answer_with_more
+"""
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(1500)
+def test_a_hospitals_node_keeps_every_rule_against_real_runs_and_changed_apps(
+    tmp_path: Path,
+) -> None:
+    """One federation, and a node that is started anew with another policy for each part."""
+    settings = {"name": "hospital", "state-dir": str(tmp_path / "hospital")}
+    with LocalFederation(1, tmp_path / "federation") as federation:
+        base = yaml.safe_load((federation.nodes[0].state_dir / "node.yaml").read_text()) | settings
+
+        def with_policy(policy: dict[str, Any], *runs: tuple[Path, dict[str, Any]]) -> list[str]:
+            """Start the node with a policy; what it answered to the last message of each run."""
+            (tmp_path / "node.yaml").write_text(
+                yaml.safe_dump(base | {"policy": {"extends": "hospital", **policy}})
+            )
+            command = federation.node_command(tmp_path / "node.yaml")
+            process = start_bound(command, log=tmp_path / "hospital.log", env=federation.env)
+            try:
+                while not online(tmp_path / "hospital"):
+                    assert process.poll() is None, (tmp_path / "hospital.log").read_text()
+                    time.sleep(0.1)
+                ids = [
+                    federation.run(
+                        app, config | {"runs-dir": str(tmp_path / "runs")}, timeout=180
+                    ).run_id
+                    for app, config in runs
+                ]
+            finally:
+                stop([process])
+            last = {line["run"]: line for line in entries(tmp_path / "hospital" / FOLDER)}
+            return [last[str(run_id)].get("error", "took part") for run_id in ids]
+
+        ample = {"most-epsilon": 1e6}
+        alone = PRIVATE | {"min-nodes": 1}
+        hfldd = alone | {
+            **{"strategy": "hfldd", "hfldd.dp-epsilon": 10.0, "hfldd.start": "noise"},
+            **{"hfldd.balanced": False, "hfldd.auxiliary-size": 20, "hfldd.distill-steps": 5},
+        }
+        answers = with_policy(
+            ample,
+            (ROOT, alone),
+            (ROOT, hfldd),
+            (ROOT, alone | {"train.dp-noise": 0.5}),
+            (ROOT, alone | {"strategy": "fednova"}),
+        )
+        assert answers[:2] == ["took part"] * 2
+        for answer, rule in zip(answers[2:], ("least-noise", "strategies"), strict=True):
+            assert f"the node's policy refuses it: {rule}: " in answer
+        without_noise = {"least-noise": 0.0, "most-epsilon": "any"}
+        from_classes = QUICK | {"strategy": "hfldd", "hfldd.start": "class-stats"}
+        (answer,) = with_policy(without_noise, (ROOT, from_classes))
+        assert "the node's policy refuses it: starts: " in answer
+
+        (answer,) = with_policy(ample | {"bundles": ["0" * 64]}, (ROOT, alone))
+        (known,) = re.findall("the app bundle ([0-9a-f]{64})", answer)
+        changed = [
+            changed_app(tmp_path / "metric", '"metrics"', 'MetricRecord({"pixels": pixels})'),
+            changed_app(tmp_path / "array", '"more"', "ArrayRecord([np.array(pixels)])"),
+        ]
+        answers = with_policy(
+            ample | {"bundles": [known]}, (ROOT, alone), *((app, alone) for app in changed)
+        )
+        assert answers[0] == "took part"
+        assert all("the node's policy refuses it: bundles: " in answer for answer in answers[1:])
+        answers = with_policy(ample, *((app, alone) for app in changed))
+        assert all("the node's policy refuses it: replies: " in answer for answer in answers)
+
+        spent = [e["lifetime"] for e in entries(tmp_path / "hospital" / FOLDER) if "lifetime" in e]
+        assert spent == sorted(spent)
+        (answer,) = with_policy({"most-epsilon": spent[-1] * 1.001}, (ROOT, alone))
+        assert "the node's policy refuses it: most-epsilon: " in answer
+
+
+def changed_app(folder: Path, where: str, what: str) -> Path:
+    """The project's app, changed to send samples' values in an answer's record."""
+    unneeded = shutil.ignore_patterns(".*", "tests", "benchmarks", "runs", "state", "docs")
+    shutil.copytree(ROOT, folder, ignore=unneeded)
+    with (folder / "client" / "app.py").open("a") as file:
+        file.write("\n\nimport numpy as np\nfrom flwr.app import ArrayRecord\n")
+        file.write(LEAK.format(where=where, what=what))
+    return folder
 
 
 def online(state_dir: Path) -> bool:
