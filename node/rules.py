@@ -161,7 +161,9 @@ class Asked:
     @property
     def phase(self) -> Phase | None:
         """The phase of the run's strategies that the message is of, if they declare one."""
-        return phases_of(self.method, self.method_of_start).get(self.message_type)
+        secure_sums = bool(self.run_config.get("secure-sums"))
+        phases = phases_of(self.method, self.method_of_start, secure_sums=secure_sums)
+        return phases.get(self.message_type)
 
     def values(self, name: str) -> list[Setting]:
         """Settings of the run or the message that have this name."""
