@@ -345,6 +345,18 @@ def _links(policy: Policy, asked: Asked) -> Refusal | None:
     return None
 
 
+def _single_updates(policy: Policy, asked: Asked) -> Refusal | None:
+    if policy.single_updates == "allowed":
+        return None
+    if asked.run_config.get("secure-sums") is not True:
+        return Refusal("single-updates", "never, and the run has secure-sums off (set it to true)")
+    method = find_method(asked.strategy)
+    if method is None or not method.summed:
+        reason = f"never, and strategy = {asked.strategy!r:.60} has no secure sums (take fedavg)"
+        return Refusal("single-updates", reason)
+    return None
+
+
 _RULES: tuple[Callable[[Policy, Asked], Refusal | None], ...] = (
     _bundles,
     _strategies,
@@ -355,6 +367,7 @@ _RULES: tuple[Callable[[Policy, Asked], Refusal | None], ...] = (
     _delta,
     _epochs,
     _links,
+    _single_updates,
 )
 
 
