@@ -56,8 +56,8 @@ from task.settings import Block
 
 B = TypeVar("B", bound=Block)
 
-FOLDER = "sums"
-"""Folder among a node's files for a run; a run that resumes this one does not take it over."""
+FOLDER = "links/sums"
+"""Folder among a node's files for links, which go when the run ends."""
 STATE = "sum"
 """File with the node's last sum: number, step, and secrets while they are needed."""
 

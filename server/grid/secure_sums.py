@@ -108,6 +108,9 @@ class SecureSumGrid(ScreeningGrid):
         self._longest = longest
         self._run_id = run_id
         self._number = 0
+        self._seconds = 0.0
+        """What the masked answers have taken."""
+        self._begun_with = 0
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -122,6 +125,7 @@ class SecureSumGrid(ScreeningGrid):
             return self._failed(messages, f"the secure sum has failed: {error}")
 
     def _secure_sum(self, messages: list[Message], timeout: float | None) -> list[Message]:
+        self._seconds, self._begun_with = 0.0, len(messages)
         if not FEWEST <= len(messages) <= MOST:
             raise SumError(
                 f"{counted(len(messages), 'node')} asked, and it takes {FEWEST} to {MOST} "
@@ -141,10 +145,23 @@ class SecureSumGrid(ScreeningGrid):
             for message in asked
             if (node := message.metadata.dst_node_id) in masked
         ]
-        if self._journal:  # the masked replies had no numbers
-            phase = messages[0].metadata.message_type
-            self._journal.book_phase(phase, 0.0, len(messages), answers)
+        phase = messages[0].metadata.message_type
+        super()._book_phase(phase, self._seconds, len(messages), answers)
         return [*answers, *(reply for reply in replies if reply.has_error())]
+
+    def _book_phase(self, phase: str, seconds: float, asked: int, replies: list[Message]) -> None:
+        """Record a phase; that with masked answers, which hold no numbers, later."""
+        if phase in self._summed:
+            self._seconds = seconds
+        else:
+            super()._book_phase(phase, seconds, asked, replies)
+
+    def _check_quorum(
+        self, phase: str, replies: list[Message], num_nodes: int, wait: float
+    ) -> None:
+        """Check the quorum, of all nodes that a sum began with."""
+        of = self._begun_with if phase in self._summed else num_nodes
+        super()._check_quorum(phase, replies, of, wait)
 
     def _common_start(self, messages: list[Message]) -> Arrays:
         """The model that all of a sum's nodes start from."""
@@ -279,6 +296,7 @@ class SecureSumGrid(ScreeningGrid):
     def _failed(self, messages: list[Message], reason: str) -> list[Message]:
         phase = messages[0].metadata.message_type
         log(ERROR, "%s: %s", phase, reason)
+        super()._book_phase(phase, self._seconds, len(messages), [])
         self.answered[phase] = False
         for message in messages:
             self.failures.setdefault(message.metadata.dst_node_id, []).append(reason)

@@ -24,6 +24,7 @@ from protocol.secure_sums import (
     keys_digest,
     num_masked,
 )
+from server.grid.metered import QuorumError
 from server.grid.secure_sums import SecureSumGrid
 from server.record.journal import Journal
 
@@ -410,17 +411,27 @@ def test_a_node_whose_numbers_have_no_room_says_so(federation, model, samples, r
     assert reason in str(three.grid.failures)
 
 
+def test_the_quorum_is_of_all_nodes_that_the_sum_began_with(federation):
+    ten = federation(10, quorum=0.9)
+    ten.tamper = lambda node, at, reply: None if at == SHARE and node in (1, 2) else reply
+    with pytest.raises(QuorumError, match="8 of 10 nodes"):
+        ten.train()
+
+
 def test_the_journal_has_the_means_and_nothing_of_a_single_node(federation, tmp_path):
     with Journal(tmp_path / "journal.jsonl", None) as journal:
         federation(3, journal=journal).train()
         weights = [update_of(node)[1] for node in range(3)]
         mean = np.average([0, 0.25, 0.5], None, weights)
         assert journal.mean("train", "train-loss") == pytest.approx(mean)
+    lines = (tmp_path / "journal.jsonl").read_text().splitlines()
     losses = [
         numbers.get("train-loss")
-        for line in (tmp_path / "journal.jsonl").read_text().splitlines()
+        for line in lines
         for numbers in json.loads(line).get("nodes", {}).values()
     ]
+    phases = [json.loads(line).get("phase") for line in lines]
+    assert sorted(filter(None, phases)) == sorted(STEPS)
     assert [loss for loss in losses if loss] == [pytest.approx(mean)] * 3
 
 
