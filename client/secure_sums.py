@@ -178,7 +178,8 @@ def summed(
     _write(files, **{**state, "step": "masked", "members": members, "held": held})
     del message.content[SECURE]
     start = as_arrays(message.content.array_records[ARRAYS])
-    seen = context_of(bytes.fromhex(state["view"]), message.content)
+    view = bytes.fromhex(state["view"])
+    seen = context_of(view, message.content, request.longest, request.most)
     reply = handler(message, context)
     numbers, weight = _numbers(reply.content, start, request, len(members))
     masked = _under_masks(quantised(numbers, weight), state, members, seen)

@@ -163,9 +163,9 @@ class SumRequest(Block):
     sealed : list of bytes
         Their shares for this node, in the same order.
     longest : float
-        L2 norm to which a longer update is shortened.
+        L2 norm to which a longer update is shortened; the same for all nodes.
     most : int (default: 0)
-        Samples of this node that count; 0 for all.
+        Samples of a node that count at most; the same for all nodes, 0 for no bound.
     """
 
     number: Number
@@ -212,13 +212,15 @@ def keys_digest(number: int, seal_key: bytes, mask_key: bytes, commitment: bytes
     return hashlib.sha256(json.dumps(["flwr-distill/keys/1", number, *keys]).encode()).digest()
 
 
-def context_of(view: bytes, content: RecordDict) -> bytes:
-    """What masks depend on: the view, and the model and training settings of a phase's message.
+def context_of(view: bytes, content: RecordDict, longest: float, most: int) -> bytes:
+    """What masks depend on: the view, the model and training settings of a phase's message, bounds.
 
-    A server that sends single nodes another model, or a learning rate of 0, gets a sum whose masks
-    do not cancel; else it could make all but one update vanish (Pasquini et al. 2022, section 6).
+    A server that sends single nodes another model, a learning rate of 0 or lower bounds gets a sum
+    whose masks do not cancel; else it could make all but one update vanish (Pasquini et al. 2022,
+    "Eluding secure aggregation in federated learning via model inconsistency").
     """
-    checksum = hashlib.sha256(view + json.dumps(training_settings(content)).encode())
+    told = [training_settings(content), longest, most]
+    checksum = hashlib.sha256(view + json.dumps(told).encode())
     for name, array in as_arrays(content.array_records[ARRAYS]).items():
         checksum.update(json.dumps([name, array.dtype.str, array.shape]).encode())
         checksum.update(np.ascontiguousarray(array).tobytes())

@@ -45,6 +45,8 @@ def check_secure_sums(settings: RunSettings, method: Method | None) -> None:
         reason = f"strategy = {settings.strategy!r} may need single models (take one of {known})"
     elif settings.aggregator:
         reason = f"aggregator = {settings.aggregator!r} needs single models (leave it empty)"
+    elif settings.start:
+        reason = f"start = {settings.start!r} gets sums of single nodes (leave it empty)"
     elif settings.defence == "on":
         reason = 'defence = "on" needs single models (set it to off)'
     else:

@@ -66,13 +66,14 @@ class _Sum:
     """A secure sum on its way.
 
     `members` are places of the nodes whose shares the others hold, `shares` what these said of
-    them, by place; `context` is what masks depend on.
+    them, by place; `context` is what masks depend on, `most` bounds the samples that count.
     """
 
     peers: Peers
     context: bytes
     needed: int
     shares: Mapping[int, Shares]
+    most: int
 
     @property
     def members(self) -> list[int]:
@@ -208,15 +209,21 @@ class SecureSumGrid(ScreeningGrid):
                 f"{len(shares)} of {counted(len(keys), 'node')} shared their secrets, and it needs "
                 f"{needed}"
             )
-        context = context_of(peers.view(self._run_id), messages[0].content)
-        return _Sum(peers, context, needed, shares)
+        first, most = messages[0], self._most_samples(messages)
+        view = peers.view(self._run_id)
+        context = context_of(view, first.content, self._longest, most)
+        return _Sum(peers, context, needed, shares, most)
+
+    def _most_samples(self, messages: list[Message]) -> int:
+        """Most samples of a node that count, as in a run without secure sums; 0 for no bound."""
+        if self._phases[messages[0].metadata.message_type].pooled:
+            return 0
+        nodes = {message.metadata.dst_node_id for message in messages}
+        return max(self._directory.samples({*self.get_node_ids(), *nodes}).values(), default=0)
 
     def _masking_messages(self, the_sum: _Sum, by_node: Mapping[int, Message]) -> list[Message]:
         """The phase's messages, to the members of the sum, with what they need for their masks."""
         first = next(iter(by_node.values())).metadata.message_type
-        phase = self._phases[first]
-        counting = {*self.get_node_ids(), *by_node}
-        most = {} if phase.pooled else self._directory.samples(counting)
         messages = []
         for place in the_sum.members:
             node = the_sum.node(place)
@@ -226,7 +233,7 @@ class SecureSumGrid(ScreeningGrid):
                 members=the_sum.members,
                 sealed=[the_sum.shares[member].sealed[place] for member in the_sum.members],
                 longest=self._longest,
-                most=most.get(node, 0),
+                most=the_sum.most,
             )
             content = RecordDict({**message.content, **_content_of(request)})
             about = message.metadata

@@ -323,7 +323,7 @@ def test_a_node_of_such_a_run_trains_for_no_server_that_leaves_the_masks_out(fed
     assert "asks for a model without masks" in str(three.grid.failures)
 
 
-@pytest.mark.parametrize("what", ["another model", "no learning rate"])
+@pytest.mark.parametrize("what", ["another model", "lr", "longest", "most"])
 def test_a_server_that_makes_the_others_updates_vanish_gets_nothing(federation, what, caplog):
     """Masks of nodes that were told different things do not cancel."""
     four = federation(4)
@@ -331,8 +331,10 @@ def test_a_server_that_makes_the_others_updates_vanish_gets_nothing(federation, 
     def lie(node, step, content):
         if step == "train" and node > 0 and what == "another model":
             content[ARRAYS] = as_record({**START, "weight": np.zeros((4, 6), np.float32)})
-        elif step == "train" and node > 0:
+        elif step == "train" and node > 0 and what == "lr":
             content["config"] = ConfigRecord({**content["config"], "lr": 0.0})
+        elif step == "train" and node > 0:
+            content[SECURE] = ConfigRecord({**content[SECURE], what: 1 if what == "most" else 1e-9})
 
     four.lie = lie
     assert all(reply.has_error() for reply in four.train())
