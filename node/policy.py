@@ -69,6 +69,9 @@ class Policy(Block):
     direct_links : bool (default: True)
         Whether the app may send to other nodes itself, past the node. Otherwise parcels go through
         the server, and the node opens each before it leaves.
+    single_updates : str (default: "allowed")
+        ``never``: a model that was trained on its samples leaves for the server under the masks of
+        a secure sum only (``secure-sums``). Needs ``replies: declared``.
     most_bytes_a_day : int, optional (default: any)
         Most bytes that leave the node in 24 hours.
     hours : str, optional (default: any)
@@ -93,6 +96,7 @@ class Policy(Block):
     most_epsilon: Annotated[Annotated[float, Field(gt=0)] | None, _OrAny] = None
     most_epochs: Annotated[Count | None, _OrAny] = None
     direct_links: bool = True
+    single_updates: Literal["never", "allowed"] = "allowed"
     most_bytes_a_day: Annotated[Count | None, _OrAny] = None
     hours: Annotated[str | None, _OrAny] = None
     sandbox: Literal["none", "where-possible", "required"] = "none"
@@ -104,6 +108,13 @@ class Policy(Block):
         if epsilon is not None and not info.data.get("least_noise"):
             raise ValueError("needs least-noise above 0: without noise, epsilon has no bound")
         return epsilon
+
+    @field_validator("single_updates")
+    @classmethod
+    def _are_looked_at(cls, single_updates: str, info: ValidationInfo) -> str:
+        if single_updates == "never" and info.data.get("replies") != "declared":
+            raise ValueError("never needs replies: declared, else the node sees no difference")
+        return single_updates
 
     @field_validator("sandbox")
     @classmethod
@@ -208,6 +219,9 @@ def in_words(policy: Policy) -> list[str]:
         "Lets the app send to other nodes directly, unseen."
         if p.direct_links
         else "Sends to other nodes through the server only, and looks into each parcel first.",
+        "Sends a model that was trained on its samples by itself."
+        if p.single_updates == "allowed"
+        else "Sends models under the masks of a secure sum only.",
         "Sends as many bytes as a run asks for."
         if p.most_bytes_a_day is None
         else f"Sends {p.most_bytes_a_day:,} bytes in 24 hours at most.",

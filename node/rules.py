@@ -161,7 +161,9 @@ class Asked:
     @property
     def phase(self) -> Phase | None:
         """The phase of the run's strategies that the message is of, if they declare one."""
-        return phases_of(self.method, self.method_of_start).get(self.message_type)
+        secure_sums = bool(self.run_config.get("secure-sums"))
+        phases = phases_of(self.method, self.method_of_start, secure_sums=secure_sums)
+        return phases.get(self.message_type)
 
     def values(self, name: str) -> list[Setting]:
         """Settings of the run or the message that have this name."""
@@ -343,6 +345,18 @@ def _links(policy: Policy, asked: Asked) -> Refusal | None:
     return None
 
 
+def _single_updates(policy: Policy, asked: Asked) -> Refusal | None:
+    if policy.single_updates == "allowed":
+        return None
+    if asked.run_config.get("secure-sums") is not True:
+        return Refusal("single-updates", "never, and the run has secure-sums off (set it to true)")
+    method = find_method(asked.strategy)
+    if method is None or not method.summed:
+        reason = f"never, and strategy = {asked.strategy!r:.60} has no secure sums (take fedavg)"
+        return Refusal("single-updates", reason)
+    return None
+
+
 _RULES: tuple[Callable[[Policy, Asked], Refusal | None], ...] = (
     _bundles,
     _strategies,
@@ -353,6 +367,7 @@ _RULES: tuple[Callable[[Policy, Asked], Refusal | None], ...] = (
     _delta,
     _epochs,
     _links,
+    _single_updates,
 )
 
 

@@ -9,5 +9,6 @@ METHODS = (
         summary="FedAvg whose nodes stay near the global model (train.proximal-mu).",
         terms={"proximal-mu": "client.terms.proximal:Proximal"},
         unprotected=all_protected,
+        summed=("train",),
     ),
 )

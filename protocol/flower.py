@@ -192,6 +192,7 @@ def _losses_are_private(settings: Any, train: TrainSettings) -> str:
 
 
 _CLIPPED_TRAIN_PHASE = replace(TRAIN_PHASE, replies=(TRAIN.plus(metrics=ClippedMetrics),))
+_SUMMED = (TRAIN_PHASE.message_type,)
 _SERVER_SIDE = "DifferentialPrivacyServerSide"
 _CLIENT_SIDE = "DifferentialPrivacyClientSide"
 
@@ -206,6 +207,7 @@ METHODS = (
         "fedavg",
         "flwr.serverapp.strategy.fedavg:FedAvg",
         "The mean of the nodes' models, weighted by their samples.",
+        summed=_SUMMED,
         defence={"strategy": "agreement"},
     ),
     Method(
@@ -232,10 +234,18 @@ METHODS = (
         "Bulyan",
         BulyanSettings,
     ),
-    _fitted("fedavgm", "FedAvg with momentum at the server.", "FedAvgM", FedAvgMSettings),
-    _fitted("fedadagrad", "Adagrad at the server.", "FedAdagrad", FedAdagradSettings),
-    _fitted("fedadam", "Adam at the server.", "FedAdam", FedAdamSettings),
-    _fitted("fedyogi", "Yogi at the server.", "FedYogi", FedYogiSettings),
+    _fitted(
+        "fedavgm",
+        "FedAvg with momentum at the server.",
+        "FedAvgM",
+        FedAvgMSettings,
+        summed=_SUMMED,
+    ),
+    _fitted(
+        "fedadagrad", "Adagrad at the server.", "FedAdagrad", FedAdagradSettings, summed=("train",)
+    ),
+    _fitted("fedadam", "Adam at the server.", "FedAdam", FedAdamSettings, summed=_SUMMED),
+    _fitted("fedyogi", "Yogi at the server.", "FedYogi", FedYogiSettings, summed=_SUMMED),
     _fitted(
         "qfedavg",
         "q-FedAvg: nodes with a high loss weigh more.",

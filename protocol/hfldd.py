@@ -411,6 +411,12 @@ def _disclosed(settings: HFLDDSettings) -> str:
     return ""
 
 
+def _unsummed(settings: HFLDDSettings) -> str:
+    if settings.votes:
+        return "hfldd.votes = true: each head's model votes by itself (set it to false)"
+    return ""
+
+
 METHODS = (
     Method(
         name="hfldd",
@@ -454,6 +460,8 @@ METHODS = (
         ),
         needs="client.hfldd:needs",
         unprotected=_unprotected,
+        summed=(TRAIN_POOL,),
+        unsummed=_unsummed,
         formulas="strategies.hfldd.traffic:formulas",
         panels=("strategies.common.panels:virtual_data",),
         disclosed=_disclosed,

@@ -81,6 +81,13 @@ class Method:
         Given the method's settings and those of training, returns what differential privacy would
         not cover, with the remedy; an empty text if it covers all. None means all is covered if
         the method has no phases or terms of its own, else that it is unknown.
+    summed : tuple of str
+        Message types whose answers are models of which the strategy needs only the mean, weighted
+        by samples: with ``secure-sums`` the server sees no single one. A method that looks at
+        single models, or at other records or metrics of them, names none.
+    unsummed : callable, optional (default: None)
+        Given the method's settings, returns which of them need single models all the same, with the
+        remedy; an empty text if none does.
     personal : bool (default: False)
         Whether nodes keep models of their own, so that there is no global one to evaluate, save
         and export. The run's accuracy is then that of nodes on their held-out samples.
@@ -113,6 +120,8 @@ class Method:
     terms: Mapping[str, str] = field(default_factory=dict)
     needs: str = ""
     unprotected: Callable[[Any, TrainSettings], str] | None = None
+    summed: tuple[str, ...] = ()
+    unsummed: Callable[[Any], str] | None = None
     personal: bool = False
     starts: bool = False
     formulas: str = ""

@@ -17,8 +17,13 @@ from flwr.common import log
 import protocol
 from protocol.meeting import PHASES as MEETING
 from protocol.method import EVALUATE_PHASE, TRAIN_PHASE, Method, Phase
+from protocol.secure_sums import PHASES as SECURE_SUMS
+from protocol.secure_sums import in_secure_sums
 from task.plugin import PluginError, installed_plugins, load_plugin, package_of
 from task.settings import Block, SettingsError
+
+COMMON = (*MEETING, *SECURE_SUMS)
+"""Phases of no single method."""
 
 
 @cache
@@ -66,21 +71,30 @@ def method_of(strategy: type) -> Method | None:
 
 def handlers() -> dict[str, str]:
     """Handlers on nodes, as ``module:function``, by message type."""
-    phases = [*MEETING, *(phase for method in all_methods().values() for phase in method.phases)]
+    phases = [*COMMON, *(phase for method in all_methods().values() for phase in method.phases)]
     return {phase.message_type: phase.handler for phase in phases if phase.handler}
 
 
 def phase_titles() -> dict[str, str]:
     """Titles of all phases, by message type."""
     phases = [p for method in all_methods().values() for p in method.phases]
-    phases += [*MEETING, TRAIN_PHASE, EVALUATE_PHASE]
+    phases += [*COMMON, TRAIN_PHASE, EVALUATE_PHASE]
     return {phase.message_type: phase.title for phase in phases}
 
 
-def phases_of(method: Method | None, start: Method | None = None) -> dict[str, Phase]:
-    """Phases of a run by message type: the method's, its start's, and those that all runs have."""
+def phases_of(
+    method: Method | None, start: Method | None = None, *, secure_sums: bool = False
+) -> dict[str, Phase]:
+    """Phases of a run by message type: the method's, its start's, and those that all runs have.
+
+    With `secure_sums`, answers that the method has summed are masked, in further phases.
+    """
     own = [phase for each in (start, method) if each for phase in each.phases]
-    return {p.message_type: p for p in (*MEETING, TRAIN_PHASE, EVALUATE_PHASE, *own)}
+    phases = {p.message_type: p for p in (*MEETING, TRAIN_PHASE, EVALUATE_PHASE, *own)}
+    if secure_sums and method and method.summed:
+        phases |= {phase.message_type: phase for phase in SECURE_SUMS}
+        phases |= {name: in_secure_sums(phases[name]) for name in method.summed}
+    return phases
 
 
 def plugin_paths() -> list[str]:
@@ -146,7 +160,7 @@ def _code(method: Method) -> dict[str, str]:
 
 
 def _code_of_ours() -> Mapping[str, str]:
-    common = {p.message_type: p.handler for p in (*MEETING, TRAIN_PHASE, EVALUATE_PHASE)}
+    common = {p.message_type: p.handler for p in (*COMMON, TRAIN_PHASE, EVALUATE_PHASE)}
     return ChainMap(common, *map(_code, built_in_methods().values()))
 
 

@@ -1,5 +1,8 @@
 """The ServerApp: runs a federation from its run config."""
 
+from collections.abc import Callable
+from functools import partial
+
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -7,8 +10,9 @@ from protocol.arrays import as_arrays
 from protocol.meeting import requirement_of
 from protocol.registry import phases_of
 from server.grid.screening import ScreeningGrid
+from server.grid.secure_sums import SecureSumGrid
 from server.names import names_in_log
-from server.privacy import check_privacy
+from server.privacy import check_privacy, check_secure_sums
 from server.record.journal import Journal
 from server.record.metrics import serve_metrics
 from server.record.recorder import RunRecorder
@@ -32,6 +36,7 @@ def main(grid: Grid, context: Context) -> None:
     """Check the settings, meet the nodes, and run the strategy under Flower's own loop."""
     ignore_signals_at_the_end()
     settings = RunSettings.from_run_config(context.run_config)
+    check_secure_sums(settings, find_strategy(settings.strategy)[1])
     settings = settings.defended(find_strategy(settings.strategy)[1])
     strategy_class, method = find_strategy(settings.strategy)  # the defence may take another
     check_privacy(settings, method)
@@ -50,14 +55,22 @@ def main(grid: Grid, context: Context) -> None:
     with products_in("float32"), names_in_log(directory.names), folder_of_run as folder:
         checkpoint = checkpoint_to_resume(settings, folder)
         serve_metrics(folder)
+        grid_of: Callable[..., ScreeningGrid] = ScreeningGrid
+        if settings.secure_sums and method:
+            grid_of = partial(
+                SecureSumGrid,
+                summed=method.summed,
+                longest=settings.secure_sums_norm,
+                run_id=context.run_id,
+            )
         with Journal(folder / "journal.jsonl", checkpoint.round if checkpoint else None) as journal:
-            screening = ScreeningGrid(
+            screening = grid_of(
                 grid,
                 deadline=settings.phase_timeout,
                 seed=settings.seed,
                 journal=journal,
                 quorum=settings.quorum,
-                phases=phases_of(method, starting),
+                phases=phases_of(method, starting, secure_sums=settings.secure_sums),
                 norm_threshold=settings.norm_threshold,
                 directory=directory,
                 model=as_arrays(task.start),

@@ -1,6 +1,7 @@
-"""Checks that differential privacy covers everything a method sends; nodes check it too."""
+"""Checks that what protects nodes' samples fits the method; nodes check it too."""
 
 from protocol.method import Method
+from protocol.registry import all_methods
 from server.settings import RunSettings
 from task.settings import SettingsError
 
@@ -25,3 +26,30 @@ def check_privacy(settings: RunSettings, method: Method | None) -> None:
     if hole:
         noise = f"train.dp-noise = {settings.train.dp_noise:g}"
         raise SettingsError(f"{noise}, strategy = {settings.strategy!r}: {hole}")
+
+
+def check_secure_sums(settings: RunSettings, method: Method | None) -> None:
+    """Refuse a run if ``secure-sums`` is set and its strategy needs single models.
+
+    A class of one's own may look at them, whatever class it is derived from.
+
+    Raises
+    ------
+    SettingsError
+        Names the setting that needs them.
+    """
+    if not settings.secure_sums:
+        return
+    if method is None or settings.strategy != method.name or not method.summed:
+        known = ", ".join(sorted(name for name, other in all_methods().items() if other.summed))
+        reason = f"strategy = {settings.strategy!r} may need single models (take one of {known})"
+    elif settings.aggregator:
+        reason = f"aggregator = {settings.aggregator!r} needs single models (leave it empty)"
+    elif settings.start:
+        reason = f"start = {settings.start!r} gets sums of single nodes (leave it empty)"
+    elif settings.defence == "on":
+        reason = 'defence = "on" needs single models (set it to off)'
+    else:
+        reason = method.unsummed(settings.of_method(method)) if method.unsummed else ""
+    if reason:
+        raise SettingsError(f"secure-sums = true: {reason}")

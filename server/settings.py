@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from flwr.common import log
 from pydantic import ConfigDict, Field, create_model
 
+from links.masks import LARGEST_VALUE
 from links.records import LinkMode
 from protocol.arguments import method_settings, read_arguments
 from protocol.method import Method
@@ -39,6 +40,12 @@ class RunSettings(TaskSettings):
     start : str (default: "")
         Strategy that makes the model which training starts from, in one phase before the first
         round: ``analytic``. Empty starts from weights that ``seed`` draws.
+    secure_sums : bool (default: False)
+        Whether the server sees only the sum of the models that nodes train, and no single one; for
+        strategies that need no more, with 3 to 100 nodes in a round. A third of them may be lost.
+    secure_sums_norm : float (default: 1000.0)
+        L2 norm to which nodes shorten a longer update in secure sums, where the server cannot judge
+        it (``norm-threshold``).
     num_rounds : int (default: 10)
         Rounds of the run, T in the papers.
     min_nodes : int (default: 2)
@@ -80,6 +87,8 @@ class RunSettings(TaskSettings):
     defence: Literal["off", "on"] = "off"
     most_samples: Annotated[float, Field(ge=0)] = 10.0
     start: str = ""
+    secure_sums: bool = False
+    secure_sums_norm: Annotated[float, Field(gt=0, le=LARGEST_VALUE)] = 1000.0
     num_rounds: Annotated[int, Field(ge=1)] = 10
     min_nodes: Annotated[int, Field(ge=1)] = 2
     fraction_train: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -206,8 +206,7 @@ class MeteredGrid(Grid):
             if reply.has_content():
                 spool.keep(reply.content)
             replies.append(reply)
-        if self._journal:
-            self._journal.book_phase(phase, time.monotonic() - start, len(messages), replies)
+        self._book_phase(phase, time.monotonic() - start, len(messages), replies)
         replies.sort(key=lambda reply: self._rank(reply.metadata.src_node_id))
         replies = self._screened(messages, replies)
         random.seed(f"{self._seed} {self._round} {phase}")
@@ -227,6 +226,11 @@ class MeteredGrid(Grid):
         self.failures.setdefault(node, []).append(first_line(reason))
         if self._journal:
             self._journal.book_set_aside(node, phase, reason)
+
+    def _book_phase(self, phase: str, seconds: float, asked: int, replies: list[Message]) -> None:
+        """Record a phase in the journal."""
+        if self._journal:
+            self._journal.book_phase(phase, seconds, asked, replies)
 
     def _accepted(self, message: Message, reply: Message) -> Message:
         """Check one reply as it arrives; subclasses may return an error reply instead."""

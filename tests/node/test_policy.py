@@ -4,16 +4,18 @@ import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from node.policy import HOSPITAL, OPEN, PRESETS, Policy, in_words, read_policy
-from node.rules import Asked, judge_message, judge_spending
+from node.rules import Asked, judge_message, judge_reply, judge_spending
 from node.settings import NodeError, NodeSettings, load_settings
 from node.supervisor import Node
+from protocol.arrays import as_record
 from task.settings import SettingsError
 
 NOON = datetime.datetime(2026, 1, 5, 12)
@@ -125,7 +127,7 @@ def test_words_tell_all_policies_apart() -> None:
         name: value for name, value in HOSPITAL if value != getattr(OPEN, name)
     }
     changes |= {"message_types": [], "bundles": [], "most_bytes_a_day": 5, "hours": "1:00-2:00"}
-    changes |= {"fewest_of_a_class": 9}
+    changes |= {"fewest_of_a_class": 9, "single_updates": "never"}
     changes |= {"publishers": {"hub": "ssh-ed25519 AAAA"}, "readable": ["/weights"]}
     assert changes.keys() == Policy.model_fields.keys()
     told = [" ".join(in_words(OPEN.model_copy(update={k: v}))) for k, v in changes.items()]
@@ -194,3 +196,55 @@ def test_no_epsilon_leaves_beyond_the_most(spent: float, most: float) -> None:
     refusal = judge_spending(policy, epsilon=spent, num_bytes=0)
     assert (refusal is None) == (spent <= most)
     assert judge_spending(policy, epsilon=float("nan"), num_bytes=0)
+
+
+MODEL = {"weight": np.zeros((3, 2), np.float32), "bias": np.zeros(3, np.float32)}
+SUMS = {"strategy": "fedavg", "secure-sums": True}
+IN_SUMS = Policy(replies="declared", single_updates="never")
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        ({"strategy": "fedavg"}, "secure-sums off"),
+        ({"strategy": "fedavg", "secure-sums": "yes"}, "secure-sums off"),
+        ({"strategy": "cadis", "secure-sums": True}, "'cadis' has no secure sums"),
+        ({"strategy": "", "secure-sums": True}, "has no secure sums"),
+    ],
+)
+def test_a_node_that_sends_no_single_update_refuses_runs_without_sums(
+    run: dict[str, Any], reason: str
+) -> None:
+    refusal = judge_message(IN_SUMS, asked(run), NOON)
+    assert refusal is not None
+    assert refusal.rule == "single-updates"
+    assert reason in refusal.reason
+    assert judge_message(IN_SUMS, asked(SUMS), NOON) is None
+
+
+def test_such_a_policy_needs_a_look_at_replies() -> None:
+    with pytest.raises(SettingsError, match=r"single-updates.*needs replies: declared"):
+        Policy.checked({"single-updates": "never"}, "policy")
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "metrics", "leaves"),
+    [
+        (14, np.uint64, {}, True),
+        (14, np.uint64, {"dp-epsilon": 1.0, "dp-delta": 1e-5}, True),
+        (15, np.uint64, {}, False),
+        (14, np.float64, {}, False),
+        (14, np.uint64, {"train-loss": 1.0}, False),
+        (14, np.uint64, {"num-examples": 5}, False),
+        (0, np.uint64, {}, False),
+    ],
+)
+def test_what_leaves_in_a_secure_sum_is_masked_numbers_as_many_as_the_model_needs(
+    size: int, kind: type, metrics: dict[str, float], leaves: bool
+) -> None:
+    masked = as_record({"masked": np.zeros(size, kind)}) if size else as_record(MODEL)
+    name = "masked" if size else "arrays"
+    reply = RecordDict({name: masked, "metrics": MetricRecord(metrics)})
+    content = RecordDict({"arrays": as_record(MODEL), "config": ConfigRecord()})
+    message = Asked.by(content, message_type="train", bundle="0" * 64, run_config=SUMS)
+    assert (judge_reply(IN_SUMS, message, reply, {}) is None) == leaves

@@ -5,10 +5,11 @@ import json
 import pytest
 
 from protocol.method import TRAIN_PHASE, Method, all_protected
+from protocol.registry import built_in_methods
 from server.export.card import model_card
 from server.page.privacy import privacy, spent
 from server.page.run_files import read_run
-from server.privacy import check_privacy
+from server.privacy import check_privacy, check_secure_sums
 from server.settings import RunSettings
 from strategies.common.panels import virtual_data
 from strategies.common.registry import find_strategy
@@ -119,3 +120,39 @@ def test_private_virtual_data_alone_do_not_make_the_model_private(finished_run):
 
 def test_a_run_without_says_nothing(finished_run):
     assert privacy(read_run(finished_run(strategy="fedavg"))) is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        (
+            {"strategy": "cadis"},
+            r"strategy = 'cadis' may need single models \(take one of fedadagrad",
+        ),
+        ({"strategy": "krum"}, "strategy = 'krum'"),
+        ({"strategy": "scaffold"}, "strategy = 'scaffold'"),
+        ({"strategy": "agreement"}, "strategy = 'agreement'"),
+        (
+            {"strategy": "flwr.serverapp.strategy:FedAvg"},
+            "strategy = 'flwr.serverapp.strategy:FedAvg'",
+        ),
+        ({"strategy": "hfldd", "aggregator": "krum"}, "aggregator = 'krum'"),
+        ({"strategy": "hfldd", "hfldd.rotate": False, "hfldd.votes": True}, "hfldd.votes = true"),
+        ({"strategy": "fedavg", "start": "analytic"}, "start = 'analytic'"),
+        ({"strategy": "fedavg", "defence": "on"}, 'defence = "on"'),
+    ],
+)
+def test_what_looks_at_single_models_is_refused_with_secure_sums(setting, reason):
+    settings = RunSettings.from_run_config({**setting, "secure-sums": True})
+    with pytest.raises(SettingsError, match=f"secure-sums = true: {reason}"):
+        check_secure_sums(settings, find_strategy(settings.strategy)[1])
+    plain = RunSettings.from_run_config(setting)
+    check_secure_sums(plain, find_strategy(plain.strategy)[1])
+
+
+def test_strategies_that_need_a_mean_alone_take_secure_sums():
+    summed = {name for name, method in built_in_methods().items() if method.summed}
+    assert {"fedavg", "fedprox", "fedavgm", "fedadam", "hfldd"} <= summed
+    for name in summed:
+        settings = RunSettings.from_run_config({"strategy": name, "secure-sums": True})
+        check_secure_sums(settings, find_strategy(name)[1])

@@ -1,0 +1,337 @@
+"""A node's part in secure sums: keys, shares, masks, and the help to take masks off.
+
+Secrets are made for one sum, kept in the node's files between its messages, and deleted before the
+node gives shares away. What it refuses does not depend on what the server says: a second use of
+keys, a second answer, too few nodes.
+"""
+
+import json
+import secrets
+from collections.abc import Callable, Iterable
+from logging import WARNING
+from typing import Any, TypeVar
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.common import log
+from flwr.common.secure_aggregation.crypto.shamir import create_shares
+from numpy.typing import NDArray
+
+from links import LinkError
+from links.credentials import Credentials
+from links.masks import (
+    MOST_WEIGHT,
+    Masked,
+    digest,
+    pair_mask,
+    public_bytes,
+    quantised,
+    stream,
+    threshold,
+)
+from links.seal import seal, unseal
+from links.store import NodeStore
+from protocol.arrays import Arrays, as_arrays
+from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
+from protocol.outliers import update_norm
+from protocol.registry import find_method
+from protocol.secure_sums import (
+    MASKED,
+    SECURE,
+    SUMMED_METRICS,
+    UNTOLD,
+    Announcement,
+    Keys,
+    Peers,
+    Shares,
+    SumRequest,
+    Unmasked,
+    Unmasking,
+    context_of,
+    keys_digest,
+    waybill,
+)
+from task.settings import Block
+
+B = TypeVar("B", bound=Block)
+
+FOLDER = "links/sums"
+"""Folder among a node's files for links, which go when the run ends."""
+STATE = "sum"
+"""File with the node's last sum: number, step, and secrets while they are needed."""
+
+
+class SumRefusedError(RuntimeError):
+    """A node does not do what a server asks for in a secure sum."""
+
+
+def announce(message: Message, context: Context) -> Message:
+    """Make the keys of a new sum, and publish them."""
+    number, files = _asked(message, Announcement).number, _files(context)
+    earlier = _read(files)["number"]
+    if number <= earlier:
+        raise SumRefusedError(f"sum {number} is not newer than this node's last one")
+    seal_key, mask_key = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+    seed = secrets.token_bytes(32)
+    own = public_bytes(seal_key), public_bytes(mask_key), digest(seed)
+    credentials = Credentials.of(context.node_config)
+    certificate, signature = b"", b""
+    if credentials is None and not earlier:
+        log(
+            WARNING,
+            "This node has no --peer-certificate: its secure sums hold against a curious server, "
+            "not against one that hands out keys of its own",
+        )
+    elif credentials is not None:
+        certificate = credentials.certificate
+        statement = keys_digest(number, *own)
+        signature = credentials.sign(statement, context.run_id, context.node_id)
+    _write(
+        files,
+        number=number,
+        step="announced",
+        seal_key=seal_key.private_bytes_raw().hex(),
+        mask_key=mask_key.private_bytes_raw().hex(),
+        seed=seed.hex(),
+    )
+    keys = Keys(
+        seal_key=own[0],
+        mask_key=own[1],
+        commitment=own[2],
+        certificate=certificate,
+        signature=signature,
+    )
+    return _reply(message, keys)
+
+
+def share(message: Message, context: Context) -> Message:
+    """Share the secrets of a sum with its other nodes, sealed for each."""
+    peers, files = _asked(message, Peers), _files(context)
+    state = _state(files, peers.number, "announced")
+    seal_key = _key(state["seal_key"])
+    own = str(context.node_id), public_bytes(seal_key), public_bytes(_key(state["mask_key"]))
+    try:
+        place = list(zip(peers.nodes, peers.seal_keys, peers.mask_keys, strict=True)).index(own)
+    except ValueError:
+        raise SumRefusedError("this node's own keys are not among those of the sum") from None
+    _check_certificates(peers, context)
+    view, num_nodes = peers.view(context.run_id), len(peers.nodes)
+    key_shares, seed_shares = (
+        create_shares(bytes.fromhex(state[secret]), threshold(num_nodes), num_nodes)
+        for secret in ("mask_key", "seed")
+    )
+    _write(
+        files,
+        **{key: state[key] for key in ("number", "seal_key", "mask_key", "seed")},
+        step="shared",
+        place=place,
+        view=view.hex(),
+        nodes=peers.nodes,
+        seal_keys=[key.hex() for key in peers.seal_keys],
+        mask_keys=[key.hex() for key in peers.mask_keys],
+        own_shares=[key_shares[place].hex(), seed_shares[place].hex()],
+    )
+    sealed = [
+        seal(
+            key_share + seed_share,
+            waybill(view, own[0], peers.nodes[other], peers.seal_keys[other]),
+            context.run_id,
+            seal_key,
+        )
+        if other != place
+        else b""
+        for other, (key_share, seed_share) in enumerate(zip(key_shares, seed_shares, strict=True))
+    ]
+    shares = Shares(
+        sealed=sealed,
+        key_digests=[digest(part) for part in key_shares],
+        seed_digests=[digest(part) for part in seed_shares],
+    )
+    return _reply(message, shares)
+
+
+def summed(
+    message: Message, context: Context, handler: Callable[[Message, Context], Message]
+) -> Message:
+    """Answer a message; in a run with ``secure-sums``, a model leaves under masks only.
+
+    Raises
+    ------
+    SumRefusedError
+        If the message asks for a model without masks, or its sum is not as it should be.
+    """
+    if not _is_summed(message, context):
+        return handler(message, context)
+    if SECURE not in message.content.config_records:
+        raise SumRefusedError("secure-sums = true, and the server asks for a model without masks")
+    request, files = _asked(message, SumRequest), _files(context)
+    state = _state(files, request.number, "shared")
+    members, place = request.members, int(state["place"])
+    needed = threshold(len(state["nodes"]))
+    if not {place} <= set(members) <= set(range(len(state["nodes"]))):
+        raise SumRefusedError("the nodes that are said to take part are not those of the sum")
+    if len(set(members)) < max(needed, len(members)):
+        raise SumRefusedError(f"the sum is of {len(set(members))} nodes, and needs {needed}")
+    # Before the answer: with the same masks, two answers would give their difference away.
+    held = _held_shares(state, request, context)
+    _write(files, **{**state, "step": "masked", "members": members, "held": held})
+    del message.content[SECURE]
+    start = as_arrays(message.content.array_records[ARRAYS])
+    view = bytes.fromhex(state["view"])
+    seen = context_of(view, message.content, request.longest, request.most)
+    reply = handler(message, context)
+    numbers, weight = _numbers(reply.content, start, request, len(members))
+    masked = _under_masks(quantised(numbers, weight), state, members, seen)
+    told = reply.content.metric_records[METRICS]
+    metrics = MetricRecord({key: value for key, value in told.items() if key not in UNTOLD})
+    arrays = ArrayRecord({MASKED: Array(masked)})
+    return Message(RecordDict({MASKED: arrays, METRICS: metrics}), reply_to=message)
+
+
+def unmask(message: Message, context: Context) -> Message:
+    """Give shares away: of survivors the own mask's, of the others the mask key's; never both."""
+    request, files = _asked(message, Unmasking), _files(context)
+    state = _state(files, request.number, "masked")
+    members, survivors = state["members"], set(request.survivors)
+    needed = threshold(len(state["nodes"]))
+    if not survivors <= set(members) or state["place"] not in survivors:
+        raise SumRefusedError("the nodes that are said to have answered are not those of the sum")
+    if len(survivors) < needed:
+        raise SumRefusedError(f"{len(survivors)} nodes are in the sum, and {needed} must be")
+    _write(files, number=request.number, step="over")
+    shares = [
+        bytes.fromhex(state["held"][str(member)][member in survivors])
+        if str(member) in state["held"]
+        else b""
+        for member in members
+    ]
+    return _reply(message, Unmasked(shares=shares))
+
+
+def _is_summed(message: Message, context: Context) -> bool:
+    if not context.run_config.get("secure-sums"):
+        return False
+    method = find_method(str(context.run_config.get("strategy", "")))
+    return method is not None and message.metadata.message_type in method.summed
+
+
+def _check_certificates(peers: Peers, context: Context) -> None:
+    """Check that all keys are of nodes of the federation, and no two of one; if we can."""
+    credentials = Credentials.of(context.node_config)
+    if credentials is None:
+        return
+    if len(set(peers.names)) < len(peers.names):
+        raise SumRefusedError("a certificate's name is twice among the nodes of the sum")
+    for place, node in enumerate(peers.nodes):
+        credentials.check_peer(peers.signed(place), context.run_id, node)
+
+
+def _held_shares(
+    state: dict[str, Any], request: SumRequest, context: Context
+) -> dict[str, list[str]]:
+    """Shares of the members' mask keys and seeds, as hexadecimal text, by place."""
+    key, view, nodes = _key(state["seal_key"]), bytes.fromhex(state["view"]), state["nodes"]
+    place = int(state["place"])
+    held = {str(place): state["own_shares"]}
+    for member, sealed in zip(request.members, request.sealed, strict=True):
+        if member == place:
+            continue
+        peer_key = bytes.fromhex(state["seal_keys"][member])
+        way = waybill(view, nodes[member], nodes[place], peer_key)
+        try:
+            both = unseal(sealed, way, context.run_id, key)
+        except LinkError as error:
+            log(WARNING, "The shares of node %s in a secure sum: %s", nodes[member], error)
+            continue
+        half = len(both) // 2
+        held[str(member)] = [both[:half].hex(), both[half:].hex()]
+    return held
+
+
+def _numbers(
+    content: RecordDict, start: Arrays, request: SumRequest, num_nodes: int
+) -> tuple[NDArray[np.float64], int]:
+    """What the sum adds up, times the weight, and the weight; see `num_masked`."""
+    if list(content.array_records) != [ARRAYS]:
+        raise SumRefusedError("the answer is more than a model, and only a model is summed")
+    trained = as_arrays(content.array_records[ARRAYS])
+    told = content.metric_records[METRICS]
+    samples = int(told[NUM_EXAMPLES])  # type: ignore[arg-type]
+    weight = min(samples, request.most or samples)
+    if weight * num_nodes > MOST_WEIGHT:
+        raise SumRefusedError(
+            f"{weight:,} samples are more than {MOST_WEIGHT // num_nodes:,}, the most of each of "
+            f"{num_nodes} nodes in a secure sum (set most-samples lower)"
+        )
+    changes = {
+        name: trained[name].astype(np.float64) - array.astype(np.float64)
+        for name, array in start.items()
+    }
+    norm = update_norm(trained, start)
+    if norm > request.longest:
+        log(WARNING, "This update's norm of %.4g is cut to %.4g", norm, request.longest)
+        for name, change in changes.items():
+            if trained[name].dtype.kind == "f":
+                change *= request.longest / norm
+    metrics: list[float] = []
+    for key in SUMMED_METRICS:
+        metrics += [float(told[key]), 1.0] if key in told else [0.0, 0.0]  # type: ignore[arg-type]
+    parts: Iterable[NDArray[np.float64]] = (change.ravel() for change in changes.values())
+    return np.concatenate([*parts, [1.0, *metrics]]), weight
+
+
+def _under_masks(
+    values: Masked, state: dict[str, Any], members: list[int], context: bytes
+) -> Masked:
+    place, key = int(state["place"]), _key(state["mask_key"])
+    masked = values + stream(bytes.fromhex(state["seed"]), values.size)
+    for member in members:
+        if member != place:
+            other_key = bytes.fromhex(state["mask_keys"][member])
+            masked += pair_mask(place, member, key, other_key, context, values.size)
+    return masked
+
+
+def _asked(message: Message, kind: type[B]) -> B:
+    return kind.checked(message.content.config_records.get(SECURE, ConfigRecord()), "message")
+
+
+def _reply(message: Message, block: Block) -> Message:
+    record = ConfigRecord(block.model_dump(by_alias=True))
+    return Message(RecordDict({SECURE: record}), reply_to=message)
+
+
+def _files(context: Context) -> NodeStore:
+    root = str(context.node_config.get("state-dir", "")) or None
+    return NodeStore(NodeStore.open(root, context.run_id, context.node_id).folder / FOLDER)
+
+
+def _read(files: NodeStore) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(files.read(STATE) or '{"number": 0, "step": ""}')
+    return found
+
+
+def _write(files: NodeStore, **state: Any) -> None:
+    files.write(STATE, json.dumps(state).encode())
+
+
+def _state(files: NodeStore, number: int, step: str) -> dict[str, Any]:
+    """State of the sum of this number, which must be at a step.
+
+    Raises
+    ------
+    SumRefusedError
+        If this node is not there: each step is taken once.
+    """
+    state = _read(files)
+    if (state["number"], state["step"]) != (number, step):
+        raise SumRefusedError(
+            f"sum {number} is not {step} on this node: its last one, {state['number']}, is "
+            f"{state['step'] or 'none'} (each step is taken once)"
+        )
+    return state
+
+
+def _key(text: str) -> X25519PrivateKey:
+    return X25519PrivateKey.from_private_bytes(bytes.fromhex(text))

@@ -1,0 +1,286 @@
+"""Secure sums: what server and nodes say to each other so that the server sees a sum alone.
+
+Bonawitz et al. 2017, figure 4, in four steps: every node of the phase publishes keys
+(:class:`Keys`), shares its secrets with the others (:class:`Shares`), answers the phase's own
+message under masks (:class:`SumRequest`, :class:`MaskedMetrics`), and helps to take the masks off
+(:class:`Unmasking`, :class:`Unmasked`). Secrets are for one sum.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Self
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from pydantic import Field, create_model, model_validator
+
+from links.masks import FEWEST, MOST
+from links.records import NodeId, Peered, Printable, PublicKey
+from protocol.arrays import Arrays, as_arrays
+from protocol.messages import (
+    ARRAYS,
+    CONFIG,
+    NUM_EXAMPLES,
+    NUM_STEPS,
+    SERVER_ROUND,
+    TRAIN_ACCURACY,
+    TRAIN_LOSS,
+)
+from protocol.method import Phase
+from protocol.schema import Reply
+from task.settings import Block, TrainSettings
+
+ANNOUNCE = "query.secure_keys"
+SHARE = "query.secure_shares"
+UNMASK = "query.secure_unmask"
+
+SECURE = "secure-sum"
+"""Record of messages and replies of a secure sum; that of a train message asks for masks."""
+MASKED = "masked"
+"""Record with a node's masked numbers, and the name of its only array."""
+SUMMED_METRICS = (TRAIN_LOSS, TRAIN_ACCURACY)
+"""Metrics that are summed under the masks with the model and the number of samples."""
+UNTOLD = {NUM_EXAMPLES, NUM_STEPS, *SUMMED_METRICS}
+"""Metrics that a masked reply must not hold."""
+LARGEST_SHARE = 64
+LARGEST_SEALED = 256
+
+Number = Annotated[int, Field(ge=1, le=2**53)]
+Place = Annotated[int, Field(ge=0, lt=MOST)]
+Places = Annotated[list[Place], Field(max_length=MOST)]
+Sealed = Annotated[bytes, Field(max_length=LARGEST_SEALED)]
+Digest = Annotated[bytes, Field(min_length=32, max_length=32)]
+Share = Annotated[bytes, Field(max_length=LARGEST_SHARE)]
+
+
+def _per_node(item: Any, least: int = 1) -> Any:
+    return Annotated[list[item], Field(min_length=least, max_length=MOST)]
+
+
+class Announcement(Block):
+    """The server's first message of a sum.
+
+    Parameters
+    ----------
+    number : int
+        Larger than that of any earlier sum of the run.
+    """
+
+    number: Number
+
+
+class Keys(Block):
+    """A node's public keys for one sum.
+
+    Parameters
+    ----------
+    seal_key, mask_key : bytes
+        X25519 keys: for shares that others send it, and for masks.
+    commitment : bytes
+        SHA-256 of the seed of its own mask.
+    certificate, signature : bytes (default: b"")
+        PEM certificate, and the signature of :func:`keys_digest`, run and node; as in
+        :class:`links.records.Introduction`.
+    """
+
+    seal_key: PublicKey
+    mask_key: PublicKey
+    commitment: Digest
+    certificate: Annotated[bytes, Field(max_length=2**16)] = b""
+    signature: Annotated[bytes, Field(max_length=1024)] = b""
+
+
+class Peers(Block):
+    """All nodes of a sum with their keys, in the order of their places."""
+
+    number: Number
+    nodes: _per_node(NodeId, FEWEST)  # type: ignore[valid-type]
+    names: _per_node(Annotated[Printable, Field(max_length=64)])  # type: ignore[valid-type]
+    seal_keys: _per_node(PublicKey)  # type: ignore[valid-type]
+    mask_keys: _per_node(PublicKey)  # type: ignore[valid-type]
+    commitments: _per_node(Digest)  # type: ignore[valid-type]
+    certificates: _per_node(bytes)  # type: ignore[valid-type]
+    signatures: _per_node(bytes)  # type: ignore[valid-type]
+
+    @model_validator(mode="after")
+    def _are_distinct_nodes(self) -> Self:
+        columns = [values for values in self.__dict__.values() if isinstance(values, list)]
+        if len({len(column) for column in columns}) > 1:
+            raise ValueError("its lists are not of one length")
+        for column in (self.nodes, self.seal_keys, self.mask_keys):
+            if len(set(column)) < len(column):
+                raise ValueError("a node or a key is in it twice")
+        return self
+
+    def view(self, run_id: int) -> bytes:
+        """SHA-256 of run, sum, nodes and keys: what all nodes of a sum must have seen alike."""
+        keys = [*self.seal_keys, *self.mask_keys, *self.commitments]
+        fields = ["flwr-distill/sum/1", str(run_id), self.number, *self.nodes]
+        return hashlib.sha256(json.dumps([*fields, *(key.hex() for key in keys)]).encode()).digest()
+
+    def signed(self, place: int) -> Peered:
+        """The keys at a place as a certificate's signature covers them."""
+        own = (self.seal_keys[place], self.mask_keys[place], self.commitments[place])
+        return Peered(
+            sender=self.nodes[place],
+            receiver=self.nodes[place],
+            purpose=SECURE,
+            token="0" * 32,
+            peer_key=keys_digest(self.number, *own),
+            peer_name=self.names[place],
+            peer_certificate=self.certificates[place],
+            peer_signature=self.signatures[place],
+        )
+
+
+class Shares(Block):
+    """Shares of a node's secrets, in the order of places; its own are empty.
+
+    Parameters
+    ----------
+    sealed : list of bytes
+        A share of the mask key and one of the own mask's seed, for each node.
+    key_digests, seed_digests : list of bytes
+        SHA-256 of the shares, so that the server knows a wrong one.
+    """
+
+    sealed: _per_node(Sealed)  # type: ignore[valid-type]
+    key_digests: _per_node(Digest)  # type: ignore[valid-type]
+    seed_digests: _per_node(Digest)  # type: ignore[valid-type]
+
+
+class SumRequest(Block):
+    """What a phase's own message says besides when its answers are summed.
+
+    Parameters
+    ----------
+    number : int
+        The sum's.
+    members : list of int
+        Places of the nodes that have shared their secrets.
+    sealed : list of bytes
+        Their shares for this node, in the same order.
+    longest : float
+        L2 norm to which a longer update is shortened; the same for all nodes.
+    most : int (default: 0)
+        Samples of a node that count at most; the same for all nodes, 0 for no bound.
+    """
+
+    number: Number
+    members: Places
+    sealed: Annotated[list[Sealed], Field(max_length=MOST)]
+    longest: Annotated[float, Field(gt=0)]
+    most: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _are_shares_of_members(self) -> Self:
+        if len(self.members) != len(self.sealed):
+            raise ValueError("its lists are not of one length")
+        return self
+
+
+class Unmasking(Block):
+    """The last message of a sum: places of the nodes whose masked numbers the server has."""
+
+    number: Number
+    survivors: Places
+
+
+class Unmasked(Block):
+    """A share for each member, in their order: of a survivor's seed, or of another's mask key.
+
+    One that the node does not hold is empty.
+    """
+
+    shares: _per_node(Share)  # type: ignore[valid-type]
+
+
+def waybill(view: bytes, sender: str, receiver: str, peer_key: bytes) -> Peered:
+    """Waybill of the shares that one node seals for another; `peer_key` is the other end's.
+
+    They open only for nodes that have seen the same keys of all (`Peers.view`).
+    """
+    token = view.hex()[:32]
+    return Peered(sender=sender, receiver=receiver, purpose=SECURE, token=token, peer_key=peer_key)
+
+
+def keys_digest(number: int, seal_key: bytes, mask_key: bytes, commitment: bytes) -> bytes:
+    """SHA-256 of a node's keys for one sum: what it signs, as it signs its key for links."""
+    keys = [seal_key.hex(), mask_key.hex(), commitment.hex()]
+    return hashlib.sha256(json.dumps(["flwr-distill/keys/1", number, *keys]).encode()).digest()
+
+
+def context_of(view: bytes, content: RecordDict, longest: float, most: int) -> bytes:
+    """What masks depend on: the view, the model and training settings of a phase's message, bounds.
+
+    A server that sends single nodes another model, a learning rate of 0 or lower bounds gets a sum
+    whose masks do not cancel; else it could make all but one update vanish (Pasquini et al. 2022,
+    "Eluding secure aggregation in federated learning via model inconsistency").
+    """
+    told = [training_settings(content), longest, most]
+    checksum = hashlib.sha256(view + json.dumps(told).encode())
+    for name, array in as_arrays(content.array_records[ARRAYS]).items():
+        checksum.update(json.dumps([name, array.dtype.str, array.shape]).encode())
+        checksum.update(np.ascontiguousarray(array).tobytes())
+    return checksum.digest()
+
+
+def training_settings(content: RecordDict) -> dict[str, Any]:
+    """Settings of local training in a phase's message, sorted."""
+    config = content.config_records.get(CONFIG, ConfigRecord())
+    known = {field.alias for field in TrainSettings.model_fields.values()} | {SERVER_ROUND}
+    return {key: config[key] for key in sorted(config) if key in known}
+
+
+def num_masked(model: Arrays) -> int:
+    """Numbers in a masked reply: the model, the weight, each metric and the weight that has it."""
+    return sum(array.size for array in model.values()) + 1 + 2 * len(SUMMED_METRICS)
+
+
+def like_a_masked_model(record: ArrayRecord, model: Arrays) -> None:
+    """Check that a record holds as many 64-bit integers as the model needs."""
+    arrays = as_arrays(record)
+    if list(arrays) != [MASKED]:
+        raise ValueError(f"its arrays are not {MASKED}")
+    array, size = arrays[MASKED], num_masked(model)
+    if array.shape != (size,) or array.dtype.str != "<u8":
+        raise ValueError(f"{MASKED} is {array.dtype} {array.shape}, needs uint64 ({size},)")
+
+
+def in_secure_sums(phase: Phase) -> Phase:
+    """A phase whose answers are masked: only the sum of models is known, none is compared."""
+    return replace(phase, replies=tuple(map(_masked, phase.replies)), compared=False)
+
+
+def _masked(reply: Reply) -> Reply:
+    told: Mapping[str, Any] = {
+        name: (field.rebuild_annotation(), field)
+        for name, field in reply.metrics.model_fields.items()
+        if (field.alias or name) not in UNTOLD
+    }
+    metrics = create_model(f"Masked{reply.metrics.__name__}", __base__=Block, **told)
+    return Reply(metrics=metrics, arrays={MASKED: like_a_masked_model})
+
+
+PHASES = (
+    Phase(
+        ANNOUNCE,
+        "nodes publish keys for a secure sum",
+        (Reply(configs={SECURE: Keys}),),
+        "client.secure_sums:announce",
+    ),
+    Phase(
+        SHARE,
+        "nodes share their masks' secrets",
+        (Reply(configs={SECURE: Shares}),),
+        "client.secure_sums:share",
+    ),
+    Phase(
+        UNMASK,
+        "nodes take the masks off the sum",
+        (Reply(configs={SECURE: Unmasked}),),
+        "client.secure_sums:unmask",
+    ),
+)

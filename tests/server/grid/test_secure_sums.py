@@ -1,0 +1,497 @@
+"""Secure sums between the server's grid and nodes: the mean is right, no single update is seen."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+
+from benchmarks.in_process import InProcessGrid
+from client.app import MethodApp
+from client.secure_sums import FOLDER, STATE
+from fleet.certificates import CertificateFolder, request_node
+from links.masks import digest, quantised
+from protocol.arrays import as_arrays, as_record
+from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
+from protocol.registry import find_method, phases_of
+from protocol.secure_sums import (
+    ANNOUNCE,
+    MASKED,
+    SECURE,
+    SHARE,
+    UNMASK,
+    keys_digest,
+    num_masked,
+)
+from server.grid.metered import QuorumError
+from server.grid.secure_sums import SecureSumGrid
+from server.record.journal import Journal
+
+RUN, FIRST = 7, 2**64 - 50
+CONFIG = {"strategy": "fedavg", "secure-sums": True}
+START = {
+    "weight": np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6),
+    "running_var": np.full(4, 1e-9, np.float32),
+    "num_batches_tracked": np.array(3, np.int64),
+}
+STEPS = [ANNOUNCE, SHARE, "train", UNMASK]
+
+
+def update_of(node):
+    """What a node has trained, and on how many samples."""
+    draws = np.random.default_rng(node)
+    model = {
+        "weight": START["weight"] + draws.normal(0, 0.3, (4, 6)).astype(np.float32),
+        "running_var": draws.uniform(0, 1e-9, 4).astype(np.float32),
+        "num_batches_tracked": np.array(5, np.int64),
+    }
+    return model, int(draws.integers(1, 2000))
+
+
+class Federation:
+    """Nodes that run the real ClientApp around a training that is made up.
+
+    `tamper` may change what a node sends, or lose it (None); `lie` what it gets.
+    """
+
+    def __init__(
+        self,
+        folder,
+        num_nodes,
+        *,
+        start=START,
+        update=update_of,
+        node_config=lambda node: {},
+        **more,
+    ):
+        self.folder, self.start, self.update = folder, start, update
+        self.tamper = lambda node, step, reply: reply
+        self.lie = lambda node, step, content: None
+        self.seen = {}
+        self.apps = {node: self._app(node) for node in range(num_nodes)}
+        self.contexts = {
+            node: Context(
+                RUN,
+                FIRST + node,
+                {"state-dir": str(folder), **node_config(node)},
+                RecordDict(),
+                CONFIG,
+            )
+            for node in range(num_nodes)
+        }
+        inner = InProcessGrid({FIRST + n: self._node(n) for n in range(num_nodes)})
+        self.grid = SecureSumGrid(
+            inner,
+            **{"deadline": 60, "longest": 1000.0, "norm_threshold": 0.0, **more},
+            phases=phases_of(find_method("fedavg"), secure_sums=True),
+            model=start,
+            summed=("train",),
+            run_id=RUN,
+        )
+
+    def _app(self, node):
+        app = MethodApp()
+
+        @app.train()
+        def train(message, context):
+            model, samples = self.update(node)
+            metrics = {NUM_EXAMPLES: samples, "train-loss": node / 4, "dp-epsilon": 0.5}
+            content = {ARRAYS: as_record(model), METRICS: MetricRecord(metrics)}
+            return Message(RecordDict(content), reply_to=message)
+
+        return app
+
+    def _node(self, node):
+        def answer(message):
+            step = message.metadata.message_type
+            self.lie(node, step, message.content)
+            reply = self.apps[node](message, self.contexts[node]).content
+            reply = self.tamper(node, step, reply)
+            if reply is None:
+                raise RuntimeError("lost")
+            self.seen[node, step] = reply
+            return reply
+
+        return answer
+
+    def ask(self, node, step, **values):
+        """A message of a server that goes its own way."""
+        content = RecordDict({SECURE: ConfigRecord(values)})
+        message = Message(content, FIRST + node, step)
+        message.metadata.__dict__["_message_id"] = "x"
+        return self.apps[node](message, self.contexts[node]).content
+
+    def train(self, nodes=None):
+        config = ConfigRecord({"lr": 0.1, "server-round": 1})
+        content = RecordDict({ARRAYS: as_record(self.start), "config": config})
+        nodes = self.apps if nodes is None else nodes
+        return self.grid.send_and_receive([Message(content, FIRST + n, "train") for n in nodes])
+
+    def state(self, node):
+        return self.folder / "runs" / str(RUN) / str(FIRST + node) / FOLDER / STATE
+
+
+@pytest.fixture
+def federation(tmp_path, monkeypatch):
+    monkeypatch.setattr("gc.collect", lambda *_: 0)  # Flower does it for each record
+    return lambda num_nodes, **more: Federation(tmp_path, num_nodes, **more)
+
+
+def plain_mean(nodes):
+    models, weights = zip(*map(update_of, nodes), strict=True)
+    return {
+        name: np.average([model[name].astype(np.float64) for model in models], 0, weights)
+        for name in START
+    }
+
+
+def check_mean(replies, nodes):
+    assert [reply.metadata.src_node_id for reply in replies if reply.has_content()] == [
+        FIRST + node for node in nodes
+    ]
+    wanted = plain_mean(nodes)
+    for reply in replies:
+        if reply.has_content():
+            model = as_arrays(reply.content[ARRAYS])
+            for name, array in model.items():
+                assert array.dtype == START[name].dtype
+                np.testing.assert_allclose(array, wanted[name], rtol=1e-6, atol=1e-7)
+            assert (model["running_var"] >= 0).all()
+
+
+@pytest.mark.parametrize("num_nodes", [3, 8])
+def test_every_reply_is_the_mean_weighted_by_samples(federation, num_nodes):
+    nodes = range(num_nodes)
+    replies = federation(num_nodes).train()
+    check_mean(replies, nodes)
+    weights = [update_of(node)[1] for node in nodes]
+    metrics = replies[0].content[METRICS]
+    assert metrics["train-loss"] == pytest.approx(np.average([n / 4 for n in nodes], None, weights))
+    assert metrics[NUM_EXAMPLES] == pytest.approx(np.mean(weights), abs=1)
+    assert metrics["dp-epsilon"] == 0.5
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_two_of_ten_nodes_that_drop_at_any_step_cost_the_round_nothing(federation, step):
+    ten = federation(10)
+    lost = {2, 7}
+    ten.tamper = lambda node, at, reply: None if at == step and node in lost else reply
+    check_mean(ten.train(), [n for n in range(10) if n not in lost or step == UNMASK])
+
+
+def test_nodes_that_drop_one_after_the_other_cost_nothing_either(federation):
+    ten = federation(10)
+    lost = dict(zip((8, 1, 4), STEPS, strict=False))
+    ten.tamper = lambda node, at, reply: None if at == lost.get(node) else reply
+    check_mean(ten.train(), [0, 2, 3, 5, 6, 7, 9])
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_with_too_few_nodes_the_phase_has_failed_and_says_so(federation, step, caplog):
+    six = federation(6)
+    six.tamper = lambda node, at, reply: None if at == step and node > 2 else reply
+    replies = six.train()
+    assert len(replies) == 6
+    assert all(reply.has_error() for reply in replies)
+    assert six.grid.answered["train"] is False
+    assert "the secure sum has failed" in caplog.text
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_a_sum_of_one_or_two_is_refused(federation, num_nodes, caplog):
+    few = federation(num_nodes)
+    assert all(reply.has_error() for reply in few.train())
+    assert "it takes 3 to 100" in caplog.text
+    assert few.seen == {}
+
+
+def test_a_single_update_looks_like_noise_to_the_server(federation):
+    """A pattern is planted: what is sent is uniform in every byte, and so are partial sums."""
+    size, planted, samples = 50_000, 0.25, 100
+    three = federation(
+        3,
+        start={"weight": np.zeros(size, np.float32)},
+        update=lambda node: ({"weight": np.full(size, planted, np.float32)}, samples),
+    )
+    replies = three.train()
+    assert (as_arrays(replies[0].content[ARRAYS])["weight"] == planted).all()
+    masked = {n: as_arrays(three.seen[n, "train"][MASKED])[MASKED][:size] for n in range(3)}
+    of_pairs = [masked[0] + masked[1], masked[0] - masked[1], masked[1] + masked[2]]
+    of_all = masked[0] + masked[1] + masked[2]  # the nodes' own masks are still on
+    for values in (*masked.values(), *of_pairs, of_all):
+        assert chi_squared(values).max() < 255 + 6 * math.sqrt(2 * 255)
+    unmasked = quantised(np.full(size, planted), samples)
+    assert chi_squared(unmasked).max() > 1e6
+    assert not {MASKED, METRICS} ^ set(three.seen[0, "train"])
+    assert set(three.seen[0, "train"][METRICS]) == {"dp-epsilon"}
+
+
+def chi_squared(values):
+    """Distance of each of the 8 bytes from the uniform distribution; 255 on average if it is."""
+    octets = values.view(np.uint8).reshape(-1, 8)
+    expected = len(octets) / 256
+    counts = np.stack([np.bincount(column, minlength=256) for column in octets.T])
+    return ((counts - expected) ** 2 / expected).sum(1)
+
+
+def test_nothing_that_the_server_gets_opens_the_masks_of_a_node_that_answered(federation):
+    """It gets shares of each secret of one kind, and shares of the other are sealed for nodes."""
+    five = federation(5)
+    secrets = {}
+
+    def keep(node, step, reply):
+        if step == ANNOUNCE:
+            secrets[node] = json.loads(five.state(node).read_text())
+        return None if (node, step) == (4, "train") else reply
+
+    five.tamper = keep
+    five.train()
+    told = json.dumps([str(reply) for reply in five.seen.values()])
+    for state in secrets.values():
+        assert not any(state[key] in told for key in ("seed", "mask_key", "seal_key"))
+    after = [five.state(node).read_text() for node in range(4)]
+    assert [json.loads(text) for text in after] == [{"number": 1, "step": "over"}] * 4
+
+
+def test_a_node_helps_once_with_one_kind_of_share_each(federation):
+    five = federation(5)
+    replies = []
+    five.tamper = lambda node, step, reply: replies.append(step) or reply
+    five.lie = lambda node, step, content: step == UNMASK and content.pop(SECURE)
+    five.train()  # nobody helps: the message is broken
+    shares = five.ask(0, UNMASK, number=1, survivors=[0, 1, 2, 3])[SECURE]["shares"]
+    told = [five.seen[place, SHARE][SECURE] for place in range(5)]
+    kinds = ["seed-digests" if place < 4 else "key-digests" for place in range(5)]
+    for own, of_owner, kind in zip(shares, told, kinds, strict=True):
+        assert digest(own) == of_owner[kind][0]
+    for survivors in ([0, 1, 2, 3], [0, 1, 2, 4]):
+        with pytest.raises(RuntimeError, match="each step is taken once"):
+            five.ask(0, UNMASK, number=1, survivors=survivors)
+
+
+@pytest.mark.parametrize(
+    ("survivors", "reason"),
+    [
+        ([0, 1, 2], "3 nodes are in the sum, and 4 must be"),
+        ([0, 0, 1, 1, 2], "3 nodes are in the sum, and 4 must be"),
+        ([1, 2, 3, 4], "not those of the sum"),
+        ([0, 1, 2, 3, 4, 5], "not those of the sum"),
+    ],
+)
+def test_a_server_that_lies_about_who_answered_gets_no_share(federation, survivors, reason):
+    five = federation(5)
+    five.lie = lambda node, step, content: step == UNMASK and content.pop(SECURE)
+    five.train()
+    with pytest.raises(RuntimeError, match=reason):
+        five.ask(0, UNMASK, number=1, survivors=survivors)
+
+
+def test_no_step_of_an_older_sum_is_taken_again(federation):
+    four = federation(4)
+    four.train()
+    peers = {}
+    four.lie = lambda node, step, content: peers.setdefault(step, dict(content.get(SECURE, {})))
+    four.train()
+    for step in (ANNOUNCE, SHARE, UNMASK):
+        values = {"survivors": [0, 1, 2, 3]} if step == UNMASK else peers[step]
+        for number in (1, 2):
+            with pytest.raises(RuntimeError, match=r"sum . is not (newer|announced|masked)"):
+                four.ask(0, step, **{**values, "number": number})
+
+
+def test_a_node_answers_once_under_the_same_masks(federation):
+    """Else the difference of two answers would be that of two updates."""
+    four = federation(4)
+    twice = []
+
+    def again(node, step, content):
+        if step == "train" and node == 0 and not twice:
+            twice.append(Message(RecordDict(dict(content)), FIRST, "train"))
+
+    four.lie = again
+    four.train()
+    twice[0].metadata.__dict__["_message_id"] = "again"
+    with pytest.raises(RuntimeError, match="sum 1 is not shared"):
+        four.apps[0](twice[0], four.contexts[0])
+
+
+def test_a_node_of_such_a_run_trains_for_no_server_that_leaves_the_masks_out(federation):
+    three = federation(3)
+    three.lie = lambda node, step, content: step == "train" and content.pop(SECURE)
+    assert all(reply.has_error() for reply in three.train())
+    assert "asks for a model without masks" in str(three.grid.failures)
+
+
+@pytest.mark.parametrize("what", ["another model", "lr", "longest", "most"])
+def test_a_server_that_makes_the_others_updates_vanish_gets_nothing(federation, what, caplog):
+    """Masks of nodes that were told different things do not cancel."""
+    four = federation(4)
+
+    def lie(node, step, content):
+        if step == "train" and node > 0 and what == "another model":
+            content[ARRAYS] = as_record({**START, "weight": np.zeros((4, 6), np.float32)})
+        elif step == "train" and node > 0 and what == "lr":
+            content["config"] = ConfigRecord({**content["config"], "lr": 0.0})
+        elif step == "train" and node > 0:
+            content[SECURE] = ConfigRecord({**content[SECURE], what: 1 if what == "most" else 1e-9})
+
+    four.lie = lie
+    assert all(reply.has_error() for reply in four.train())
+    assert "the masks do not cancel" in caplog.text
+
+
+def test_a_node_whose_masked_numbers_are_too_many_is_left_out(federation):
+    four = federation(4)
+
+    def longer(node, step, reply):
+        if (node, step) == (2, "train"):
+            values = np.zeros(num_masked(START) + 1, np.uint64)
+            reply[MASKED] = ArrayRecord({MASKED: Array(values)})
+        return reply
+
+    four.tamper = longer
+    replies = four.train()
+    check_mean(replies, [0, 1, 3])
+    (error,) = (reply for reply in replies if reply.has_error())
+    assert "masked is uint64" in error.error.reason
+
+
+def test_wrong_shares_of_a_helper_are_not_used(federation):
+    five = federation(5)
+
+    def wrong(node, step, reply):
+        if step == UNMASK and node == 3:
+            reply[SECURE]["shares"] = [b"x" * 52] * 5
+        return reply
+
+    five.tamper = wrong
+    check_mean(five.train(), range(5))
+
+
+def test_a_node_that_shared_something_else_than_it_published_fails_the_sum_by_name(federation):
+    four = federation(4)
+
+    def other_commitment(node, step, reply):
+        if (node, step) == (1, ANNOUNCE):
+            reply[SECURE]["commitment"] = bytes(32)
+        return reply
+
+    four.tamper = other_commitment
+    assert all(reply.has_error() for reply in four.train())
+    assert f"node {FIRST + 1} shared something else" in str(four.grid.failures)
+
+
+def test_a_longer_update_is_cut_to_the_norm_by_the_node_itself(federation, caplog):
+    start = {"weight": np.zeros(16, np.float32)}
+    size = {0: 1.0, 1: 1.0, 2: 1e4}
+    three = federation(
+        3,
+        start=start,
+        update=lambda node: ({"weight": np.full(16, size[node], np.float32)}, 1),
+        longest=8.0,
+    )
+    mean = as_arrays(three.train()[0].content[ARRAYS])["weight"]
+    assert mean == pytest.approx(np.full(16, (1 + 1 + 8 / 4) / 3), rel=1e-6)
+    assert "norm of 4e+04 is cut to 8" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("model", "samples", "reason"),
+    [
+        (np.nan, 10, "not finite"),
+        (0.5, 2**26, "more than 22,369,621, the most of each of 3 nodes"),
+    ],
+)
+def test_a_node_whose_numbers_have_no_room_says_so(federation, model, samples, reason):
+    three = federation(
+        3,
+        start={"weight": np.zeros(2, np.float32)},
+        update=lambda node: ({"weight": np.full(2, model, np.float32)}, samples),
+    )
+    assert all(reply.has_error() for reply in three.train())
+    assert reason in str(three.grid.failures)
+
+
+def test_the_quorum_is_of_all_nodes_that_the_sum_began_with(federation):
+    ten = federation(10, quorum=0.9)
+    ten.tamper = lambda node, at, reply: None if at == SHARE and node in (1, 2) else reply
+    with pytest.raises(QuorumError, match="8 of 10 nodes"):
+        ten.train()
+
+
+def test_the_journal_has_the_means_and_nothing_of_a_single_node(federation, tmp_path):
+    with Journal(tmp_path / "journal.jsonl", None) as journal:
+        federation(3, journal=journal).train()
+        weights = [update_of(node)[1] for node in range(3)]
+        mean = np.average([0, 0.25, 0.5], None, weights)
+        assert journal.mean("train", "train-loss") == pytest.approx(mean)
+    lines = (tmp_path / "journal.jsonl").read_text().splitlines()
+    losses = [
+        numbers.get("train-loss")
+        for line in lines
+        for numbers in json.loads(line).get("nodes", {}).values()
+    ]
+    phases = [json.loads(line).get("phase") for line in lines]
+    assert sorted(filter(None, phases)) == sorted(STEPS)
+    assert [loss for loss in losses if loss] == [pytest.approx(mean)] * 3
+
+
+def certified(folder, num_nodes):
+    """Node configs of nodes that one authority has certified."""
+    authority = CertificateFolder(folder / "authority")
+    authority.create(10)
+    configs = []
+    for name in (f"ward-{node}" for node in range(num_nodes)):
+        request_node(folder / name, name, ["127.0.0.1"])
+        authority.sign((folder / name / "node.csr").read_bytes(), 5)
+        files = {
+            "peer-authority": authority.certificate,
+            "peer-certificate": folder / "authority" / name / "node.crt",
+            "peer-key": folder / name / "node.key",
+        }
+        configs.append({key: str(path) for key, path in files.items()})
+    return configs
+
+
+@pytest.fixture(scope="module")
+def credentials(tmp_path_factory):
+    return certified(tmp_path_factory.mktemp("certificates"), 3)
+
+
+def test_nodes_with_certificates_sum(federation, credentials):
+    three = federation(3, node_config=credentials.__getitem__)
+    check_mean(three.train(), range(3))
+    check_mean(three.train(), range(3))
+
+
+@pytest.mark.parametrize("what", ["its own keys", "keys of an earlier sum", "a node twice"])
+def test_nodes_with_certificates_take_no_keys_of_the_servers(federation, credentials, what):
+    three = federation(3, node_config=credentials.__getitem__)
+    three.train()
+    earlier = three.seen[2, ANNOUNCE][SECURE]
+
+    def lie(node, step, content):
+        if step != SHARE or node == 2:
+            return
+        peers = {key: [*v] if isinstance(v, list) else v for key, v in content[SECURE].items()}
+        if what == "its own keys":
+            peers["seal-keys"][2] = peers["mask-keys"][2] = b"k" * 32
+        elif what == "keys of an earlier sum":
+            for key in ("seal-key", "mask-key", "commitment", "signature"):
+                peers[f"{key}s"][2] = earlier[key]
+        else:
+            for key in ("names", "certificates", "signatures"):
+                peers[key][2] = peers[key][1 - node]
+        content[SECURE] = ConfigRecord(peers)
+
+    three.lie = lie
+    assert all(reply.has_error() for reply in three.train())
+    reason = "is twice" if what == "a node twice" else "not signed with a certificate"
+    assert reason in str(three.grid.failures)
+
+
+def test_what_a_node_signs_names_the_sum_and_all_its_keys():
+    keys = (b"a" * 32, b"b" * 32, b"c" * 32)
+    digests = {keys_digest(1, *keys), keys_digest(2, *keys), keys_digest(1, *reversed(keys))}
+    assert len(digests) == 3
