@@ -58,7 +58,7 @@ B = TypeVar("B", bound=Block)
 
 
 class SumError(RuntimeError):
-    """A secure sum has failed; nothing of the nodes' models is known."""
+    """A secure sum has failed; what there is of it stays under masks."""
 
 
 @dataclass(frozen=True)
