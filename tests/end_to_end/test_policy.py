@@ -138,9 +138,10 @@ def test_a_hospitals_node_keeps_every_rule_against_real_runs_and_changed_apps(
             ample | {"bundles": [known]}, (ROOT, alone), *((app, alone) for app in changed)
         )
         assert answers[0] == "took part"
-        assert all("the node's policy refuses it: bundles: " in answer for answer in answers[1:])
-        answers = with_policy(ample, *((app, alone) for app in changed))
-        assert all("the node's policy refuses it: replies: " in answer for answer in answers)
+        for answer in answers[1:]:
+            assert "the node's policy refuses it: bundles: " in answer
+        for answer in with_policy(ample, *((app, alone) for app in changed)):
+            assert "the node's policy refuses it: replies: " in answer
 
         spent = [e["lifetime"] for e in entries(tmp_path / "hospital" / FOLDER) if "lifetime" in e]
         assert spent == sorted(spent)
