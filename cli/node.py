@@ -92,7 +92,9 @@ def node(
     ] = None,
     policy: Annotated[
         str | None,
-        node_option("policy", "What runs may ask: open, hospital, or a YAML file.", "open"),
+        node_option(
+            "policy", "What runs may ask: standard, open, hospital, or a YAML file.", "standard"
+        ),
     ] = None,
     node_config: Annotated[
         list[str] | None,

@@ -12,7 +12,7 @@ policy = typer.Typer(help="Look at a node's policy, and allow what it asks its o
 
 @policy.command()
 def check(
-    file: Annotated[str, typer.Argument(help="A policy's YAML file, or open or hospital.")],
+    file: Annotated[str, typer.Argument(help="A policy's YAML file, or standard, open, hospital.")],
 ) -> None:
     """Check a policy, and say in words what a node with it does and refuses.
 

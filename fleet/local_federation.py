@@ -185,7 +185,9 @@ class LocalFederation:
         self._port = port
         self._data = data
         self._file = FederationFile(self.state_dir)
-        self._node_settings = {"node-config": dict(node_config or {}), **(node_settings or {})}
+        # What leaves these nodes stays on this machine.
+        open_nodes = {"node-config": dict(node_config or {}), "policy": "open"}
+        self._node_settings = open_nodes | dict(node_settings or {})
         self._superlink: Process | None = None
         self._serverapps: Process | None = None
         self._serverapps_command: list[str] = []

@@ -31,8 +31,11 @@ PublicKey = Annotated[str, Field(pattern="^ssh-ed25519 ")]
 AbsolutePath = Annotated[str, Field(pattern="^/")]
 
 
+_NOT_REAL = ("noise", "class-stats", "pixel-stats")
+
+
 class Policy(Block):
-    """What a node does and sends; the defaults allow everything.
+    """What a node does and sends; the defaults keep samples, and virtual data made of real ones.
 
     Parameters
     ----------
@@ -49,10 +52,10 @@ class Policy(Block):
     replies : str (default: "any")
         ``declared``: message types must be of the run's strategy, and a reply must have the
         records, keys, types and array shapes that the strategy declares for it, and nothing else.
-    raw_data : str (default: "allowed")
+    raw_data : str (default: "never")
         Whether its samples may leave it as they are: ``never``, ``allowed``, or ``ask``: in runs
         that its owner has allowed by id (`node.permissions`).
-    starts : list of str, optional (default: any)
+    starts : list of str, optional (default: all but ``real``)
         What its virtual data may start from: ``noise``, ``class-stats``, ``pixel-stats``, ``real``.
     fewest_of_a_class : int (default: 1)
         Samples that a class must have for the node to use it at all. Virtual data must not show
@@ -88,8 +91,8 @@ class Policy(Block):
     bundles: Annotated[list[BundleHash] | None, _OrAny] = None
     publishers: Annotated[dict[Name, PublicKey] | None, _OrAny] = None
     replies: Literal["declared", "any"] = "any"
-    raw_data: Literal["never", "ask", "allowed"] = "allowed"
-    starts: Annotated[list[Name] | None, _OrAny] = None
+    raw_data: Literal["never", "ask", "allowed"] = "never"
+    starts: Annotated[list[Name] | None, _OrAny] = Field(default_factory=lambda: [*_NOT_REAL])
     fewest_of_a_class: Count = 1
     least_noise: Annotated[float, Field(ge=0)] = 0.0
     most_delta: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -138,7 +141,8 @@ class Policy(Block):
         return begin <= time < end if begin < end else time >= begin or time < end
 
 
-OPEN = Policy()
+STANDARD = Policy()
+OPEN = Policy(raw_data="allowed", starts=None)
 HOSPITAL = Policy(
     strategies=["agreement", "fedavg", "fedprox", "hfldd"],
     replies="declared",
@@ -151,13 +155,13 @@ HOSPITAL = Policy(
     direct_links=False,
     sandbox="where-possible",
 )
-PRESETS = {"open": OPEN, "hospital": HOSPITAL}
+PRESETS = {"standard": STANDARD, "open": OPEN, "hospital": HOSPITAL}
 
 
 def read_policy(source: object) -> Policy:
     """Read a policy: the name of a preset, a YAML file, or what such a file holds.
 
-    ``extends: hospital`` in it takes what it does not say from that preset, else from ``open``.
+    ``extends: hospital`` in it takes what it does not say from that preset, else ``standard``.
 
     Raises
     ------
@@ -172,7 +176,7 @@ def read_policy(source: object) -> Policy:
     if not isinstance(source, dict):
         raise SettingsError(f"{where} must hold lines such as `extends: hospital`")
     values: dict[Any, Any] = dict(source)
-    base = values.pop("extends", "open")
+    base = values.pop("extends", "standard")
     if not isinstance(base, str) or base not in PRESETS:
         raise SettingsError(f"{where}: extends = {base!r}: must be one of {', '.join(PRESETS)}")
     inherited = PRESETS[base].model_dump(by_alias=True)

@@ -476,7 +476,7 @@ def _judge_virtual_data(policy: Policy, payload: bytes, most_classes: int | None
     if policy.raw_data != "allowed" and virtual.method == "raw":
         reason = f"{policy.raw_data}, and the reply holds {len(virtual)} samples as they are"
         return Refusal("raw-data", reason)
-    if policy.starts is not None and virtual.init not in policy.starts:
+    if policy.starts is not None and virtual.method != "raw" and virtual.init not in policy.starts:
         allowed = ", ".join(policy.starts)
         reason = f"{allowed}, and the virtual data in the reply start from something else"
         return Refusal("starts", reason, virtual.init)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from links.records import NodeName
-from node.policy import OPEN, Policy, read_policy
+from node.policy import STANDARD, Policy, read_policy
 from protocol.messages import FEWEST_OF_A_CLASS
 
 NodeConfigValue = bool | int | float | str
@@ -62,7 +62,7 @@ class NodeSettings(BaseModel):
     keep_runs : float (default: 30.0)
         Days after their last change that files of runs are kept in the state directory. What was
         spent of a privacy budget is kept for good.
-    policy : Policy (default: OPEN)
+    policy : Policy (default: STANDARD)
         What runs may ask of the node: a preset's name, a YAML file, or what such a file holds.
     poll_busy, poll_idle : float (default: 0.05, 20.0)
         Shortest and longest pause between looks for messages, in seconds; see `node.pace.pause`.
@@ -99,7 +99,7 @@ class NodeSettings(BaseModel):
     connect_timeout: float = Field(default=60.0, ge=0)
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
     node_config: dict[str, NodeConfigValue] = {}
-    policy: Policy = OPEN
+    policy: Policy = STANDARD
 
     @field_validator("policy", mode="before")
     @classmethod

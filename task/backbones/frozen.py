@@ -2,7 +2,6 @@
 
 import hashlib
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
 from safetensors import SafetensorError
@@ -110,14 +109,11 @@ class Frozen(nn.Module):
             If the file cannot be read, or lacks weights of the network.
         """
         try:
-            if file.suffix == ".safetensors":
-                state = load_file(file)
-            else:
-                state = torch.load(file, map_location="cpu", weights_only=True)
+            state = load_file(file)
             own = {name: state[name] for name in self.network.state_dict()}
             self.network.load_state_dict(own)
-        except (OSError, SafetensorError, UnpicklingError) as error:
-            reason = f"cannot be read ({error}); give a file on this machine"
+        except (OSError, SafetensorError) as error:
+            reason = f"cannot be read ({error}); give a safetensors file on this machine"
         except KeyError as error:
             reason = f"lacks {error} (take the file that belongs to the network)"
         except RuntimeError as error:

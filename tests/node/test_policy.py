@@ -55,6 +55,16 @@ def of_file(folder: Path, text: str) -> Policy:
     return read_policy(file)
 
 
+def test_a_node_without_a_policy_keeps_its_samples() -> None:
+    policy = NodeSettings().policy
+    raw = {"strategy": "hfldd", "hfldd.share-raw-data": True}
+    for run, rule in ((raw, "raw-data"), ({"strategy": "hfldd", "hfldd.start": "real"}, "starts")):
+        refusal = judge_message(policy, asked(run, "train.distill"), NOON)
+        assert refusal is not None
+        assert refusal.rule == rule
+    assert judge_message(policy, asked({"strategy": "hfldd"}, "train.distill"), NOON) is None
+
+
 def test_a_file_changes_the_preset_that_it_extends(tmp_path: Path) -> None:
     policy = of_file(tmp_path, "extends: hospital\nstrategies: any\nhours: 20:00-06:00\n")
     assert policy == HOSPITAL.model_copy(update={"strategies": None, "hours": "20:00-06:00"})
@@ -76,7 +86,7 @@ def test_what_a_preset_says_can_be_a_file(name: str, tmp_path: Path) -> None:
     [
         ("raw-dta: never", "raw-dta is not a known key, did you mean raw-data?"),
         ("raw-data: perhaps", "raw-data = 'perhaps'"),
-        ("extends: clinic", "extends = 'clinic': must be one of open, hospital"),
+        ("extends: clinic", "extends = 'clinic': must be one of standard, open, hospital"),
         ("most-epsilon: 3.0", "needs least-noise above 0"),
         ("hours: at night", "must be two times of day, as in 20:00-06:00"),
         ("hours: 20:00-20:00", "must be two different times of day"),

@@ -126,11 +126,9 @@ def test_the_head_takes_features_in_place_of_images():
     torch.testing.assert_close(model(model.features(images)), model(images))
 
 
-@pytest.mark.parametrize("name", ["network.safetensors", "network.pth"])
-def test_a_networks_weights_come_from_a_file_which_may_have_a_head_of_its_own(tmp_path, name):
-    source, file = Parts(), tmp_path / name
-    state = {**source.state_dict(), "fc.weight": torch.ones(1000, 6)}
-    save_file(state, file) if file.suffix == ".safetensors" else torch.save(state, file)
+def test_a_networks_weights_come_from_a_file_which_may_have_a_head_of_its_own(tmp_path):
+    source, file = Parts(), tmp_path / "network.safetensors"
+    save_file({**source.state_dict(), "fc.weight": torch.ones(1000, 6)}, file)
     config = {"model": f"{__name__}:parts", "backbone.weights": str(file)}
     model = model_of(TaskSettings.from_run_config(config), SPEC, seed=0)
     for weight, own in zip(model.network.parameters(), source.parameters(), strict=True):
@@ -145,15 +143,17 @@ def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path):
     model = Frozen(Parts(), 6, SPEC)
     state = model.network.state_dict()
     narrow = {**state, "body.first.weight": torch.ones(1, 1, 3, 3)}
-    (tmp_path / "broken.pth").write_bytes(b"no weights")
+    (tmp_path / "broken").write_bytes(b"no weights")
+    torch.save(state, tmp_path / "pickled.pth")
     for name, content, said in (
-        ("missing.pth", None, "cannot be read"),
-        ("broken.pth", None, "cannot be read"),
-        ("other.pth", {"x": torch.ones(1)}, "lacks 'body.first.weight'"),
-        ("narrow.pth", narrow, "does not fit the network"),
+        ("missing", None, "cannot be read"),
+        ("broken", None, "cannot be read"),
+        ("pickled.pth", None, "cannot be read"),
+        ("other", {"x": torch.ones(1)}, "lacks 'body.first.weight'"),
+        ("narrow", narrow, "does not fit the network"),
     ):
         if content:
-            torch.save(content, tmp_path / name)
+            save_file(content, tmp_path / name)
         with pytest.raises(ModelError, match=rf"backbone.weights = .*{name}.* {said}"):
             model.load_network(tmp_path / name)
 
