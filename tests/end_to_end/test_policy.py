@@ -124,8 +124,8 @@ def test_a_hospitals_node_keeps_every_rule_against_real_runs_and_changed_apps(
         for answer, rule in zip(answers[2:], ("least-noise", "strategies"), strict=True):
             assert f"the node's policy refuses it: {rule}: " in answer
         without_noise = {"least-noise": 0.0, "most-epsilon": "any"}
-        from_classes = QUICK | {"strategy": "hfldd", "hfldd.start": "class-stats"}
-        (answer,) = with_policy(without_noise, (ROOT, from_classes))
+        from_real = QUICK | {"strategy": "hfldd", "hfldd.start": "real"}
+        (answer,) = with_policy(without_noise, (ROOT, from_real))
         assert "the node's policy refuses it: starts: " in answer
 
         (answer,) = with_policy(ample | {"bundles": ["0" * 64]}, (ROOT, alone))
