@@ -129,6 +129,11 @@ class Ring:
         match self.attack:
             case Attack.FLIPPED_LABELS:
                 return {"client.session.Session.of": _with_flipped_labels}
+            case Attack.NAN:  # else our own client would refuse to send it
+                return {
+                    "client.local_round.train_round": self._spoiled,
+                    "client.fedhead.check_arrays": lambda arrays, like: arrays,
+                }
             case Attack.FLIPPED_VIRTUAL_DATA:
                 return {"client.hfldd.distilled": _flipped_virtual_data}
             case Attack.RANDOM_VIRTUAL_DATA:

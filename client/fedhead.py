@@ -5,6 +5,7 @@ its members' models, one file each, and loads one at a time to save memory.
 """
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from protocol.fedhead import (
     LEADS,
     LEAST_GAIN,
     LINK_ERROR,
+    LONGEST,
     RULE,
     SECTOR_MODEL,
     UPDATE_NORM,
@@ -186,7 +188,8 @@ def mean_of_sector(session: Session, content: RecordDict) -> SectorMean:
         The leader's.
     content : RecordDict
         ``delivery.<rank>`` of each member, from 1; the config has ``num-examples.<rank>``, the
-        ``update-norm.<rank>`` that each told the server, and the rule. Rank 0 is the leader's own
+        ``update-norm.<rank>`` that each told the server, the rule, and the longest update that
+        counts. Rank 0 is the leader's own
         model in its store, if it trained one.
 
     Raises
@@ -218,7 +221,8 @@ def mean_of_sector(session: Session, content: RecordDict) -> SectorMean:
     norms = {rank: norm for rank, norm in norms.items() if rank not in rejected}
     rule: Rule = config.get(RULE, "mean")  # type: ignore[assignment]
     models = [StoredModel(session.store.folder / _file(rank)) for rank in norms]
-    mean, kept = robust_mean(rule, [counts[rank] for rank in norms], models, start)
+    longest = float(str(config.get(LONGEST, math.inf)))
+    mean, kept = robust_mean(rule, [counts[rank] for rank in norms], models, start, longest)
     weights = dict(zip(norms, kept.tolist(), strict=True))
     unused = [rank for rank, weight in weights.items() if not weight]
     rejected |= dict.fromkeys(unused, f"it is not one of those that {rule} takes")

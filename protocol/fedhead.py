@@ -41,6 +41,9 @@ LEAST_GAIN = "least-gain"
 RULE = "rule"
 """Config key of the request to average: how; a :data:`protocol.robust.Rule`."""
 
+LONGEST = "longest"
+"""Config key of the request to average: the norm beyond which no update counts by ``agreement``."""
+
 UPDATE_NORM = "update-norm"
 """Metric of a node that trained: the norm of its update, which the server does not see."""
 
@@ -71,7 +74,9 @@ class FedHEADSettings(EnsembleDistillation):
         always distil.
     rule : str (default: "mean")
         How leaders average sectors of five or more: ``mean``, ``agreement`` (without models that
-        are out of line, none much longer than the median), ``multi-krum`` or ``trimmed-mean``.
+        are out of line, none much longer than the median of its sector and of all nodes),
+        ``multi-krum`` or ``trimmed-mean``. With ``agreement`` the server leaves out nodes that tell
+        a far longer update than most.
         With any but the mean, students that point away from those of other sectors do not count.
     audit : bool (default: False)
         Whether up to four members average again where a leader's mean points away from those of

@@ -26,7 +26,11 @@ LEAST_SPREAD_OF_COSINES = 0.1
 
 
 def robust_mean(
-    rule: Rule, weights: Sequence[float], models: Sequence[Arrays], start: Arrays
+    rule: Rule,
+    weights: Sequence[float],
+    models: Sequence[Arrays],
+    start: Arrays,
+    longest: float = math.inf,
 ) -> tuple[dict[str, NDArray[np.generic]], NDArray[np.float64]]:
     """Mean of models by a rule; fewer than 5 models are averaged by weight.
 
@@ -46,6 +50,8 @@ def robust_mean(
         load on access save memory.
     start : Mapping[str, ndarray]
         The model before training.
+    longest : float (default: inf)
+        With ``agreement``, the distance from the start that no model counts beyond.
 
     Returns
     -------
@@ -61,21 +67,24 @@ def robust_mean(
         products = inner_products(models, start)
         chosen = limited(given) * multi_krum(products)
         return _weighted(chosen, models), chosen
-    mean, used, _ = agreeing_mean(weights, models, start)
+    mean, used, _ = agreeing_mean(weights, models, start, longest)
     return mean, used
 
 
 def agreeing_mean(
-    weights: Sequence[float], models: Sequence[Arrays], start: Arrays
+    weights: Sequence[float],
+    models: Sequence[Arrays],
+    start: Arrays,
+    longest: float = math.inf,
 ) -> tuple[dict[str, NDArray[np.generic]], NDArray[np.float64], bool]:
     """Mean of models without those that are clearly out of line: `too_long`, or `apart`.
 
-    By `limited` weight. Models further from the start than `room` times the median are moved back
-    to that distance.
+    By `limited` weight. Models further from the start than `room` times the median, or than
+    ``longest``, are moved back to that distance.
 
     Parameters
     ----------
-    weights, models, start
+    weights, models, start, longest
         See `robust_mean`.
 
     Returns
@@ -91,7 +100,7 @@ def agreeing_mean(
     similarity = usual_cosines(products)
     kept = limited(given)
     kept[too_long(products, given) | apart(similarity)] = 0
-    moved = kept * shortening(products, room(given))
+    moved = kept * shortening(products, room(given), longest)
     rest = float((kept - moved).sum())  # to move a model back is to average it with the start
     return _weighted([*moved, rest], [*models, start]), moved, tells(similarity)
 
@@ -216,13 +225,16 @@ def _spread(values: NDArray[np.float64], least: float) -> float:
     return max(1.4826 * float(np.median(np.abs(values - np.median(values)))), least)
 
 
-def shortening(products: NDArray[np.float64], most: float) -> NDArray[np.float64]:
+def shortening(
+    products: NDArray[np.float64], most: float, longest: float = math.inf
+) -> NDArray[np.float64]:
     """Factor of each change, at most 1, that leaves none longer than `most` times the median, (n,).
 
-    Of an even number, the median is the lower one, which of two is the shorter.
+    Nor longer than ``longest``. Of an even number, the median is the lower one, which of two is the
+    shorter.
     """
     lengths = np.sqrt(products.diagonal())
-    longest = most * np.sort(lengths)[(len(lengths) - 1) // 2]
+    longest = min(longest, most * np.sort(lengths)[(len(lengths) - 1) // 2])
     factors = np.ones(len(lengths))
     np.divide(longest, lengths, out=factors, where=lengths > longest)
     return factors

@@ -1,7 +1,7 @@
 """What FedHEAD's server can judge of models that it does not see: means, students, and norms."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from statistics import median, median_low
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from protocol.arrays import Arrays
 from protocol.averages import weighted_mean
 from protocol.outliers import absurdly_large, idle, update_norm
-from protocol.robust import inner_products, room, shortening
+from protocol.robust import FEWEST, inner_products, room, shortening, too_long
 
 LONGER = 1.1
 """A mean of models is no further from the start than the furthest; a trimmed one may be a bit."""
@@ -45,6 +45,10 @@ class Norms:
         if self.told:
             self._medians = [*self._medians, median(self.told.values())][-HISTORY:]
         return reasons
+
+    def leave_out(self, nodes: Iterable[int]) -> None:
+        """Take no norms of these nodes in this round."""
+        self.told = {node: norm for node, norm in self.told.items() if node not in set(nodes)}
 
     def check_mean(self, mean: Arrays, start: Arrays, averaged: Iterable[int]) -> None:
         """Refuse a mean that is further from the start than all models that it is made of.
@@ -83,6 +87,25 @@ class Norms:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state."""
         self._medians = list(state.get("median-norms", ()))  # older checkpoints have none
+
+
+def far_longer(told: Mapping[int, float], num_examples: Mapping[int, int]) -> list[int]:
+    """Nodes whose norms are far above those of all sectors, as `robust.too_long` says.
+
+    Two of a sector's five models and one honest one that went astray hide each other from its
+    leader; among all nodes they do not.
+    """
+    if len(told) < FEWEST:
+        return []
+    squares = np.diag(np.square(list(told.values())))
+    weights = np.array([num_examples[node] for node in told], dtype=np.float64)
+    return [node for node, is_long in zip(told, too_long(squares, weights), strict=True) if is_long]
+
+
+def longest(told: Mapping[int, float], num_examples: Mapping[int, int]) -> float:
+    """Norm that no update may have in any sector: `robust.room` times the median of all nodes."""
+    weights = np.array([num_examples[node] for node in told], dtype=np.float64)
+    return room(weights) * median_low(told.values())
 
 
 def points_away(weights: Sequence[float], models: Sequence[Arrays], start: Arrays) -> list[bool]:

@@ -25,6 +25,7 @@ from protocol.fedhead import (
     LEADS,
     LEAST_GAIN,
     LINK_ERROR,
+    LONGEST,
     RULE,
     SECTOR_MODEL,
     TRAIN_SECTOR,
@@ -52,7 +53,7 @@ from strategies.common.run import Run
 from strategies.common.state import check_tag, tag
 from strategies.common.topology import Cluster, Topology
 from strategies.fedhead.membership import Membership
-from strategies.fedhead.screening import Norms, agreeing, points_away
+from strategies.fedhead.screening import Norms, agreeing, far_longer, longest, points_away
 from task.settings import SettingsError
 
 Weighted = tuple[float, Arrays]
@@ -347,6 +348,11 @@ class FedHEAD(FedAvg):
                 set_aside(self._grid, node, TRAIN_SECTOR, one_line(error))
         for node, reason in self._norms.begin_round(norms).items():
             set_aside(self._grid, node, TRAIN_SECTOR, reason)
+        if self.rule == "agreement":
+            long = far_longer(self._norms.told, self._num_examples)
+            for node in long:
+                set_aside(self._grid, node, TRAIN_SECTOR, "its norm is far above most nodes'")
+            self._norms.leave_out(long)
         num_examples = {node: self._num_examples[node] for node in self._norms.told}
         loss = sum(count * losses[node] for node, count in num_examples.items())
         return num_examples, MetricRecord({TRAIN_LOSS: loss / max(sum(num_examples.values()), 1)})
@@ -417,6 +423,8 @@ class FedHEAD(FedAvg):
             counts[f"{NUM_EXAMPLES}.0"] = num_examples[cluster.head]
             norms = {f"{UPDATE_NORM}.{rank}": self._norms.told[n] for rank, n in ranked.items()}
             config = ConfigRecord({**counts, **norms, SERVER_ROUND: server_round, RULE: self.rule})
+            if self.rule == "agreement":
+                config[LONGEST] = longest(self._norms.told, num_examples)
             content = RecordDict({CONFIG: config})
             content.update({f"{DELIVERY}.{rank}": deliveries[n] for rank, n in ranked.items()})
             messages.append(Message(content, cluster.head, AGGREGATE_SECTOR))

@@ -188,6 +188,8 @@ def test_a_model_may_weigh_and_be_long_as_samples_usually_differ():
     products = np.diag(samples**2)
     moved = np.sqrt(products.diagonal()) * shortening(products, most)
     np.testing.assert_allclose(moved, [min(length, most * 60) for length in samples])
+    moved = np.sqrt(products.diagonal()) * shortening(products, most, longest=30)
+    np.testing.assert_allclose(moved, [min(length, 30) for length in samples])
 
 
 @pytest.mark.parametrize("hostile", [1, 2, 4])

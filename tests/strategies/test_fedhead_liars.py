@@ -14,7 +14,7 @@ from protocol.ensemble import EnsembleDistillation
 from protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR
 from protocol.meeting import DESCRIBE
 from strategies.fedhead import FedHEAD
-from strategies.fedhead.screening import Norms
+from strategies.fedhead.screening import Norms, far_longer, longest
 from task.datasets import load_dataset
 from task.models import create_model
 
@@ -266,3 +266,26 @@ def test_the_mean_of_a_suspected_leader_is_that_of_most_witnesses(
     assert_same(found, play(strategy_of(sectors=2), grid_of(nodes=nodes)))
     play(strategy, grid, 2, found)
     assert liar not in strategy.topology.heads
+
+
+def test_two_of_five_and_one_that_went_astray_are_told_apart_among_all_nodes():
+    """Lengths of a sector and of the other, with a replaced model (digits, seed 0, round 5)."""
+    sector = [1.72, 8.52, 1.41, 35.5, 23.53]
+    told = dict(enumerate([*sector, 2.0, 1.75, 1.25, 1.29, 1.24]))
+    samples = dict.fromkeys(told, 130)
+    assert far_longer(dict(enumerate(sector)), samples) == []
+    assert far_longer(told, samples) == [3, 4]
+    assert longest(told, samples) == 1.72
+    assert far_longer({0: 1.0, 1: 1e9}, samples) == []
+
+
+def test_agreement_leaves_out_two_far_longer_models_of_one_sector(grid_of, caplog):
+    grid = grid_of(nodes=10)
+    strategy = strategy_of(sectors=2, rule="agreement", norm_threshold=0.0)
+    (cluster, _) = first_clusters(strategy, grid)
+    hostile = cluster.members[:2]
+    turn(grid, Attack.LONG, hostile)
+    play(strategy, grid)
+    assert strategy._norms.told.keys() == grid.nodes.keys() - set(hostile)
+    for node in hostile:
+        assert f"node {node} to train.sector set aside: its norm is far above" in caplog.text
