@@ -32,7 +32,7 @@ def robust_mean(
     start: Arrays,
     longest: float = math.inf,
 ) -> tuple[dict[str, NDArray[np.generic]], NDArray[np.float64]]:
-    """Mean of models by a rule; fewer than 5 models are averaged by weight.
+    """Mean of models by a rule; fewer than 5 models are averaged by weight, none beyond `longest`.
 
     - ``mean``: by weight.
     - ``agreement``: see `agreeing_mean`.
@@ -59,7 +59,7 @@ def robust_mean(
         The mean; and float64 (n,), the weight that each model had, 0 if rejected.
     """
     given = np.asarray(weights, dtype=np.float64)
-    if rule == "mean" or len(models) < FEWEST:
+    if rule == "mean" or (rule != "agreement" and len(models) < FEWEST):
         return _weighted(given, models), given
     if rule == "trimmed-mean":
         return trimmed_mean(models), np.ones(len(models))
@@ -94,15 +94,18 @@ def agreeing_mean(
         are alike enough to tell one that points back from the others.
     """
     given = np.asarray(weights, dtype=np.float64)
-    if len(models) < FEWEST:
+    if len(models) < FEWEST and longest == math.inf:
         return _weighted(given, models), given, True
     products = inner_products(models, start)
-    similarity = usual_cosines(products)
-    kept = limited(given)
-    kept[too_long(products, given) | apart(similarity)] = 0
-    moved = kept * shortening(products, room(given), longest)
+    if len(models) < FEWEST:
+        kept, most, clear = given, math.inf, True
+    else:
+        similarity = usual_cosines(products)
+        kept, most, clear = limited(given), room(given), tells(similarity)
+        kept[too_long(products, given) | apart(similarity)] = 0
+    moved = kept * shortening(products, most, longest)
     rest = float((kept - moved).sum())  # to move a model back is to average it with the start
-    return _weighted([*moved, rest], [*models, start]), moved, tells(similarity)
+    return _weighted([*moved, rest], [*models, start]), moved, clear
 
 
 def room(weights: NDArray[np.float64]) -> float:
@@ -234,7 +237,8 @@ def shortening(
     shorter.
     """
     lengths = np.sqrt(products.diagonal())
-    longest = min(longest, most * np.sort(lengths)[(len(lengths) - 1) // 2])
+    if math.isfinite(most):
+        longest = min(longest, most * np.sort(lengths)[(len(lengths) - 1) // 2])
     factors = np.ones(len(lengths))
     np.divide(longest, lengths, out=factors, where=lengths > longest)
     return factors

@@ -230,3 +230,13 @@ def test_a_mean_is_finite_and_between_the_extremes_or_the_start(rule, moves, cla
     assert (np.min(values, axis=0) <= mean["w"] + 1e-3 * np.abs(mean["w"])).all()
     assert (np.max(values, axis=0) >= mean["w"] - 1e-3 * np.abs(mean["w"])).all()
     assert weights.sum() > 0
+
+
+def test_of_few_models_agreement_keeps_all_and_none_counts_beyond_the_longest():
+    models = [model for move in ([3.0], [4.0], [-40.0]) for model in sent(np.full((4, 5), move))]
+    step = math.sqrt(20)  # of a change of 1 in 20 numbers
+    mean, weights = robust_mean("agreement", [10] * 3, models, START, longest=4 * step)
+    np.testing.assert_allclose(mean["w"] - START["w"], (3 + 4 - 4) / 3, rtol=1e-5)
+    np.testing.assert_allclose(weights, [10, 10, 1])
+    mean, _ = robust_mean("agreement", [10] * 3, models, START)
+    np.testing.assert_allclose(mean["w"] - START["w"], (3 + 4 - 40) / 3, rtol=1e-5)
