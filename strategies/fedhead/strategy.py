@@ -91,7 +91,9 @@ class FedHEAD(FedAvg):
 
     No leader is believed. p_km is what node k said when it was met, at most ten times the median.
     Members tell the norm of their update, and w_m is refused if it is longer than all of them, z_m
-    if its norm is absurd beside them and those of earlier rounds. Who sent it leads no more.
+    if its norm is absurd beside them and those of earlier rounds. Who sent it leads no more. With
+    the rule ``agreement``, norms far above those of most nodes are left out, and leaders are told
+    how long an update may be.
 
     Parameters
     ----------
