@@ -34,6 +34,8 @@ _VARIABLES = (
     "FLWR_DISABLE_UPDATE_CHECK",
 )
 """Beginnings of environment variables' names; others may hold passwords."""
+_HOME = "/run/home"
+"""Where the app may write what nobody keeps; packages may lie in /tmp."""
 _STARTS_WITHIN = 20.0
 
 
@@ -69,11 +71,12 @@ def box(settings: NodeSettings, environment: Mapping[str, str]) -> list[str]:
     return [
         *("bwrap", *_namespaces()),
         *("--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--tmpfs", "/dev/shm"),
+        *("--tmpfs", _HOME, "--chdir", _HOME, "--clearenv"),
         *(word for path in devices for word in ("--dev-bind-try", str(path), str(path))),
         *_read_only([*_SYSTEM, *_python(), *settings.policy.readable]),
         *_state(settings.state_dir),
         *_read_only(_own_files(settings)),
-        *("--chdir", "/tmp", "--clearenv", "--setenv", "HOME", "/tmp", "--setenv", "USER", "app"),
+        *("--setenv", "HOME", _HOME, "--setenv", "TMPDIR", _HOME, "--setenv", "USER", "app"),
         *(word for name, value in kept.items() for word in ("--setenv", name, value)),
     ]
 
