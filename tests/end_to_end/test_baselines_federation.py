@@ -24,7 +24,7 @@ def federation(tmp_path_factory):
 @pytest.mark.parametrize(
     ("strategy", "links"),
     [
-        pytest.param("fedseq", "direct", marks=pytest.mark.slow),
+        pytest.param("fedseq", "direct", marks=pytest.mark.matrix),
         *(pytest.param(strategy, "relay", marks=pytest.mark.matrix) for strategy in BASELINES),
     ],
 )

@@ -70,4 +70,4 @@ def test_a_node_that_dies_while_it_sends_costs_its_reply_alone(tmp_path, app):
     assert "The node was lost while it sent its reply" in lines
     (phase,) = re.findall(r"PHASE ([\d.]+) (\d+) (\d+)", lines)
     assert phase[1:] == ("2", "1")
-    assert float(phase[0]) < 120
+    assert float(phase[0]) < 200  # about 90 s until a SuperLink takes a node for lost
