@@ -122,12 +122,12 @@ def test_an_empty_outbox_is_a_page_too(tmp_path: Path) -> None:
     assert "Nothing has left it." in file.read_text()
 
 
-@pytest.mark.parametrize("name", ["open", "hospital"])
+@pytest.mark.parametrize("name", ["standard", "open", "hospital"])
 def test_policies_are_explained_in_words(name: str) -> None:
     result = CliRunner().invoke(app, ["policy", "check", name])
     assert result.exit_code == 0
-    assert ("Never sends its samples" in result.output) == (name == "hospital")
+    assert ("Never sends its samples" in result.output) == (name != "open")
     assert "Not held: any app bundle is run" in result.output
     wrong = CliRunner().invoke(app, ["policy", "check", "hospitl"])
     assert wrong.exit_code == 1
-    assert "one of open, hospital" in wrong.stderr
+    assert "one of standard, open, hospital" in wrong.stderr
