@@ -36,7 +36,8 @@ def allow(
 ) -> None:
     """Let a run have this node's samples as they are, under a policy with `raw-data: ask`.
 
-    Runs that resume it have them too. The node takes part from the next time that the run asks it.
+    The node takes part from the next time that the run asks it. A run that resumes it has another
+    id, and needs a permission of its own.
     """
     from node.permissions import allow_raw_data
 

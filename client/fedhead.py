@@ -189,8 +189,7 @@ def mean_of_sector(session: Session, content: RecordDict) -> SectorMean:
     content : RecordDict
         ``delivery.<rank>`` of each member, from 1; the config has ``num-examples.<rank>``, the
         ``update-norm.<rank>`` that each told the server, the rule, and the longest update that
-        counts. Rank 0 is the leader's own
-        model in its store, if it trained one.
+        counts. Rank 0 is the leader's own model in its store, if it trained one.
 
     Raises
     ------
@@ -221,7 +220,7 @@ def mean_of_sector(session: Session, content: RecordDict) -> SectorMean:
     norms = {rank: norm for rank, norm in norms.items() if rank not in rejected}
     rule: Rule = config.get(RULE, "mean")  # type: ignore[assignment]
     models = [StoredModel(session.store.folder / _file(rank)) for rank in norms]
-    longest = float(str(config.get(LONGEST, math.inf)))
+    longest: float = config.get(LONGEST, math.inf)  # type: ignore[assignment]
     mean, kept = robust_mean(rule, [counts[rank] for rank in norms], models, start, longest)
     weights = dict(zip(norms, kept.tolist(), strict=True))
     unused = [rank for rank, weight in weights.items() if not weight]

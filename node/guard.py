@@ -220,10 +220,12 @@ class Guard:
         return answer
 
     def _policy_for(self, message: Message) -> Policy:
-        """The policy, with what the owner has allowed the message's run."""
-        runs = (message.metadata.run_id, self._first_run(message).partition("/")[0])
-        if self._policy.raw_data == "ask" and any(
-            raw_data_allowed(self._state_dir, run) for run in runs
+        """The policy, with what the owner has allowed the message's run.
+
+        Not the run that it resumes: which one that is, the app says.
+        """
+        if self._policy.raw_data == "ask" and raw_data_allowed(
+            self._state_dir, message.metadata.run_id
         ):
             return self._policy.model_copy(update={"raw_data": "allowed"})
         return self._policy

@@ -11,13 +11,13 @@ _FOLDER = "raw-data-allowed"
 
 
 def allow_raw_data(state_dir: Path, run_id: int) -> None:
-    """Let a run, and those that resume it, have the node's samples as they are."""
+    """Let a run have the node's samples as they are."""
     folder = state_dir / _FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with replacing(folder / str(run_id)) as partial:
         partial.touch(mode=0o600)
 
 
-def raw_data_allowed(state_dir: Path, run_id: int | str) -> bool:
+def raw_data_allowed(state_dir: Path, run_id: int) -> bool:
     """Whether the owner has allowed a run to have samples as they are."""
     return (state_dir / _FOLDER / str(run_id)).is_file()

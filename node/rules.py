@@ -350,8 +350,10 @@ def _single_updates(policy: Policy, asked: Asked) -> Refusal | None:
         return None
     if asked.run_config.get("secure-sums") is not True:
         return Refusal("single-updates", "never, and the run has secure-sums off (set it to true)")
-    method = find_method(asked.strategy)
-    if method is None or not method.summed:
+    if asked.start:
+        reason = f"never, and start = {asked.start!r:.60} has no secure sums (leave it empty)"
+        return Refusal("single-updates", reason)
+    if asked.method is None or not asked.method.summed:
         reason = f"never, and strategy = {asked.strategy!r:.60} has no secure sums (take fedavg)"
         return Refusal("single-updates", reason)
     return None

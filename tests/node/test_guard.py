@@ -506,7 +506,7 @@ def test_raw_data_stay_where_that_is_the_only_rule(make_node: MakeNode) -> None:
     assert refused(node.answers(message, "train.distill", reply), "raw-data")
 
 
-def test_an_owner_who_is_asked_allows_one_run_and_those_that_resume_it(
+def test_an_owner_who_is_asked_allows_one_run_and_no_other_that_an_app_says_goes_on_with_it(
     make_node: MakeNode,
 ) -> None:
     node = make_node(Policy(raw_data="ask"), **HFLDD, **{"hfldd.share-raw-data": True})
@@ -523,7 +523,7 @@ def test_an_owner_who_is_asked_allows_one_run_and_those_that_resume_it(
     assert refused(node.answers(message, "train.distill", reply), "raw-data")
     NodeStore.open(node.state_dir, 8, NODE).write(CONTINUES, f"7/{NODE}".encode())
     message, reply = parcel_of(node, virtual(method="raw"))
-    assert node.answers(message, "train.distill", reply).has_content()
+    assert refused(node.answers(message, "train.distill", reply), "raw-data")
 
 
 def test_virtual_data_show_no_more_classes_than_are_large_enough(
