@@ -213,6 +213,11 @@ def judge_reply(
             return Refusal("replies", f"{reason} (the node's log says more)", str(error))
     if policy.raw_data == "allowed" and policy.starts is None and most_classes is None:
         return None
+    for name in parcels_of(reply):
+        relayed = reply.config_records[name].get("link") != "direct"
+        if relayed and name not in opened and route_of(asked, name).get("purpose") == VIRTUAL_DATA:
+            reason = f"{name} is not sealed for the node that the route names, and cannot be judged"
+            return Refusal("replies", reason)
     refusals = (
         _judge_virtual_data(policy, payload, most_classes)
         for payload in virtual_data(asked, reply, opened)

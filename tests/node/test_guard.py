@@ -48,7 +48,7 @@ from links.transfer import introduce, send
 from node.flower_timing import patch_intake
 from node.guard import Guard, patch_guard
 from node.outbox import FOLDER, entries, virtual_data_file
-from node.policy import HOSPITAL, OPEN, Policy
+from node.policy import HOSPITAL, OPEN, STANDARD, Policy
 from protocol.method import Method
 from protocol.registry import find_method
 from protocol.replies import REFUSED
@@ -547,8 +547,11 @@ def test_a_second_record_hides_nothing_of_the_one_that_counts(make_node: MakeNod
     assert node.takes(message, "train") is None
 
 
-def test_a_parcel_that_another_key_seals_does_not_leave(make_node: MakeNode) -> None:
-    node = make_node(SEALED, **HFLDD)
+@pytest.mark.parametrize("policy", [SEALED, STANDARD])
+def test_a_parcel_that_another_key_seals_does_not_leave(
+    policy: Policy, make_node: MakeNode
+) -> None:
+    node = make_node(policy, **HFLDD)
     message, reply = parcel_of(node, virtual())
     reply.config_records["parcel"]["payload"] = PLANTED * 10
     assert refused(node.answers(message, "train.distill", reply), "replies")

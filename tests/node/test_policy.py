@@ -220,6 +220,7 @@ IN_SUMS = Policy(replies="declared", single_updates="never")
         ({"strategy": "fedavg", "secure-sums": "yes"}, "secure-sums off"),
         ({"strategy": "cadis", "secure-sums": True}, "'cadis' has no secure sums"),
         ({"strategy": "", "secure-sums": True}, "has no secure sums"),
+        ({**SUMS, "start": "analytic"}, "start = 'analytic' has no secure sums"),
     ],
 )
 def test_a_node_that_sends_no_single_update_refuses_runs_without_sums(
