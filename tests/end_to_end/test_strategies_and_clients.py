@@ -23,7 +23,7 @@ def run(client_grid, tmp_path):
             **QUICK,
             "min-nodes": num_nodes,
             "runs-dir": str(tmp_path / "runs"),
-            "phase-timeout": 20.0,
+            "phase-timeout": 120.0,
             **overrides,
         }
         context = Context(run_id, 1, {}, RecordDict(), run_config)
