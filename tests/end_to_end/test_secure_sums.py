@@ -21,6 +21,14 @@ QUICK = {
     "hfldd.groups": 2,
 }
 
+FEDLGD = {
+    "fedlgd.per-class": 1,
+    "fedlgd.first-steps": 1,
+    "fedlgd.refine-steps": 1,
+    "fedlgd.global-per-class": 1,
+    "fedlgd.global-steps": 2,
+}
+
 
 @pytest.mark.parametrize(
     "settings",
@@ -28,6 +36,7 @@ QUICK = {
         {"strategy": "fedavg"},
         {"strategy": "fedprox", "train.proximal-mu": 0.1},
         {"strategy": "hfldd", "model": "resnet8"},
+        {"strategy": "fedlgd", **FEDLGD},
     ],
     ids=lambda settings: settings["strategy"],
 )
