@@ -266,7 +266,7 @@ class Guard:
             self._policy,
             epsilon=self._account.after(pending.data, run, claim),
             num_bytes=self._outbox.bytes_of_a_day(self._now()) + num_bytes,
-            counted=claim is not None or not releases(content),
+            counted=claim is not None or not releases(asked, content),
         )
         if refusal is not None:
             return refusal

@@ -23,7 +23,7 @@ from protocol.arguments import method_settings, read_arguments
 from protocol.arrays import Arrays, check_arrays
 from protocol.messages import ARRAYS, METRICS, PARCEL, ROUTE
 from protocol.method import Method, Phase
-from protocol.registry import find_method, phases_of
+from protocol.registry import COMMON, find_method, phases_of
 from task.settings import SettingsError, TrainSettings, nested
 
 Form = tuple[tuple[int, ...], str]
@@ -505,19 +505,10 @@ def route_of(asked: Asked, parcel: str) -> Mapping[str, Any]:
 
 
 def virtual_data(asked: Asked, reply: RecordDict, opened: Mapping[str, bytes]) -> list[bytes]:
-    """Virtual data in a reply: in parcels for other nodes, or for the server."""
+    """Virtual data in a reply: in parcels for other nodes, or for the server in a record."""
     payloads = [p for name, p in opened.items() if route_of(asked, name)["purpose"] == VIRTUAL_DATA]
-    plain = _plain_payloads(reply)
-    return payloads + (plain if plain and asked.phase else [])
-
-
-def _plain_payloads(reply: RecordDict) -> list[bytes]:
-    return [
-        value
-        for name, record in reply.config_records.items()
-        for key, value in record.items()
-        if key == "payload" and not _is(PARCEL, name) and isinstance(value, bytes)
-    ]
+    plain = reply.config_records.get(VIRTUAL_DATA, ConfigRecord()).values()
+    return payloads + [value for value in plain if isinstance(value, bytes)]
 
 
 def claimed_epsilon(reply: RecordDict) -> float | None:
@@ -527,9 +518,19 @@ def claimed_epsilon(reply: RecordDict) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def releases(reply: RecordDict) -> bool:
-    """Whether a reply holds something that was made from samples: arrays, or a payload."""
-    return bool(reply.array_records or parcels_of(reply) or _plain_payloads(reply))
+def releases(asked: Asked, reply: RecordDict) -> bool:
+    """Whether a reply holds something that was made from samples: arrays, a parcel, or bytes.
+
+    At meetings and in steps of secure sums bytes are keys and shares.
+    """
+    values = (value for record in reply.config_records.values() for value in record.values())
+    has_bytes = any(
+        isinstance(part, bytes)
+        for value in values
+        for part in (value if isinstance(value, list) else [value])
+    )
+    common = any(asked.message_type == phase.message_type for phase in COMMON)
+    return bool(reply.array_records or parcels_of(reply) or (has_bytes and not common))
 
 
 def forms_of(record: ArrayRecord) -> dict[str, Form]:

@@ -604,6 +604,35 @@ def test_a_route_past_the_node_is_refused_before_the_app_can_take_it(make_node: 
     assert node.takes(message, "train.distill") is None
 
 
+@pytest.mark.parametrize(
+    ("payload", "rule"),
+    [(virtual(), ""), (virtual(method="raw"), "raw-data"), (virtual(init="real"), "starts")],
+)
+def test_virtual_data_for_the_server_are_judged_too(
+    payload: bytes, rule: str, make_node: MakeNode
+) -> None:
+    node = make_node(STANDARD, strategy="feddm")
+    reply = RecordDict({VIRTUAL_DATA: ConfigRecord({"payload": payload})})
+    answer = node.answers(train_message(), "train.feddm_distill", reply)
+    assert refused(answer, rule) if rule else answer.has_content()
+
+
+def test_other_bytes_of_a_plug_in_are_not_taken_for_virtual_data(make_node: MakeNode) -> None:
+    node = make_node(STANDARD, strategy="fedavg")
+    reply = trained(them=ConfigRecord({"payload": b"a sketch of some kind"}))
+    assert node.answers(train_message(), "train", reply).has_content()
+    assert node.log()[0]["virtual"] == []
+
+
+@pytest.mark.parametrize("blob", [b"a sketch", [b"a", b"sketch"]])
+def test_bytes_that_do_not_say_what_they_cost_stay_where_epsilon_is_bounded(
+    blob: Any, make_node: MakeNode
+) -> None:
+    node = make_node(STANDARD.model_copy(update={"most_epsilon": 10.0}), strategy="fedavg")
+    reply = RecordDict({"them": ConfigRecord({"blob": blob})})
+    assert refused(node.answers(train_message(), "train", reply), "most-epsilon")
+
+
 def test_the_open_policy_lets_everything_pass_and_writes_it_down(make_node: MakeNode) -> None:
     node = make_node(OPEN, anything="goes")
     reply = RecordDict({"them": ConfigRecord({"payload": PLANTED})})

@@ -538,7 +538,7 @@ def test_who_shares_nonsense_fails_one_sum_by_name_and_is_in_no_further_one(
 
 
 def test_a_helper_cannot_have_an_honest_node_left_out(federation, caplog):
-    """It denies another's share while a third node is lost: nobody can tell which of the two lies."""
+    """It denies another's share while a third is lost: nobody can tell which of the two lies."""
     five = federation(5)
 
     def deny_one(node, step, reply):
