@@ -676,3 +676,61 @@ def test_a_run_is_read_once_and_its_method_looked_up_once_a_message(
         assert node.answers(train_message(), "train", trained()).has_content()
     assert looked_up == ["fedavg"] * 3
     assert read == [7, 8]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"name": "a patient's name"},
+        {"dataset": "another"},
+        {"class-names": ["a", "patient's", "record"]},
+        {"classes": [3, 1, 2]},
+        {"classes": [1, 1]},
+    ],
+    ids=lambda said: str(next(iter(said))),
+)
+def test_what_a_node_says_of_itself_is_what_its_owner_knows(
+    said: dict[str, Any], make_node: MakeNode
+) -> None:
+    """These are free texts and numbers, which an app could fill with samples."""
+    node = make_node(SEALED, **PRIVATE)
+    metrics = MetricRecord({"num-examples": 10})
+    honest = {"name": "ward-3", "classes": [0, 1, 5]}
+    for config, leaves in ((honest, True), ({**honest, **said}, False)):
+        reply = RecordDict({"metrics": metrics, "config": ConfigRecord(config)})
+        answer = node.answers(RecordDict(), "query.describe", reply)
+        lacks = answer.content.config_records["config"].get("lacks", [])
+        assert leaves == (not lacks), lacks
+
+
+@pytest.mark.parametrize("said", [{"certificate": PLANTED}, {"address": "192.0.2.1:80"}])
+def test_a_node_introduces_itself_with_its_own_certificate_and_address(
+    said: dict[str, Any], make_node: MakeNode
+) -> None:
+    node = make_node(SEALED, **PRIVATE)
+    introduction = ConfigRecord({"public-key": b"k" * 32, **said})
+    metrics = MetricRecord({"num-examples": 10})
+    reply = RecordDict({"metrics": metrics, "introduction": introduction})
+    answer = node.answers(RecordDict(), "query.describe", reply)
+    assert "replies" in str(answer.content.config_records["config"]["lacks"])
+
+
+def test_an_apps_errors_are_bounded_over_a_day(make_node: MakeNode) -> None:
+    node = make_node(SEALED, **PRIVATE)
+    told = []
+    for number in range(60):
+        message = node.takes(train_message(), "train")
+        assert message
+        node.push(Message(Error(1, f"{number} " + "x" * 300), reply_to=message))
+        answer = node.arrived()
+        assert answer
+        told.append(answer.error.reason or "")
+    assert sum(len(text) for text in told if "x" in text[:20]) <= 10_000
+    assert "used up" in told[-1]
+    node.now += datetime.timedelta(days=1)
+    message = node.takes(train_message(), "train")
+    assert message
+    node.push(Message(Error(1, "something else"), reply_to=message))
+    answer = node.arrived()
+    assert answer
+    assert answer.error.reason == "something else"
