@@ -102,7 +102,11 @@ def test_no_network_of_a_node_has_a_way_out():
     ]
     used = {network for node in nodes for network in node.get("networks", [])}
     assert used == {"fleet", "monitoring"}
-    assert all(networks[name] == {"internal": True} for name in used)
+    no_way_out = {
+        "internal": True,
+        "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"},
+    }
+    assert all(networks[name] == no_way_out for name in used)
     assert not any(node.keys() & {"ports", "network_mode", "extra_hosts"} for node in nodes)
 
 

@@ -71,7 +71,11 @@ def test_a_run_with_secure_sums_learns_what_a_plain_run_learns(
 
 @pytest.mark.matrix
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("settings", [{"strategy": "fedavg"}, {"strategy": "fedlgd", **FEDLGD}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"strategy": "fedavg"}, {"strategy": "fedlgd", **FEDLGD}],
+    ids=lambda settings: settings["strategy"],
+)
 def test_a_node_that_is_killed_in_a_sum_costs_the_round_nothing(settings, tmp_path):
     """Real processes: it has shared its secrets in the second round, and never sends its model."""
     with LocalFederation(5, tmp_path / "federation") as federation:

@@ -566,6 +566,8 @@ def test_a_parcel_for_a_key_that_no_authority_signed_does_not_leave(
     """The app checks that too, but one that was changed does not."""
 
     class Strict:
+        certificate = b""
+
         def check_peer(self, *route: object) -> None:
             raise LinkError("its key is not signed")
 
