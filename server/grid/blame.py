@@ -41,7 +41,7 @@ class Blame:
         """
         lies = {node: self._lies[node] for node in nodes if node in self._lies}
         pausing = {
-            node: f"it pauses, because in an earlier sum that failed {self._doubts[node]}"
+            node: f"it pauses, since an earlier sum has failed: {self._doubts[node]}"
             for node in nodes
             if node not in lies and not self._retries.due(node, server_round)
         }
