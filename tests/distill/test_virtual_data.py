@@ -198,7 +198,7 @@ def test_nothing_rides_along_in_the_header() -> None:
     VirtualData.from_safetensors(save(tensors, metadata={"about": text}))
     with pytest.raises(VirtualDataError, match="not as it is written"):
         VirtualData.from_safetensors(save(tensors, metadata={"about": text.replace(" ", "  ")}))
-    with pytest.raises(VirtualDataError, match="'more'.* has no place"):
+    with pytest.raises(VirtualDataError, match=r"'more'.* has no place"):
         VirtualData.from_safetensors(save(tensors, metadata={"about": text, "more": "a record"}))
 
 
