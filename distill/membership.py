@@ -7,12 +7,18 @@ if every sample were in exactly half of all models, the number of other models w
 it.
 """
 
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import beta
 from sklearn.metrics import roc_auc_score, roc_curve
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+RESAMPLES = 200
 
 
 def balanced_halves(num_models: int, num_samples: int, generator: np.random.Generator) -> Flags:
@@ -50,6 +56,103 @@ def membership_scores(observed: Floats, confidences: Floats, trained_on: Flags) 
     return inside - _log_density(observed, confidences, ~trained_on)
 
 
+def left_out_scores(observed: Floats, members: Flags) -> Floats:
+    """Scores of each model's samples where all other models are its shadows.
+
+    Members must be drawn independently by model. Each sample has a deviation of its own, inside and
+    outside, as in the paper where there are many models (section VI-B).
+
+    Parameters
+    ----------
+    observed : ndarray
+        (models, n), as seen of each model.
+    members : ndarray
+        bool (models, n).
+
+    Returns
+    -------
+    ndarray
+        (models, n); 0, a guess, where fewer than two other models have a sample, or lack it.
+    """
+    centred = observed - observed.mean(axis=0)
+    inside, known = _left_out_log_density(centred, members)
+    outside, known_out = _left_out_log_density(centred, ~members)
+    return np.where(known & known_out, inside - outside, 0.0)
+
+
+class Interval(NamedTuple):
+    """A value, and the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def interval(
+    statistic: Callable[[Flags, Floats], float],
+    members: Flags,
+    scores: Floats,
+    generator: np.random.Generator,
+) -> Interval:
+    """A statistic over all models and samples, (models, n), by drawing samples anew (bootstrap).
+
+    A sample comes with its scores by all models, because these depend on each other.
+    """
+    n = members.shape[1]
+
+    def of(places: NDArray[np.int64]) -> float:
+        return statistic(members[:, places].ravel(), scores[:, places].ravel())
+
+    drawn = [of(generator.integers(0, n, n)) for _ in range(RESAMPLES)]
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    return Interval(of(np.arange(n)), float(low), float(high))
+
+
+def share_bounds(found: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Two-sided bounds of a share by Clopper and Pearson (1934); hold for any share."""
+    tail = (1 - confidence) / 2
+    low = float(beta.ppf(tail, found, trials - found + 1)) if found else 0.0
+    high = float(beta.ppf(1 - tail, found + 1, trials - found)) if found < trials else 1.0
+    return low, high
+
+
+def least_epsilon(inside: Floats, outside: Floats, delta: float, confidence: float = 0.95) -> float:
+    """Epsilon that a mechanism has at least, by an attack's scores (Jagielski et al. 2020).
+
+    A mechanism with (epsilon, delta) lets no attack have more true positives than
+    ``e^epsilon false positives + delta``. The threshold is chosen on the first half of the trials
+    and judged on the second, with bounds that hold together with the given confidence.
+
+    Parameters
+    ----------
+    inside, outside : ndarray
+        (trials,) scores with and without the sample, higher for more suspicion; each trial with
+        fresh noise.
+    delta : float
+        Of the claim.
+    confidence : float (default: 0.95)
+        That the bound is below the true epsilon.
+    """
+    half_in, half_out = len(inside) // 2, len(outside) // 2
+    candidates = np.quantile(np.concatenate([inside, outside]), np.linspace(0.001, 0.999, 400))
+
+    def bound(threshold: float, part: slice, rest: slice, above: bool) -> float:
+        own, other = inside[part], outside[rest]
+        if above:
+            hits, alarms = int((own > threshold).sum()), int((other > threshold).sum())
+        else:  # the other way round: to be sure of those who are not in
+            hits, alarms = int((other <= threshold).sum()), int((own <= threshold).sum())
+        sizes = (len(own), len(other)) if above else (len(other), len(own))
+        least = share_bounds(hits, sizes[0], confidence)[0] - delta
+        most = share_bounds(alarms, sizes[1], confidence)[1]
+        return math.log(least / most) if least > most else 0.0
+
+    first, second = slice(None, half_in), slice(None, half_out)
+    options = [(threshold, above) for threshold in candidates for above in (True, False)]
+    threshold, above = max(options, key=lambda o: bound(o[0], first, second, o[1]))
+    return bound(threshold, slice(half_in, None), slice(half_out, None), above)
+
+
 def auc(members: Flags, scores: Floats) -> float:
     """Area under the ROC curve; a guess has 0.5."""
     return float(roc_auc_score(members, scores))
@@ -69,3 +172,16 @@ def _log_density(observed: Floats, confidences: Floats, which: Flags) -> Floats:
     variance = squares / max((number - 1).sum(), 1)
     density: Floats = -((observed - mean) ** 2) / (2 * variance) - np.log(variance) / 2
     return density
+
+
+def _left_out_log_density(observed: Floats, which: Flags) -> tuple[Floats, Flags]:
+    """Log density of each model's values by the other models of `which`; whether there are two."""
+    number = which.sum(axis=0) - which
+    total = (observed * which).sum(axis=0) - observed * which
+    squares = (observed**2 * which).sum(axis=0) - observed**2 * which
+    known = number >= 2
+    count = np.maximum(number, 2)
+    mean = total / count
+    variance = np.maximum((squares - count * mean**2) / (count - 1), 1e-12)
+    density: Floats = -((observed - mean) ** 2) / (2 * variance) - np.log(variance) / 2
+    return density, known

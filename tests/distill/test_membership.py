@@ -8,7 +8,7 @@ from scipy.stats import norm
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.lira import (
+from distill.membership import (
     auc,
     balanced_halves,
     logit_confidence,
