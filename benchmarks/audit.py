@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from sklearn.metrics import roc_curve
 
-from cli.judge import QUICK, train_and_score
+from benchmarks.dp import DELTA, virtual_accuracy
 from distill.audit import Attacked, Finding, Setting, attack, findings
 from distill.augmentation import draw_augmentation
 from distill.distribution_matching import WIDTH
@@ -37,7 +37,6 @@ from distill.private_matching import (
     BANK,
     REFERENCE,
     UnitFeatures,
-    distill_dm_privately,
     noise_for,
     with_noise,
 )
@@ -59,7 +58,6 @@ QUICK_GRID = [
 ]
 """With fewer steps, so that it ends in minutes."""
 QUICK_SETS, QUICK_CLASSES = 33, 3
-DELTA = 1e-5
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 CANARY_SETTINGS = list(itertools.product(EPSILONS, ("noise", "full"), (10, 100)))
 """Claimed epsilon, kind of the image in question, images of its class: 20 settings."""
@@ -123,25 +121,6 @@ def release_scores(
             released = with_noise(means, [count] * trials, noise, generator)
             scores += (released - others / count) @ own
     return inside.double().numpy(), outside.double().numpy()
-
-
-def accuracy_with(epsilon: float, data: Dataset) -> float:
-    """Accuracy of the data set's network, trained on 10 virtual images of a class."""
-    samples, test = data.train.to_samples(data.spec), data.test.to_samples(data.spec)
-    virtual = distill_dm_privately(
-        samples.inputs,
-        samples.labels,
-        num_classes=data.spec.num_classes,
-        per_class=10,
-        pixels=data.spec.pixels,
-        generator=torch.Generator().manual_seed(0),
-        noise_generator=torch.Generator().manual_seed(1),
-        epsilon=epsilon,
-        delta=DELTA,
-        formation=0,
-    ).decoded()
-    train = Samples(virtual.images, virtual.labels)
-    return train_and_score(QUICK, train, test, data.spec, seed=0)
 
 
 def row_of(setting: Setting, own: Attacked) -> dict[str, Any]:
@@ -236,7 +215,7 @@ def main() -> None:
             took = time.perf_counter() - begin
             console.print(f"{number} of {len(grid)}: {name}, {took:.0f} s")
     console.print(table_of(rows))
-    private = [{"epsilon": e, "accuracy": accuracy_with(e, data)} for e in (1.0, 10.0)]
+    private = [{"epsilon": e, "accuracy": virtual_accuracy(data, e)} for e in (1.0, 10.0)]
     generator = torch.Generator().manual_seed(0)
     proven = []
     for epsilon, kind, count in CANARY_SETTINGS:

@@ -16,7 +16,7 @@ from distill.private_matching import noise_for
 def small(monkeypatch):
     monkeypatch.setattr(audit, "GRID", [Setting("dm", "class-stats", 1, steps=1)])
     monkeypatch.setattr(audit, "CANARY_SETTINGS", [(1.0, "full", 10)])
-    monkeypatch.setattr(audit, "accuracy_with", lambda epsilon, data: epsilon / 10)
+    monkeypatch.setattr(audit, "virtual_accuracy", lambda data, epsilon: epsilon / 10)
 
 
 def run(monkeypatch, folder):
