@@ -13,9 +13,11 @@ be above the claimed one.
 import argparse
 import itertools
 import json
+import logging
 import tempfile
 import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +72,7 @@ def candidates(data: Dataset, classes: int) -> Samples:
 
 
 def name_of(setting: Setting) -> str:
-    """A file's name."""
+    """Short name of a setting, for files and the legend."""
     steps = "" if setting.steps is None else f"-{setting.steps}"
     shape = f"{setting.per_class}-f{setting.formation}"
     return f"{setting.distiller}-{setting.start}-{shape}{steps}"
@@ -125,20 +127,14 @@ def release_scores(
 
 def row_of(setting: Setting, own: Attacked) -> dict[str, Any]:
     """A line of the table: the attack with the largest area under its curve."""
-    found: Finding = max(findings(own), key=lambda f: f.auc.value)
+    found: Finding = max(findings(own), key=lambda f: f.curve.auc.value)
+    curve = {"auc": found.curve.auc, "tpr_at_1pct": found.curve.at_1pct}
+    curve["tpr_at_01pct"] = found.curve.at_01pct
     return {
-        "distiller": setting.distiller,
-        "start": setting.start,
-        "per_class": setting.per_class,
-        "formation": setting.formation,
-        "steps": setting.steps,
+        **asdict(setting),
         "attack": found.attack,
-        "auc": found.auc.value,
-        "auc_interval": found.auc[1:],
-        "tpr_at_1pct": found.at_1pct.value,
-        "tpr_at_1pct_interval": found.at_1pct[1:],
-        "tpr_at_01pct": found.at_01pct.value,
-        "tpr_at_01pct_interval": found.at_01pct[1:],
+        **{name: share.value for name, share in curve.items()},
+        **{f"{name}_interval": share[1:] for name, share in curve.items()},
         "worst": {kind: tuple(share) for kind, share in found.worst.items()},
         "shadows": len(own.members) - 1,
     }
@@ -195,6 +191,7 @@ def main() -> None:
         options.sets, options.classes, options.trials = QUICK_SETS, QUICK_CLASSES, 1000
     elif options.out is None:
         parser.error("--out is needed, so that an audit that was stopped can go on")
+    logging.getLogger("distill").setLevel(logging.ERROR)  # of each set that starts as real images
     console = Console()
     data = load_dataset(options.data, options.data_root)
     options.num_classes = data.spec.num_classes
@@ -206,8 +203,9 @@ def main() -> None:
         grid = QUICK_GRID if options.quick else GRID
         for number, setting in enumerate(grid, start=1):
             begin, name = time.perf_counter(), name_of(setting)
+            drawn = f"{options.data}-{options.classes}-{options.sets}-{options.canaries}"
             try:
-                attacks[name] = attacked(out / f"{name}.npz", samples, setting, options)
+                attacks[name] = attacked(out / f"{drawn}-{name}.npz", samples, setting, options)
             except DistillError as error:
                 console.print(f"{name}: {error}")
                 continue

@@ -1,5 +1,6 @@
 """The work of `flwr-distill audit`: load, attack, say what was found."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,9 +10,9 @@ from rich.table import Table
 from cli.distillation import at_most, progress_bar
 from cli.source import load_source
 from distill import distiller
-from distill.audit import FEW, FEWER, Finding, Setting, attack, findings
+from distill.audit import Finding, Setting, attack, findings
 from distill.auto import resolved
-from distill.membership import Interval
+from distill.membership import FEW, FEWER, Interval
 from distill.registry import formation_arguments
 from task.words import counted
 
@@ -36,6 +37,7 @@ class Options:
 
 def report(options: Options, console: Console) -> None:
     """Attack the virtual data of a source, and print a table and what it means."""
+    logging.getLogger("distill").setLevel(logging.ERROR)  # a warning of each set
     distiller(options.method)  # an unknown one is refused before anything is loaded
     source = load_source(
         options.source, data_root=options.data_root, shape=options.shape, seed=options.seed
@@ -58,15 +60,15 @@ def report(options: Options, console: Console) -> None:
         )
     found = findings(attacked, options.seed)
     console.print(_table(found))
-    strongest = max(found, key=lambda f: f.at_1pct.value)
+    strongest = max(found, key=lambda f: f.curve.at_1pct.value)
     console.print(
         f"{counted(len(images), 'image')} in halves, {options.sets} of these distilled by {method} "
         f"from {options.start}, {options.per_class} virtual images of a class."
     )
+    found_of_100 = 100 * strongest.curve.at_1pct.value
     console.print(
         f"Of 100 images that were distilled, the strongest attack ({strongest.attack}) finds "
-        f"{100 * strongest.at_1pct.value:.1f} while it accuses 1 of 100 others falsely; a guess "
-        "finds 1."
+        f"{found_of_100:.1f} while it accuses 1 of 100 others falsely; a guess finds 1."
     )
     for kind, share in strongest.worst.items():
         console.print(
@@ -80,8 +82,7 @@ def _table(found: list[Finding]) -> Table:
     for title in ("area under ROC curve", f"found at {FEW:.0%} accused", f"at {FEWER:.1%}"):
         table.add_column(title, justify="right")
     for one in found:
-        cells = (_shown(share) for share in (one.auc, one.at_1pct, one.at_01pct))
-        table.add_row(one.attack, *cells)
+        table.add_row(one.attack, *map(_shown, one.curve))
     table.caption = "A guess has an area of 0.5, and finds as many as it accuses."
     return table
 

@@ -1,7 +1,6 @@
 """An audit: how many of a node's images an attacker finds by the virtual data made from them."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -10,11 +9,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from distill.membership import (
+    FEWER,
+    Curve,
     Flags,
     Floats,
     Interval,
-    auc,
-    interval,
+    curve,
     left_out_scores,
     share_bounds,
     true_positives_at,
@@ -23,8 +23,6 @@ from distill.registry import Progress
 from distill.shadows import ATTACKS, distil_subsets, draw_members, observed, with_canaries
 
 TOGETHER = "all three"
-FEW, FEWER = 0.01, 0.001
-"""Shares of others that are accused."""
 BITS = 4
 """Of a pixel, as nodes send them by default."""
 
@@ -71,9 +69,7 @@ class Finding(NamedTuple):
     """
 
     attack: str
-    auc: Interval
-    at_1pct: Interval
-    at_01pct: Interval
+    curve: Curve
     worst: dict[str, Interval]
 
 
@@ -138,21 +134,13 @@ def findings(attacked: Attacked, seed: int = 0) -> list[Finding]:
     usual = attacked.kinds == "usual"
     found = []
     for name, scores in zip((*ATTACKS, TOGETHER), attacked.scores, strict=True):
-        members, own = attacked.members[:, usual], scores[:, usual]
         worst = {
             str(kind): found_of(attacked.members[:, of], scores[:, of])
             for kind in np.unique(attacked.kinds)
             if (of := attacked.kinds == kind).any() and kind != "usual"
         }
-        found.append(
-            Finding(
-                name,
-                interval(auc, members, own, generator),
-                interval(partial(true_positives_at, FEW), members, own, generator),
-                interval(partial(true_positives_at, FEWER), members, own, generator),
-                worst,
-            )
-        )
+        of_usual = curve(attacked.members[:, usual], scores[:, usual], generator)
+        found.append(Finding(name, of_usual, worst))
     return found
 
 

@@ -8,7 +8,6 @@ it.
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +18,8 @@ from sklearn.metrics import roc_auc_score, roc_curve
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 RESAMPLES = 200
+FEW, FEWER = 0.01, 0.001
+"""Shares of others that are accused."""
 
 
 def balanced_halves(num_models: int, num_samples: int, generator: np.random.Generator) -> Flags:
@@ -88,24 +89,39 @@ class Interval(NamedTuple):
     high: float
 
 
-def interval(
-    statistic: Callable[[Flags, Floats], float],
-    members: Flags,
-    scores: Floats,
-    generator: np.random.Generator,
-) -> Interval:
-    """A statistic over all models and samples, (models, n), by drawing samples anew (bootstrap).
+class Curve(NamedTuple):
+    """Of a ROC curve: the area, and the shares of members found where few others are accused."""
 
-    A sample comes with its scores by all models, because these depend on each other.
+    auc: Interval
+    at_1pct: Interval
+    at_01pct: Interval
+
+
+def curve(members: Flags, scores: Floats, generator: np.random.Generator) -> Curve:
+    """The ROC curve of all models and samples, (models, n), with intervals by the bootstrap.
+
+    Samples are drawn anew, each with its scores by all models, because these depend on each other.
+    Values are those of `auc` and `true_positives_at`.
     """
     n = members.shape[1]
+    order = np.argsort(-scores, axis=None, kind="stable")
+    sample, member = order % n, members.ravel()[order]
+    ordered = scores.ravel()[order]
+    ends = np.append(ordered[1:] != ordered[:-1], True)  # equal scores are accused together
 
-    def of(places: NDArray[np.int64]) -> float:
-        return statistic(members[:, places].ravel(), scores[:, places].ravel())
+    def of(weights: Floats) -> tuple[float, float, float]:
+        own = weights[sample]
+        found = np.append(0.0, np.cumsum(own * member)[ends])
+        accused = np.append(0.0, np.cumsum(own * ~member)[ends])
+        found, accused = found / max(found[-1], 1), accused / max(accused[-1], 1)
+        area = float(np.trapezoid(found, accused))
+        few, fewer = (float(found[accused <= share].max()) for share in (FEW, FEWER))
+        return area, few, fewer
 
-    drawn = [of(generator.integers(0, n, n)) for _ in range(RESAMPLES)]
-    low, high = np.quantile(drawn, (0.025, 0.975))
-    return Interval(of(np.arange(n)), float(low), float(high))
+    drawn = [of(np.bincount(generator.integers(0, n, n), minlength=n)) for _ in range(RESAMPLES)]
+    lows, highs = np.quantile(drawn, (0.025, 0.975), axis=0)
+    values = zip(of(np.ones(n)), lows.tolist(), highs.tolist(), strict=True)
+    return Curve(*(Interval(*each) for each in values))
 
 
 def share_bounds(found: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from torch.nn import functional
 from distill.membership import (
     auc,
     balanced_halves,
-    interval,
+    curve,
     least_epsilon,
     left_out_scores,
     logit_confidence,
@@ -120,13 +120,23 @@ def test_bounds_of_a_share_are_those_of_an_exact_binomial_test():
         assert share_bounds(found, trials) == pytest.approx((exact.low, exact.high))
 
 
-def test_an_interval_holds_the_value_and_what_is_known_has_none():
+def test_a_curve_s_values_are_those_of_the_plain_functions_equal_scores_too():
     generator = np.random.default_rng(0)
     members = generator.random((3, 400)) < 0.5
-    value, low, high = interval(auc, members, generator.random((3, 400)), generator)
-    assert low < value < high
-    assert 0.02 < high - low < 0.12
-    assert interval(auc, members, members * 1.0, generator) == (1, 1, 1)
+    for scores in (generator.random((3, 400)), generator.integers(0, 9, (3, 400)) * 1.0):
+        plain = members.ravel(), scores.ravel()
+        found = curve(members, scores, generator)
+        assert found.auc.value == pytest.approx(auc(*plain))
+        assert found.at_1pct.value == pytest.approx(true_positives_at(0.01, *plain))
+        assert found.at_01pct.value == pytest.approx(true_positives_at(0.001, *plain))
+        assert found.auc.low < found.auc.value < found.auc.high
+        assert 0.02 < found.auc.high - found.auc.low < 0.12
+
+
+def test_what_is_known_has_no_interval():
+    generator = np.random.default_rng(0)
+    members = generator.random((3, 400)) < 0.5
+    assert curve(members, members * 1.0, generator) == ((1, 1, 1),) * 3
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])

@@ -151,6 +151,6 @@ def test_copies_of_real_images_are_found_and_noise_that_has_seen_none_is_not() -
     copies = findings(attack(images, labels, Setting("dm", "real", 10, steps=1), **asked))
     nothing = findings(attack(images, labels, Setting("dm", "noise", 1, steps=1), **asked))
     nearest = {found.attack: found for found in copies}["nearest image"]
-    assert nearest.auc.low > 0.55
-    assert nearest.at_1pct.value > 0.05
-    assert nothing[0].auc.low < 0.55
+    assert nearest.curve.auc.low > 0.55
+    assert nearest.curve.at_1pct.value > 0.05
+    assert nothing[0].curve.auc.low < 0.55
