@@ -31,8 +31,8 @@ class Exchange:
         """Write into a phase's messages what nodes need to know besides."""
 
     def push(self, messages: Sequence[Message]) -> list[str]:
-        """Push messages; return their ids."""
-        return list(self._grid.push_messages(messages))
+        """Push messages; return their ids, empty for those that the SuperLink refused."""
+        return [name or "" for name in self._grid.push_messages(messages)]
 
     def open_inbox(
         self, messages: Mapping[str, Message], most_bytes: Callable[[Message], int]
