@@ -43,7 +43,8 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
-	$(BIN)/python -c "import torch._dynamo, client.app, node.executor, node.supernode, server.app"
+	$(BIN)/python -c "import torch._dynamo, client.app, server.app, \
+		node.flower_1_32.executor, node.flower_1_32.supernode"
 	@touch $@
 
 setup: $(READY)
