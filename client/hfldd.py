@@ -1,7 +1,6 @@
 """HFLDD on nodes: soft labels, members' virtual data, and the pool that a head trains on."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import replace
 from functools import lru_cache, partial
 from logging import INFO, WARNING
 from pathlib import Path

@@ -28,9 +28,9 @@ Evaluate = Callable[[int, ArrayRecord], MetricRecord]
 class Task:
     """What a federation trains.
 
-    `start` holds the initial weights, as they are sent: without what is frozen. `device` is where the server computes. `evaluate` is None if
-    the server has no test samples. `tested` are the labels of its test samples, or all labels
-    without.
+    `start` holds the initial weights, as they are sent: without what is frozen. `device` is where
+    the server computes. `evaluate` is None if the server has no test samples. `tested` are the
+    labels of its test samples, or all labels without.
     """
 
     spec: DataSpec

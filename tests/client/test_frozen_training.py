@@ -1,7 +1,6 @@
 """Local training of a frozen network's head: on features, computed once, as if on images."""
 
 import pytest
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
 from client import local_round
