@@ -19,7 +19,7 @@ SIDE_BY_SIDE := -n 3 --dist loadgroup --no-loadscope-reorder
 
 NODES ?= 10
 CLASSES ?= 2
-ROUNDS ?= 10
+ROUNDS ?=
 STRATEGY ?= hfldd
 
 .DEFAULT_GOAL := help
@@ -27,7 +27,7 @@ STRATEGY ?= hfldd
 
 help:
 	@echo "make demo    train on digits with FedAvg and HFLDD or FedHEAD, real processes; compare"
-	@echo "             (NODES=$(NODES) CLASSES=$(CLASSES) ROUNDS=$(ROUNDS) STRATEGY=$(STRATEGY))"
+	@echo "             (NODES=$(NODES) CLASSES=$(CLASSES) ROUNDS=$(or $(ROUNDS),10) STRATEGY=$(STRATEGY))"
 	@echo "make test    lint, types and tests (make test-faults: those that kill processes in mid-run;"
 	@echo "             make test-matrix: tests of each strategy for the other ones too;"
 	@echo "             make test-faults-all: every fault with every strategy)"
@@ -50,8 +50,8 @@ $(READY): requirements.lock pyproject.toml
 setup: $(READY)
 
 demo: $(READY)
-	$(BIN)/flwr-distill demo --nodes $(NODES) --classes $(CLASSES) --rounds $(ROUNDS) \
-		--strategy $(STRATEGY)
+	$(BIN)/flwr-distill demo --nodes $(NODES) --classes $(CLASSES) \
+		$(ROUNDS:%=--rounds %) --strategy $(STRATEGY)
 
 lint: $(READY)
 	$(BIN)/ruff check .
