@@ -14,13 +14,21 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 UV := 0.11.33
 
+# The Flower of requirements.lock, and the one of `make test-flower`: 1.32.1, or a newer one.
+FLOWER := 1.32.1
+VERSION ?= $(FLOWER)
+OTHER := .flower/$(VERSION)
+
+COMPILE := $(BIN)/uv pip compile --quiet --no-header --no-annotate --no-emit-index-url \
+	--universal --python-version 3.11 --all-extras pyproject.toml
+
 NODES ?= 10
 CLASSES ?= 2
 ROUNDS ?= 10
 STRATEGY ?= hfldd
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-matrix test-faults test-faults-all fuzz mutants lint bench settings lock proto clean
+.PHONY: help setup demo test test-matrix test-faults test-faults-all test-docker test-flower images fuzz mutants lint bench settings lock proto clean
 
 help:
 	@echo "make demo    train on digits with FedAvg and HFLDD or FedHEAD, real processes; compare"
@@ -28,6 +36,8 @@ help:
 	@echo "make test    lint, types and tests (make test-faults: those that kill processes in mid-run;"
 	@echo "             make test-matrix: tests of each strategy for the other ones too;"
 	@echo "             make test-faults-all: every fault with every strategy)"
+	@echo "make test-flower VERSION=1.41.0  installs that Flower beside ours, and runs the app on its own"
+	@echo "             SuperLink and SuperNodes; minutes"
 	@echo "make fuzz    settings, links, virtual data, checkpoints, replies: ten minutes of hostile bytes"
 	@echo "make mutants what small changes of the code the fast tests notice: twenty minutes"
 	@echo "make lint    ruff and mypy alone"
@@ -77,6 +87,16 @@ mutants: $(READY)
 test-docker: $(READY)
 	$(BIN)/pytest -m docker
 
+# What the lock has, but for that Flower and what it needs; the packages come from uv's cache.
+test-flower: $(READY)
+	mkdir -p .flower
+	cp requirements.lock $(OTHER).lock
+	echo flwr==$(VERSION) | $(COMPILE) --constraint - --output-file $(OTHER).lock
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(OTHER)
+	$(BIN)/uv pip sync --quiet --python $(OTHER)/bin/python $(OTHER).lock
+	$(OTHER)/bin/python -c "import torch._dynamo, client.app, server.app"
+	$(OTHER)/bin/python -m pytest -m matrix tests/flower
+
 images:
 	docker build --file docker/Dockerfile --tag flwr-distill .
 
@@ -89,8 +109,7 @@ settings: $(READY)
 	$(BIN)/python -m server.settings_catalogue
 
 lock: $(READY)
-	$(BIN)/uv pip compile --quiet --upgrade --no-header --no-annotate --no-emit-index-url \
-		--universal --python-version 3.11 --all-extras pyproject.toml --output-file requirements.lock
+	echo flwr==$(FLOWER) | $(COMPILE) --upgrade --constraint - --output-file requirements.lock
 
 proto: $(READY)
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
