@@ -28,7 +28,7 @@ ROUNDS ?= 10
 STRATEGY ?= hfldd
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-matrix test-faults test-faults-all test-docker test-flower images fuzz mutants lint bench settings lock proto clean
+.PHONY: help setup demo test test-matrix test-faults test-faults-all test-docker test-flower test-chart images fuzz mutants lint bench settings lock proto clean
 
 help:
 	@echo "make demo    train on digits with FedAvg and HFLDD or FedHEAD, real processes; compare"
@@ -38,6 +38,7 @@ help:
 	@echo "             make test-faults-all: every fault with every strategy)"
 	@echo "make test-flower VERSION=1.41.0  installs that Flower beside ours, and runs the app on its own"
 	@echo "             SuperLink and SuperNodes; minutes"
+	@echo "make test-chart  renders the Helm chart, and holds it to Kubernetes' schemas"
 	@echo "make fuzz    settings, links, virtual data, checkpoints, replies: ten minutes of hostile bytes"
 	@echo "make mutants what small changes of the code the fast tests notice: twenty minutes"
 	@echo "make lint    ruff and mypy alone"
@@ -96,6 +97,12 @@ test-flower: $(READY)
 	$(BIN)/uv pip sync --quiet --python $(OTHER)/bin/python $(OTHER).lock
 	$(OTHER)/bin/python -c "import torch._dynamo, client.app, server.app"
 	$(OTHER)/bin/python -m pytest -m matrix tests/flower
+
+# Helm's own code, and Kubernetes' schemas: too large for everyone's environment.
+test-chart: $(READY)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --target .chart \
+		helm-python-sdk==0.2.2 kubernetes-validate==1.37.0
+	PYTHONPATH=.chart $(BIN)/python -m pytest tests/deploy/test_chart.py
 
 images:
 	docker build --file docker/Dockerfile --tag flwr-distill .
