@@ -22,9 +22,12 @@ OTHER := .flower/$(VERSION)
 COMPILE := $(BIN)/uv pip compile --quiet --no-header --no-annotate --no-emit-index-url \
 	--universal --python-version 3.11 --all-extras pyproject.toml
 
+# Long tests, most of which wait: those of a file, or of a group, in one process.
+SIDE_BY_SIDE := -n 3 --dist loadgroup --no-loadscope-reorder
+
 NODES ?= 10
 CLASSES ?= 2
-ROUNDS ?= 10
+ROUNDS ?=
 STRATEGY ?= hfldd
 
 .DEFAULT_GOAL := help
@@ -32,7 +35,7 @@ STRATEGY ?= hfldd
 
 help:
 	@echo "make demo    train on digits with FedAvg and HFLDD or FedHEAD, real processes; compare"
-	@echo "             (NODES=$(NODES) CLASSES=$(CLASSES) ROUNDS=$(ROUNDS) STRATEGY=$(STRATEGY))"
+	@echo "             (NODES=$(NODES) CLASSES=$(CLASSES) ROUNDS=$(or $(ROUNDS),10) STRATEGY=$(STRATEGY))"
 	@echo "make test    lint, types and tests (make test-faults: those that kill processes in mid-run;"
 	@echo "             make test-matrix: tests of each strategy for the other ones too;"
 	@echo "             make test-faults-all: every fault with every strategy)"
@@ -58,8 +61,8 @@ $(READY): requirements.lock pyproject.toml
 setup: $(READY)
 
 demo: $(READY)
-	$(BIN)/flwr-distill demo --nodes $(NODES) --classes $(CLASSES) --rounds $(ROUNDS) \
-		--strategy $(STRATEGY)
+	$(BIN)/flwr-distill demo --nodes $(NODES) --classes $(CLASSES) \
+		$(ROUNDS:%=--rounds %) --strategy $(STRATEGY)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -68,16 +71,16 @@ lint: $(READY)
 
 test: lint
 	$(BIN)/pytest -m "not slow and not faults and not docker and not matrix" -n 2
-	$(BIN)/pytest -m "slow or (faults and not all_faults)" -n 3 --dist loadfile
+	$(BIN)/pytest -m "slow or (faults and not all_faults)" $(SIDE_BY_SIDE)
 
 test-faults: $(READY)
-	$(BIN)/pytest -m "faults and not all_faults" -n 3 --dist loadfile
+	$(BIN)/pytest -m "faults and not all_faults" $(SIDE_BY_SIDE)
 
 test-matrix: $(READY)
 	$(BIN)/pytest -m matrix -n 2
 
 test-faults-all: $(READY)
-	$(BIN)/pytest -m faults -n 2 --dist loadfile
+	$(BIN)/pytest -m faults $(SIDE_BY_SIDE)
 
 fuzz: $(READY)
 	FUZZ_EXAMPLES=3500 $(BIN)/pytest tests/fuzz --timeout 900

@@ -63,6 +63,7 @@ def main(grid: Grid, context: Context) -> None:
                 summed=method.summed,
                 longest=settings.secure_sums_norm,
                 run_id=context.run_id,
+                run_config=context.run_config,
             )
         with Journal(folder / "journal.jsonl", checkpoint.round if checkpoint else None) as journal:
             screening = grid_of(

@@ -162,7 +162,15 @@ class HFLDD(RobustFedAvg):
 
     @classmethod
     def from_run(cls, settings: HFLDDSettings, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`."""
+        """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`.
+
+        Raises
+        ------
+        SettingsError
+            If nodes train on features, and a setting needs virtual images.
+        """
+        if run.seen_spec != run.spec:
+            _check_features(settings)
         own = {
             "groups": settings.groups or None,
             "label_knowledge": settings.label_knowledge,
@@ -172,7 +180,7 @@ class HFLDD(RobustFedAvg):
             "refresh_every": settings.refresh_every,
             "refresh_steps": settings.refresh_steps,
             "rotate": settings.rotate,
-            "image_shape": run.spec.shape,
+            "image_shape": run.seen_spec.shape,
             "num_classes": run.spec.num_classes,
         }
         return super().from_run(None, run, **{**own, **arguments})
@@ -501,3 +509,18 @@ class HFLDD(RobustFedAvg):
         record = RecordDict({CONFIG: ConfigRecord(request.model_dump(by_alias=True))})
         messages = self._construct_messages(record, nodes, message_type)
         return usable(grid.send_and_receive(messages, timeout=self.phase_timeout))
+
+
+def _check_features(settings: HFLDDSettings) -> None:
+    """Refuse settings that are of no use where members send features."""
+    for name, value, reason in (
+        ("network", settings.network, "it would see features, no images"),
+        ("dp-epsilon", settings.dp_epsilon, "features have no differential privacy here"),
+        ("refresh-every", settings.refresh_every, "training does not change features"),
+    ):
+        if value:
+            raise SettingsError(
+                f"hfldd.{name} = {value}: nothing but the head of the frozen network trains, so "
+                f"members send features, and {reason} (leave it out, or set backbone.trains to "
+                '"last-block")'
+            )
