@@ -34,7 +34,9 @@ def create_shares(secret: bytes, threshold: int, count: int) -> list[bytes]:
     padded = pad(secret, _BLOCK)
     shares = [holder.to_bytes(_NUMBER, "little") for holder in range(1, count + 1)]
     for start in range(0, len(padded), _BLOCK):
-        for holder, part in Shamir.split(threshold, count, padded[start : start + _BLOCK]):
+        for holder, part in Shamir.split(
+            threshold, count, padded[start : start + _BLOCK], ssss=False
+        ):
             shares[holder - 1] += part
     return shares
 
@@ -53,5 +55,5 @@ def combine_shares(shares: Sequence[bytes]) -> bytes:
             (int.from_bytes(share[:_NUMBER], "little"), share[start : start + _BLOCK])
             for share in shares
         ]
-        padded += Shamir.combine(parts)
+        padded += Shamir.combine(parts, ssss=False)
     return unpad(padded, _BLOCK)

@@ -1,6 +1,7 @@
 """The app bundle runs on any Flower's own processes: `make test-flower VERSION=1.41.0`."""
 
 import json
+import math
 from importlib.metadata import version
 
 import pytest
@@ -23,13 +24,15 @@ def test_a_strategy_trains_three_nodes_of_a_stock_flower(strategy, stock, app, l
     }
     printed = stock.run(app, config)
     about = f"{printed[-4000:]}\n{stock.log.read_text()[-4000:]}"
-    rows = [
-        json.loads(line)
-        for file in runs.glob("*/metrics.jsonl")
-        for line in file.read_text().splitlines()
-    ]
+    rows, phases = (
+        [json.loads(line) for f in runs.glob(f"*/{name}.jsonl") for line in f.open()]
+        for name in ("metrics", "journal")
+    )
     assert [row["round"] for row in rows] == [0, 1, 2], about
-    assert rows[-1]["loss"] < rows[0]["loss"], about
+    assert all(math.isfinite(row["loss"]) for row in rows), about
+    assert len({row["loss"] for row in rows}) == 3, about  # each round made another model
+    assert all(len(entry["nodes"]) == entry["asked"] for entry in phases if "asked" in entry), about
+    assert not [entry for entry in phases if "warning" in entry or "error" in entry], about
     (summary,) = runs.glob("*/summary.json")
     assert json.loads(summary.read_text())["strategy"] == strategy
     own_way = printed.count("go Flower's own way")
