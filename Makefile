@@ -14,6 +14,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 UV := 0.11.33
 
+# Long tests, most of which wait: those of a file, or of a group, in one process.
+SIDE_BY_SIDE := -n 3 --dist loadgroup --no-loadscope-reorder
+
 NODES ?= 10
 CLASSES ?= 2
 ROUNDS ?=
@@ -40,7 +43,8 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
-	$(BIN)/python -c "import torch._dynamo, client.app, node.executor, node.supernode, server.app"
+	$(BIN)/python -c "import torch._dynamo, client.app, server.app, \
+		node.flower_1_32.executor, node.flower_1_32.supernode"
 	@touch $@
 
 setup: $(READY)
@@ -56,16 +60,16 @@ lint: $(READY)
 
 test: lint
 	$(BIN)/pytest -m "not slow and not faults and not docker and not matrix" -n 2
-	$(BIN)/pytest -m "slow or (faults and not all_faults)" -n 3 --dist loadfile
+	$(BIN)/pytest -m "slow or (faults and not all_faults)" $(SIDE_BY_SIDE)
 
 test-faults: $(READY)
-	$(BIN)/pytest -m "faults and not all_faults" -n 3 --dist loadfile
+	$(BIN)/pytest -m "faults and not all_faults" $(SIDE_BY_SIDE)
 
 test-matrix: $(READY)
 	$(BIN)/pytest -m matrix -n 2
 
 test-faults-all: $(READY)
-	$(BIN)/pytest -m faults -n 2 --dist loadfile
+	$(BIN)/pytest -m faults $(SIDE_BY_SIDE)
 
 fuzz: $(READY)
 	FUZZ_EXAMPLES=3500 $(BIN)/pytest tests/fuzz --timeout 900

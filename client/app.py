@@ -31,8 +31,8 @@ from protocol.messages import (
 from protocol.registry import all_methods, handlers, plugin_paths
 from task.compute.precision import products_in
 from task.datasets import DatasetError
-from task.datasets.private import class_names
 from task.evaluation import evaluate_model
+from task.image_files import class_names
 from task.plugin import PluginError, import_object, located, raised_in
 from task.settings import SettingsError, TaskSettings
 from task.words import counted

@@ -18,7 +18,7 @@ from distill.auto import choose
 from distill.distribution_matching import REFINE_BANK, distill_dm
 from distill.many import distill_many
 from distill.own_network import network_arguments
-from distill.private_matching import BANK, distill_dm_privately, noise_for
+from distill.private_matching import distill_dm_privately, noise_for
 from distill.virtual_data import VirtualData
 from links.store import NodeStore
 from protocol.hfldd import Distillation, Refinement
@@ -135,12 +135,13 @@ def _distil_privately(session: Session, request: Distillation) -> VirtualData:
     """Distil under differential privacy, and book the epsilon."""
     data, train = session.data, session.task.train
     noise = noise_for(request.dp_epsilon, train.dp_delta)
-    PrivacyAccount.of(session, train).spend(noise, rate=1.0, steps=BANK)
+    PrivacyAccount.of(session, train).spend(noise, rate=1.0, steps=1)
     return distill_dm_privately(
         data.train.inputs,
         data.train.labels,
         num_classes=data.spec.num_classes,
         per_class=_per_class(session, request),
+        pixels=data.spec.pixels,
         steps=request.distill_steps or None,
         generator=session.generator("distill"),
         noise_generator=secret_generator(),

@@ -215,7 +215,7 @@ def distill_dm(
             f"got {tuple(initial_images.shape)}"
         )
     classes = [(labels == c).nonzero()[:, 0].to(images.device) for c in torch.unique(labels)]
-    each = _groups(min(map(len, classes)), per_class)
+    each = own_groups(min(map(len, classes)), per_class)
     groups = [own[group] for own in classes for group in alike(images[own], each)]
     real, rates = images, [LEARNING_RATE] * steps
     within: tuple[Tensor, Tensor] | None = None
@@ -309,7 +309,7 @@ def alike(images: Tensor, groups: int) -> list[Tensor]:
     return parts(torch.arange(len(images), device=images.device), groups)
 
 
-def _groups(smallest: int, per_class: int) -> int:
+def own_groups(smallest: int, per_class: int) -> int:
     """Groups of each class: as many as leave each enough real images, and as many virtual ones."""
     most = max(1, smallest // FEWEST_IN_A_GROUP)
     return max(n for n in range(1, min(most, per_class) + 1) if per_class % n == 0)

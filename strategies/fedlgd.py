@@ -150,7 +150,7 @@ class FedLGD(RobustFedAvg):
 
     def read(self, reply: Message) -> Update:
         """Read a reply; in a selected round check its gradient too."""
-        if self._selected and self.match == "gradient":
+        if self._asks_for_gradients:
             model_arrays(sent_arrays(reply, GRADIENT), self._matched(self.start_of_round))
         return super().read(reply)
 
@@ -195,6 +195,10 @@ class FedLGD(RobustFedAvg):
         super().load_state_dict(state)
         self._replace(state["global-data"])
 
+    @property
+    def _asks_for_gradients(self) -> bool:
+        return self._selected and self.match == "gradient"
+
     def _request(self) -> VirtualTraining:
         """The round's request to nodes."""
         joint = not self._selected and self.global_data is not None
@@ -204,7 +208,7 @@ class FedLGD(RobustFedAvg):
             first_steps=self.first_steps,
             refine_steps=self.refine_steps if self._selected else 0,
             contrast=self.contrast if joint else 0.0,
-            gradient=self._selected and self.match == "gradient",
+            gradient=self._matched_names() if self._asks_for_gradients else [],
         )
 
     def _message(self, node: int) -> Message:
@@ -233,12 +237,17 @@ class FedLGD(RobustFedAvg):
         self._holders.difference_update(lacking)
         messages = [self._message(node) for node in lacking]
         again = usable(self.grid.send_and_receive(messages, timeout=self.phase_timeout))
+        answered = {reply.metadata.src_node_id for reply in again}
+        self._holders.difference_update(set(lacking) - answered)
         return [reply for reply in replies if reply.metadata.src_node_id not in lacking] + again
 
     def _matched(self, arrays: Arrays) -> Arrays:
         """The arrays by which gradients are matched."""
+        return {name: arrays[name] for name in self._matched_names()}
+
+    def _matched_names(self) -> list[str]:
         weights = self._model.named_parameters()
-        return {name: arrays[name] for name, w in weights if w.ndim > 1 and w.requires_grad}
+        return [name for name, w in weights if w.ndim > 1 and w.requires_grad]
 
     def _refine(self, target: Arrays) -> None:
         """Match the gradient at the round's initial model (eq. 5-6)."""

@@ -9,7 +9,6 @@ from typing import Any, Self
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from numpy.typing import NDArray
 
 from links.records import VIRTUAL_DATA, LinkMode
@@ -42,6 +41,7 @@ from strategies.common.formation import chosen_formation
 from strategies.common.retries import Retries
 from strategies.common.run import Run
 from strategies.common.topology import Topology
+from strategies.common.waiting import connected_nodes
 from strategies.hfldd.clusters import Clusters
 from strategies.hfldd.limits import Limits
 from strategies.hfldd.traffic import hfldd_bits
@@ -317,7 +317,7 @@ class HFLDD(RobustFedAvg):
 
     def _form_clusters(self, grid: Grid) -> None:
         """Label knowledge, groups and clusters (steps 1 to 3)."""
-        _, nodes = sample_nodes(grid, self.min_available_nodes, self.min_available_nodes)
+        nodes = connected_nodes(grid, self.min_available_nodes, self.phase_timeout)
         soft_labels, noise = self._collect_soft_labels(nodes, grid)
         if not soft_labels:
             asked = counted(len(nodes), "node")

@@ -50,6 +50,7 @@ NOT_HERE = {
     r"flwr-distill (doctor|up) .*--device cuda": "needs a GPU: tests/gpu",
     r"flwr-distill up --data": "three real nodes, as docs/tutorial.md has them",
     r"flwr-distill distill digits": "half a minute: tests/cli/test_distill_command.py",
+    r"flwr-distill audit ": "minutes: tests/cli/test_audit_command.py",
     r"flwr-distill doctor .*--superlink": "needs another machine: tests/cli/test_doctor_network.py",
     r"flwr-distill (demo|status|up)$": "run in README's order, or with the options given there",
     r"flwr run \.$": "needs a SuperLink in Flower's own configuration",
