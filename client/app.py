@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from logging import INFO, WARNING
 
 import torch
@@ -10,6 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.common import log
 
 from client.clipping import clipped
+from client.features import as_seen
 from client.lacks import lacking
 from client.local_round import LocalRound, build_model, received_arrays
 from client.secure_sums import summed
@@ -153,6 +155,7 @@ def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the received model on the node's holdout (Flower's plain contract)."""
     session = Session.of(context)
     holdout = held_out(session)
+    holdout = replace(holdout, inputs=as_seen(session, holdout.inputs))
     model = build_model(session, received_arrays(message.content))
     accuracy, loss = evaluate_model(model, holdout, session.device)
     metrics = MetricRecord(

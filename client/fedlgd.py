@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from client.dp_sgd import require_no_privacy
+from client.features import seen_data
 from client.local_round import LocalRound
 from client.session import Session
 from client.terms import Features, LossTerm, extractor
@@ -99,7 +100,7 @@ def virtual_samples(
     class; refined with the received model's features instead (FedLGD eq. 1). They are read back
     from the store, so that a restarted node continues with identical values.
     """
-    data, store = session.data, session.store.at(server_round)
+    data, store = seen_data(session), session.store.at(server_round)
     distil = partial(
         distill_dm,
         data.train.inputs,
@@ -145,7 +146,7 @@ def global_samples(session: Session, record: ConfigRecord) -> Samples | None:
     VirtualDataError
         If the message's data are malformed or do not fit the task.
     """
-    data, spec = GlobalData.checked(record, "global data"), session.data.spec
+    data, spec = GlobalData.checked(record, "global data"), seen_data(session).spec
     payload = data.payload or session.store.read(OF_SERVER) or b""
     if hashlib.sha256(payload).hexdigest() != data.digest:
         if data.payload:

@@ -16,7 +16,6 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common import log
-from flwr.common.secure_aggregation.crypto.shamir import create_shares
 from numpy.typing import NDArray
 
 from links import LinkError
@@ -32,6 +31,7 @@ from links.masks import (
     threshold,
 )
 from links.seal import seal, unseal
+from links.shares import create_shares
 from links.store import NodeStore
 from protocol.arrays import Arrays, as_arrays
 from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES

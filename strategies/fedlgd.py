@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from logging import INFO, WARNING
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from protocol.replies import usable
 from strategies.agreement import Agreement
 from strategies.common.checked import RobustFedAvg, Update
 from strategies.common.formation import chosen_formation
+from strategies.common.run import Run
 from strategies.common.virtual_files import virtual_files
 from task.datasets import DataSpec
 from task.words import counted
@@ -53,7 +54,7 @@ class FedLGD(RobustFedAvg):
     model : nn.Module
         The run's architecture; its weights are not changed.
     spec : DataSpec
-        Shape and classes of the images.
+        Shape and classes of what nodes train on (`task.backbones.seen_spec`).
     per_class, formation, first_steps, refine_steps, every, selections, contrast, global_per_class,
     global_steps, match
         See `protocol.fedlgd.FedLGDSettings`.
@@ -114,6 +115,11 @@ class FedLGD(RobustFedAvg):
         self._holders: set[int] = set()
         self._selected = False
         self._content: RecordDict
+
+    @classmethod
+    def from_run(cls, settings: Any, run: Run, **arguments: Any) -> Self:
+        """Make the strategy for a run; virtual data are of what nodes train on."""
+        return super().from_run(settings, run, **{"spec": run.seen_spec, **arguments})
 
     def summary(self) -> None:
         """Log summary configuration of the strategy."""

@@ -45,8 +45,8 @@ from links.records import VIRTUAL_DATA, Introduction
 from links.routes import Links
 from links.store import CONTINUES, NodeStore
 from links.transfer import introduce, send
-from node.flower_timing import patch_intake
-from node.guard import Guard, patch_guard
+from node.flower_1_32.guard import Guard, patch_guard
+from node.flower_1_32.timing import patch_intake
 from node.outbox import FOLDER, entries, virtual_data_file
 from node.policy import HOSPITAL, OPEN, STANDARD, Policy
 from protocol.method import Method
@@ -573,7 +573,7 @@ def test_a_parcel_for_a_key_that_no_authority_signed_does_not_leave(
 
     node = make_node(SEALED, **HFLDD)
     message, reply = parcel_of(node, virtual())
-    monkeypatch.setattr("node.guard.Credentials.of", lambda node_config: Strict())
+    monkeypatch.setattr("node.flower_1_32.guard.Credentials.of", lambda node_config: Strict())
     assert refused(node.answers(message, "train.distill", reply), "replies")
 
 
@@ -670,7 +670,7 @@ def test_a_run_is_read_once_and_its_method_looked_up_once_a_message(
         return get_fused_config_from_fab(content, run)
 
     monkeypatch.setattr("node.rules.find_method", find)
-    monkeypatch.setattr("node.guard.get_fused_config_from_fab", read_config)
+    monkeypatch.setattr("node.flower_1_32.guard.get_fused_config_from_fab", read_config)
     node = make_node(SEALED, **PRIVATE)
     for run_id in (7, 7, 8):
         if run_id != node.run_id:

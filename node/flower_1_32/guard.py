@@ -28,8 +28,8 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.app.message import remove_content_from_message
+from flwr.common import log
 from flwr.common.config import get_fused_config_from_fab
-from flwr.common.logger import log
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import (
@@ -52,7 +52,7 @@ from links.records import Delivery, Parcel, Peered, Route
 from links.seal import unseal
 from links.store import NodeStore
 from node.account import LifetimeAccount
-from node.flower_timing import can_override
+from node.flower_1_32.timing import can_override
 from node.outbox import FOLDER, Outbox, OutboxError
 from node.permissions import raw_data_allowed
 from node.policy import Policy
