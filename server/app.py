@@ -11,6 +11,7 @@ from protocol.meeting import requirement_of
 from protocol.registry import phases_of
 from server.grid.screening import ScreeningGrid
 from server.grid.secure_sums import SecureSumGrid
+from server.line import module_of_line
 from server.names import names_in_log
 from server.privacy import check_privacy, check_secure_sums
 from server.record.journal import Journal
@@ -20,7 +21,6 @@ from server.record.resume import checkpoint_to_resume, find_run_to_resume, lock_
 from server.roster import Roster, meet_nodes
 from server.rounds import Rounds
 from server.settings import RunSettings
-from server.shutdown import ignore_signals_at_the_end
 from server.strategy import method_of_start, settings_of_start, strategy_of_run
 from server.task import Task
 from strategies.common.directory import Directory
@@ -34,7 +34,8 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Check the settings, meet the nodes, and run the strategy under Flower's own loop."""
-    ignore_signals_at_the_end()
+    if shutdown := module_of_line("shutdown"):
+        shutdown.ignore_signals_at_the_end()
     settings = RunSettings.from_run_config(context.run_config)
     check_secure_sums(settings, find_strategy(settings.strategy)[1])
     settings = settings.defended(find_strategy(settings.strategy)[1])
@@ -62,6 +63,7 @@ def main(grid: Grid, context: Context) -> None:
                 summed=method.summed,
                 longest=settings.secure_sums_norm,
                 run_id=context.run_id,
+                run_config=context.run_config,
             )
         with Journal(folder / "journal.jsonl", checkpoint.round if checkpoint else None) as journal:
             screening = grid_of(

@@ -58,7 +58,8 @@ class Hosts:
     """Network namespaces, one for each node, joined to this machine by a bridge in another one."""
 
     def __init__(self, number):
-        self._prefix, subnet = f"ff{os.getpid()}", f"10.97.{os.getpid() % 256}"
+        pid = os.getpid()
+        self._prefix, subnet = f"ff{pid}", f"10.{64 + pid // 256 % 64}.{pid % 256}"
         self.address = f"{subnet}.254"
         self._made = []
         switch = self._make("switch")

@@ -18,8 +18,8 @@ from statistics import median
 import grpc
 import pytest
 
+from fleet.flower_1_32.superlink import SuperLinkError
 from fleet.submission import RunError
-from fleet.superlink import SuperLinkError
 from protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR, TRAIN_SECTOR
 from protocol.fedlgd import TRAIN_VIRTUAL
 from protocol.hfldd import DISTILL, NUM_PARCELS, RECEIVE, TRAIN_POOL
@@ -314,11 +314,16 @@ def table(played):
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+TOGETHER = {"hfldd": "one", "cadis": "one", "fedhead": "two", "fedlgd": "two"}
+"""Strategies whose tests share a federation, of about as many minutes."""
 PAIRS = [
     pytest.param(
         strategy,
         fault,
-        marks=[] if fault in USUAL[strategy] else [pytest.mark.all_faults],
+        marks=[
+            pytest.mark.xdist_group(f"faults {TOGETHER[strategy]}"),
+            *([] if fault in USUAL[strategy] else [pytest.mark.all_faults]),
+        ],
         id=f"{strategy}-{fault.name}",
     )
     for strategy in STRATEGIES
