@@ -118,7 +118,8 @@ def curve(members: Flags, scores: Floats, generator: np.random.Generator) -> Cur
         few, fewer = (float(found[accused <= share].max()) for share in (FEW, FEWER))
         return area, few, fewer
 
-    drawn = [of(np.bincount(generator.integers(0, n, n), minlength=n)) for _ in range(RESAMPLES)]
+    again = (np.bincount(generator.integers(0, n, n), minlength=n) for _ in range(RESAMPLES))
+    drawn = [of(times.astype(np.float64)) for times in again]
     lows, highs = np.quantile(drawn, (0.025, 0.975), axis=0)
     values = zip(of(np.ones(n)), lows.tolist(), highs.tolist(), strict=True)
     return Curve(*(Interval(*each) for each in values))
