@@ -72,6 +72,8 @@ def _vectors(
     """Vectors of a frozen network, on the device of `inputs`."""
     model = model_of(task, spec)
     assert isinstance(model, Frozen)
+    if not len(inputs):  # as where train.holdout is 0
+        return inputs.new_empty(0, *model.vector_shape)
     features = torch.from_numpy(_kept(task, model, store, inputs, device)).float()
     return model.as_vectors(features).to(inputs.device)
 

@@ -348,8 +348,8 @@ class VirtualData:
             images=_decoded(pixels, scale, offset),
             labels=labels.long(),
             method=_name(about, "method"),
-            steps=_field(about, "steps", int),
-            seed=_field(about, "seed", int),
+            steps=_integer(about, "steps"),
+            seed=_integer(about, "seed"),
             init=_name(about, "init"),
             soft_labels=soft_labels,
             card=None if card is None else PrivacyCard.from_dict(card),
@@ -433,10 +433,14 @@ def _name(about: dict[str, Any], name: str) -> str:
     return value
 
 
+def _integer(about: dict[str, Any], name: str) -> int:
+    value = _field(about, name, int)
+    require(abs(value) < 2**64, f"{name} must be of 64 bits")
+    return value
+
+
 def _field(about: dict[str, Any], name: str, kind: type[T]) -> T:
     value = about.get(name)
     if type(value) is not kind:
         raise VirtualDataError(f"{name} must be of type {kind.__name__}, got {value!r:.50}")
-    if isinstance(value, int):
-        require(abs(value) < 2**64, f"{name} must be of 64 bits")
     return value

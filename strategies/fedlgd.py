@@ -54,7 +54,7 @@ class FedLGD(RobustFedAvg):
     model : nn.Module
         The run's architecture; its weights are not changed.
     spec : DataSpec
-        Shape and classes of the images, or of a frozen network's vectors.
+        Shape and classes of what nodes train on (`task.backbones.seen_spec`).
     per_class, formation, first_steps, refine_steps, every, selections, contrast, global_per_class,
     global_steps, match
         See `protocol.fedlgd.FedLGDSettings`.

@@ -87,8 +87,8 @@ class HFLDD(RobustFedAvg):
     directory : Directory, optional (default: None)
         Descriptions of known nodes; None starts an empty one.
     image_shape : tuple of int, optional (default: None)
-        (C, H, W) of the nodes' images, which bounds the bytes of what members send; None leaves
-        them to the general bound of links.
+        (C, H, W) of what nodes train on (`task.backbones.seen_spec`), which bounds the bytes of
+        what members send; None leaves them to the general bound of links.
     votes : bool (default: False)
         Whether heads' models vote on virtual data that reached another head, which leaves them out
         from the next round on if they are voted out.

@@ -70,7 +70,7 @@ def test_a_run_with_secure_sums_learns_what_a_plain_run_learns(
 
 
 @pytest.mark.matrix
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "settings",
     [{"strategy": "fedavg"}, {"strategy": "fedlgd", **FEDLGD}],
@@ -78,8 +78,10 @@ def test_a_run_with_secure_sums_learns_what_a_plain_run_learns(
 )
 def test_a_node_that_is_killed_in_a_sum_costs_the_round_nothing(settings, tmp_path):
     """Real processes: it has shared its secrets in the second round, and never sends its model."""
-    with LocalFederation(5, tmp_path / "federation") as federation:
-        lost, runs = federation.nodes[3], tmp_path / "runs"
+    federation, runs = LocalFederation(5, tmp_path / "federation"), tmp_path / "runs"
+    try:
+        federation.start(timeout=600)
+        lost = federation.nodes[3]
 
         def kill():
             def shared():
@@ -92,10 +94,12 @@ def test_a_node_that_is_killed_in_a_sum_costs_the_round_nothing(settings, tmp_pa
 
         threading.Thread(target=kill, daemon=True).start()
         config = {
-            **{"num-rounds": 3, "min-nodes": 5, "phase-timeout": 40.0, "quorum": 0.5},
+            **{"num-rounds": 3, "min-nodes": 5, "phase-timeout": 60.0, "quorum": 0.5},
             **{"train.local-epochs": 1, "secure-sums": True, "runs-dir": str(runs), **settings},
         }
-        run = federation.run(ROOT, config, timeout=600)
+        run = federation.run(ROOT, config, timeout=900)
+    finally:
+        federation.stop()
     assert run.completed, "\n".join(run.lines)
     lines = (runs / str(run.run_id) / "journal.jsonl").read_text().splitlines()
     phases = [line for line in map(json.loads, lines) if "phase" in line]

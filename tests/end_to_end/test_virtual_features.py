@@ -21,6 +21,7 @@ CONFIG = {
     "num-rounds": 2,
     "partition.classes": 2,
     "train.lr": 1.0,
+    "train.holdout": 0.0,
     "hfldd.auxiliary-size": 20,
     "hfldd.distilled-size": 10,
     "fedlgd.per-class": 4,
@@ -47,7 +48,7 @@ def parcels(folder):
 
 
 def test_members_of_hfldd_send_features_and_heads_learn_from_them(tmp_path):
-    rows, folder = play(tmp_path, strategy="hfldd", start="analytic")
+    rows, folder = play(tmp_path, strategy="hfldd", start="analytic", **{"train.holdout": 0.1})
     received = parcels(tmp_path)
     assert len(received) >= NODES - 1
     assert {virtual.images.shape for virtual in received} == {(10, WIDTH, 1, 1)}
