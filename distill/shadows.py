@@ -307,7 +307,8 @@ def _margins(virtual: Tensor, targets: Tensor, images: Tensor, labels: Tensor) -
     outputs = ntk(points, images.flatten(1))[0].double() @ weights
     own = outputs.gather(1, labels[:, None])[:, 0]
     others = outputs.scatter(1, labels[:, None], -torch.inf).amax(1)
-    return own - others
+    margins: Tensor = own - others
+    return margins
 
 
 @torch.no_grad()

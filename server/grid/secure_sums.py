@@ -264,8 +264,8 @@ class SecureSumGrid(ScreeningGrid):
         refusals = _refusals(published, replies)
         for node, count in Counter(node for _, node in refusals).items():
             if count > _most_hostile(len(published), needed):
-                nodes = counted(len(published), "node")
-                self._blame.lied(node, f"{count} of {nodes} refuse its keys ({_ONE_AUTHORITY})")
+                of = counted(len(published), "node")
+                self._blame.lied(node, f"{count} of {of} refuse its keys ({_ONE_AUTHORITY})")
         if len(shares) < needed:
             raise SumError(
                 f"{len(shares)} of {counted(len(published), 'node')} shared their secrets, and it "
