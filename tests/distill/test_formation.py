@@ -319,6 +319,7 @@ def test_matching_under_differential_privacy_packs_images_too() -> None:
         *data(),
         num_classes=4,
         per_class=2,
+        pixels=(torch.full((1, 1, 1), -2.0), torch.full((1, 1, 1), 2.0)),
         steps=2,
         generator=generator(1),
         noise_generator=generator(2),
