@@ -10,6 +10,7 @@ from cli.data import data
 from cli.demo import demo
 from cli.distill import distill
 from cli.doctor import doctor
+from cli.edge import edge
 from cli.node import node
 from cli.outbox import outbox
 from cli.partition import partition
@@ -52,7 +53,7 @@ def _main(
 
 
 for command in (
-    *(demo, distill, partition, settings, doctor, node, outbox),
+    *(demo, distill, partition, settings, doctor, node, edge, outbox),
     *(up, status, stop, register, run, report, predict),
 ):
     app.command()(command)

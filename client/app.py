@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 from flwr.common import log
 
 from client.clipping import clipped
+from client.edge import pass_down
 from client.lacks import lacking
 from client.local_round import LocalRound, build_model, received_arrays
 from client.secure_sums import summed
@@ -20,6 +21,7 @@ from protocol.meeting import Continuation, Requirement, identity
 from protocol.messages import (
     ARRAYS,
     CONFIG,
+    EDGE,
     INTRODUCTION,
     METRICS,
     NUM_EXAMPLES,
@@ -52,6 +54,8 @@ class MethodApp(ClientApp):
             If a plug-in's code fails; the text has its file and line.
         """
         message.content.pop(PACE, None)
+        if EDGE in context.node_config:
+            return pass_down(message, context)
         with products_in("float32"):  # whatever PyTorch's defaults on a GPU
             try:
                 return summed(message, context, self._handler(message, context))

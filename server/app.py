@@ -9,6 +9,7 @@ from flwr.serverapp import Grid, ServerApp
 from protocol.arrays import as_arrays
 from protocol.meeting import requirement_of
 from protocol.registry import phases_of
+from server.edge import Commands, EdgeRounds, check_below, commands_from_above
 from server.grid.screening import ScreeningGrid
 from server.grid.secure_sums import SecureSumGrid
 from server.names import names_in_log
@@ -33,13 +34,20 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Check the settings, meet the nodes, and run the strategy under Flower's own loop."""
+    """Run what the run config says; below an edge, what that is asked for."""
     ignore_signals_at_the_end()
     settings = RunSettings.from_run_config(context.run_config)
+    with commands_from_above(settings.edge) as commands:
+        _run(grid, context.run_id, settings, commands)
+
+
+def _run(grid: Grid, run_id: int, settings: RunSettings, commands: Commands | None) -> None:
+    """Check the settings, meet the nodes, and run the strategy."""
     check_secure_sums(settings, find_strategy(settings.strategy)[1])
     settings = settings.defended(find_strategy(settings.strategy)[1])
     strategy_class, method = find_strategy(settings.strategy)  # the defence may take another
     check_privacy(settings, method)
+    check_below(settings, strategy_class, method)
     starting = method_of_start(settings, method)
     of_start = settings_of_start(settings)
     check_privacy(of_start, starting)
@@ -51,7 +59,7 @@ def main(grid: Grid, context: Context) -> None:
     start = None
     if starting:
         start = strategy_of_run(of_start, *find_strategy(starting.name), task, directory)
-    folder_of_run = lock_run_folder(find_run_to_resume(settings, context.run_id))
+    folder_of_run = lock_run_folder(find_run_to_resume(settings, run_id))
     with products_in("float32"), names_in_log(directory.names), folder_of_run as folder:
         checkpoint = checkpoint_to_resume(settings, folder)
         serve_metrics(folder)
@@ -61,7 +69,7 @@ def main(grid: Grid, context: Context) -> None:
                 SecureSumGrid,
                 summed=method.summed,
                 longest=settings.secure_sums_norm,
-                run_id=context.run_id,
+                run_id=run_id,
             )
         with Journal(folder / "journal.jsonl", checkpoint.round if checkpoint else None) as journal:
             screening = grid_of(
@@ -81,7 +89,8 @@ def main(grid: Grid, context: Context) -> None:
             getattr(strategy, "check_nodes", lambda count: None)(len(roster.nodes))
             record = checkpoint.record if checkpoint else None
             recorder = RunRecorder(folder, settings, screening.ledger, journal, record)
-            rounds = Rounds(
-                settings, context.run_id, task, method, strategy, screening, roster, recorder, start
+            rounds_of = Rounds if commands is None else partial(EdgeRounds, commands=commands)
+            rounds = rounds_of(
+                settings, run_id, task, method, strategy, screening, roster, recorder, start
             )
             rounds.run(checkpoint)
