@@ -1,4 +1,4 @@
-"""An edge in this process: its node's ClientApp, its sockets, and its runs' ServerApps in threads."""
+"""An edge in this process: its node's ClientApp, its sockets, its runs' ServerApps in threads."""
 
 import threading
 from collections.abc import Iterator, Mapping

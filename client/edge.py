@@ -58,15 +58,15 @@ def _describe(message: Message, context: Context) -> Message:
     try:
         _check_run(message, context)
         below = _ask(message, context)
-        metrics |= below.metric_records[METRICS]
-        config |= below.config_records.get(CONFIG, ConfigRecord())
+        metrics.update(below.metric_records[METRICS])
+        config.update(below.config_records.get(CONFIG, ConfigRecord()))
         store = NodeStore.open(
             str(context.node_config["state-dir"]), context.run_id, context.node_id
         )
         config["secret"] = store.secret()
     except (EdgeError, SettingsError) as error:
         config["lacks"] = [one_line(error)]
-    content = RecordDict({METRICS: MetricRecord(dict(metrics)), CONFIG: ConfigRecord(config)})
+    content = RecordDict({METRICS: metrics, CONFIG: ConfigRecord(config)})
     return Message(content, reply_to=message)
 
 

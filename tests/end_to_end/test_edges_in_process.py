@@ -23,7 +23,7 @@ from server.settings import RunSettings
 NODES, EDGES, ROUNDS = 6, 2, 3
 QUICK = {
     **{"strategy": "fedavg", "num-rounds": ROUNDS, "train.local-epochs": 1, "model": "mlp"},
-    **{"partition.scheme": "dirichlet", "partition.alpha": 0.5, "phase-timeout": 120.0},
+    **{"partition.scheme": "pathological", "partition.classes": 4, "phase-timeout": 120.0},
     "most-samples": 0.0,
 }
 
@@ -104,6 +104,10 @@ def assert_alike(first, second, **tolerance):
         np.testing.assert_allclose(second[name], values, **tolerance)
 
 
+def round_of(message):
+    return message.content.config_records.get("config", {}).get("server-round")
+
+
 FLOAT = {"rtol": 1e-4, "atol": 1e-5}
 
 
@@ -125,9 +129,8 @@ def test_a_run_that_breaks_off_above_goes_on_below_where_it_was(tiers, flat_run)
     def breaks(place, node):
         def answer(message):
             content = node(message)  # the edge is a round ahead of the checkpoint above
-            if place == 1 and message.metadata.message_type == "train":
-                if message.content["config"]["server-round"] == 2:
-                    raise KeyboardInterrupt
+            if place == 1 and round_of(message) == 2:
+                raise KeyboardInterrupt
             return content
 
         return answer
@@ -148,8 +151,7 @@ def test_a_run_below_that_ends_too_early_goes_on_with_the_next_message(tiers, fl
 
     def ends(place, node):
         def answer(message):
-            config = message.content.config_records.get("config", {})
-            if place == 0 and config.get("server-round") == 2:
+            if place == 0 and round_of(message) == 2:
                 two.edges[0].end()
             return node(message)
 

@@ -44,7 +44,7 @@ def test_a_refusal_brings_its_reason(served):
 
 def test_nobody_is_waited_for_beyond_the_deadline(served):
     over = threading.Event()
-    socket = served(Ask=lambda request, seconds: b"" if over.wait(60) else b"")
+    socket = served(Ask=lambda request, seconds: bytes(over.wait(60)))
     start = time.monotonic()
     with pytest.raises(EdgeError, match="within 0 s"):
         call(socket, "Ask", b"", 0.3)
@@ -89,7 +89,13 @@ def test_an_edge_stays_away_where_nodes_owe_more_than_a_model(strategy):
 
 
 def test_the_task_comes_from_above_and_nothing_else_does():
-    above = {"dataset": "digits", "train.lr": 0.1, "partition.alpha": 0.5, "seed": 3, "model": "mlp"}
+    above = {
+        "dataset": "digits",
+        "train.lr": 0.1,
+        "partition.alpha": 0.5,
+        "seed": 3,
+        "model": "mlp",
+    }
     others = {"strategy": "krum", "min-nodes": 9, "data-root": "/there", "runs-dir": "there"}
     assert task_of({**above, **others}) == above
 
