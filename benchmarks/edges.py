@@ -1,10 +1,12 @@
 """Does a tier of edges cost accuracy? 10 edges of 20 nodes beside 200 nodes on one server.
 
     python -m benchmarks.edges [--edges 10] [--nodes 20] [--rounds 10] [--seeds 1] [--json FILE]
+        [--strategy fedavg] [--tiers flat]
 
-Digits, spread by Dirichlet; FedAvg on both tiers beside FedAvg of all nodes, and edges that are
-FedHEAD's sectors beside FedHEAD with as many sectors. Everything is in this process, with the real
-ServerApps and ClientApps, and real sockets between an edge's node and its run.
+Digits, six of them on each node, so that a FedHEAD leader has samples to distil on. FedAvg on both
+tiers stands beside FedAvg of all nodes, and edges that are FedHEAD's sectors beside FedHEAD with as
+many sectors. Everything is in this process, with the real ServerApps and ClientApps, and real
+sockets between an edge's node and its run.
 """
 
 import argparse
@@ -32,7 +34,7 @@ from server.settings import RunSettings
 
 STRATEGIES = ("fedavg", "fedhead")
 COMMON: dict[str, bool | int | float | str] = {
-    **{"dataset": "digits", "partition.scheme": "dirichlet", "partition.alpha": 0.5},
+    **{"dataset": "digits", "partition.scheme": "pathological", "partition.classes": 6},
     **{"train.holdout": 0.0, "phase-timeout": 3600.0, "keep-checkpoints": 1},
 }
 
@@ -77,20 +79,23 @@ def in_tiers(
     return accuracies(folder / "runs")
 
 
+TIERS = {"flat": alone, "edges": in_tiers}
+
+
 def rows(
-    edges: int, nodes: int, rounds: int, seeds: int, strategies: list[str]
+    edges: int, nodes: int, rounds: int, seeds: int, strategies: list[str], tiers: list[str]
 ) -> Iterator[dict[str, Any]]:
     """Results, one by one."""
     for seed in range(seeds):
         for strategy in strategies:
-            for tiers, run in (("flat", alone), ("edges", in_tiers)):
+            for name in tiers:
                 settings = {**COMMON, "seed": seed, "num-rounds": rounds}
                 start = time.process_time()
                 with TemporaryDirectory() as folder, only_errors():
-                    found = run(strategy, edges, nodes, settings, Path(folder))
+                    found = TIERS[name](strategy, edges, nodes, settings, Path(folder))
                 yield {
-                    **{"strategy": strategy, "tiers": tiers, "seed": seed, "accuracies": found},
-                    "connections": edges if tiers == "edges" else edges * nodes,
+                    **{"strategy": strategy, "tiers": name, "seed": seed, "accuracies": found},
+                    "connections": edges if name == "edges" else edges * nodes,
                     "cpu_seconds": round(time.process_time() - start, 1),
                 }
 
@@ -105,10 +110,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--strategy", action="append", choices=STRATEGIES, default=[])
+    parser.add_argument("--tiers", action="append", choices=tuple(TIERS), default=[])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    strategies, found = args.strategy or [*STRATEGIES], []
-    for row in rows(args.edges, args.nodes, args.rounds, args.seeds, strategies):
+    strategies, tiers, found = args.strategy or [*STRATEGIES], args.tiers or [*TIERS], []
+    for row in rows(args.edges, args.nodes, args.rounds, args.seeds, strategies, tiers):
         print(row, flush=True)
         found.append(row)
         if args.json:
@@ -116,13 +122,13 @@ def main() -> None:
     print("\n| strategy | tiers | connections at the top | accuracy | by seed |")
     print("|---|---|---|---|---|")
     for strategy in strategies:
-        for tiers in ("flat", "edges"):
-            mine = [r for r in found if (r["strategy"], r["tiers"]) == (strategy, tiers)]
+        for name in tiers:
+            mine = [r for r in found if (r["strategy"], r["tiers"]) == (strategy, name)]
             last = [row["accuracies"][-1] for row in mine]
             by_seed = ", ".join(f"{100 * each:.1f}" for each in last)
             connections = mine[0]["connections"]
             print(
-                f"| {strategy} | {tiers} | {connections} | {100 * fmean(last):.1f} % | {by_seed} |"
+                f"| {strategy} | {name} | {connections} | {100 * fmean(last):.1f} % | {by_seed} |"
             )
 
 

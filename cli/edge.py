@@ -109,7 +109,8 @@ def edge(
     with exit_on(NodeError, RunConfigError, SettingsError, command="edge"):
         node = {**_read(config), **{k.replace("_", "-"): v for k, v in options.items()}}
         node.setdefault("state-dir", str(DEFAULT_STATE_DIR))
-        settings = load_settings(None, {k.replace("-", "_"): v for k, v in node.items()})
+        checked = {k.replace("-", "_"): v for k, v in node.items()}
+        settings = load_settings(None, {**checked, "edge": "."})  # as the node will have it
         own = {"strategy": strategy, "min-nodes": min_nodes, **_overrides(run_config or [])}
 
     from fleet.edge import Below, Edge, EdgeStartError  # here: imports Flower

@@ -126,6 +126,8 @@ class EdgeRuns:
             return
         own = self._folder(run)
         self._end(run)
+        for other in [name for name, below in self._below.items() if below.folder == folder]:
+            self._end(other)  # it waits for messages that will not come
         if own is not None:  # nothing was learnt there: a run above goes on before its first round
             shutil.rmtree(own, ignore_errors=True)
         for later in [file for n, file in checkpoints(folder).items() if n > earlier.round]:

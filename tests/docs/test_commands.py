@@ -43,7 +43,7 @@ NOT_HERE = {
     r"docker |.*\bdocker (compose|save|load)": TREE,
     r"(ssh|scp) ": "needs another machine",
     r"flower-superlink ": HOSTS,
-    r"flwr-distill (node|register)\b": HOSTS,
+    r"flwr-distill (node|register|edge)\b": HOSTS,
     r"flwr-distill runs forget ": "of a run of analytic: tests/strategies/test_analytic.py",
     r"flwr-distill runs export .*--student": "tests/cli/test_runs_command.py",
     r"flwr-distill certs (sign|renew|revoke) ": "see tests/cli/test_certs_command.py",

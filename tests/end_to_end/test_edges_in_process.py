@@ -2,10 +2,11 @@
 
 import json
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Message, RecordDict
 from safetensors.numpy import load_file
 
 from benchmarks.edges_in_process import (
@@ -15,10 +16,11 @@ from benchmarks.edges_in_process import (
     partition_nodes,
 )
 from benchmarks.in_process import FIRST_NODE, InProcessGrid
+from protocol.meeting import DESCRIBE
 from server.app import main
 from server.page.run_files import flat
-from server.roster import TooFewNodesError
 from server.settings import RunSettings
+from task.settings import SettingsError
 
 NODES, EDGES, ROUNDS = 6, 2, 3
 QUICK = {
@@ -125,6 +127,7 @@ def test_two_edges_of_three_nodes_learn_what_six_nodes_learn(tiers, flat_run):
         assert not [text for text in warnings if text.startswith("Ended")]
 
 
+@pytest.mark.slow
 def test_a_run_that_breaks_off_above_goes_on_below_where_it_was(tiers, flat_run):
     def breaks(place, node):
         def answer(message):
@@ -146,6 +149,7 @@ def test_a_run_that_breaks_off_above_goes_on_below_where_it_was(tiers, flat_run)
         assert [config["resume"] for config in two.controls[place].configs] == ["", "", folder.name]
 
 
+@pytest.mark.slow
 def test_a_run_below_that_ends_too_early_goes_on_with_the_next_message(tiers, flat_run):
     two = tiers()
 
@@ -162,6 +166,7 @@ def test_a_run_below_that_ends_too_early_goes_on_with_the_next_message(tiers, fl
     assert [row["round"] for row in rows(folder)] == [0, 1, 2, 3]
 
 
+@pytest.mark.matrix
 def test_nodes_below_evaluate_if_nodes_above_are_to(tiers, flat_run):
     settings = {"fraction-evaluate": 1.0, "num-rounds": 2}
     two = tiers()
@@ -173,6 +178,7 @@ def test_nodes_below_evaluate_if_nodes_above_are_to(tiers, flat_run):
         assert together[number]["node_accuracy"] == pytest.approx(np.mean(said), abs=0.1)
 
 
+@pytest.mark.matrix
 def test_an_edge_can_be_a_sector_whose_leader_distils(tiers):
     two = tiers(**{"strategy": "fedhead", "fedhead.distill-epochs": 1, "fedhead.least-gain": 0.0})
     folder = two.run(**{"num-rounds": 2})
@@ -183,6 +189,7 @@ def test_an_edge_can_be_a_sector_whose_leader_distils(tiers):
     assert len(topology["clusters"]) == 1
 
 
+@pytest.mark.matrix
 def test_an_edge_hides_its_nodes_models_from_itself_in_a_secure_sum(tiers, flat_run):
     two = tiers(**{"secure-sums": True})
     together = weights(two.run())
@@ -190,25 +197,41 @@ def test_an_edge_hides_its_nodes_models_from_itself_in_a_secure_sum(tiers, flat_
     assert two.controls[0].configs[0]["secure-sums"] is True
 
 
+def lacking(tiers, **above):
+    """What an edge says that it lacks when a run above first meets it."""
+    state, config = tiers.folder / "edge-0", full({**QUICK, **above})
+    node = edge_node(1, FIRST_NODE, "edge-0", tiers.sockets[0], state, config)
+    content = node(Message(RecordDict(), FIRST_NODE, DESCRIBE, ttl=120.0))
+    assert content["metrics"]["num-examples"] == 0
+    (reason,) = content["config"]["lacks"]
+    return reason
+
+
 @pytest.mark.parametrize(
     ("above", "reason"),
     [
         ({"strategy": "hfldd"}, "only averages models"),
-        ({"strategy": "scaffold"}, "only averages models"),
         ({"secure-sums": True}, "secure-sums = true needs the nodes themselves"),
         ({"start": "analytic"}, "asks nodes for more than a model"),
     ],
 )
 def test_an_edge_says_at_once_which_runs_it_cannot_take_part_in(tiers, above, reason):
-    with pytest.raises(TooFewNodesError, match=reason):
-        tiers().run(**above)
+    edges = tiers()
+    assert reason in lacking(edges, **above)
+    assert not edges.controls[0].configs  # nothing was started
 
 
 def test_an_edge_with_too_few_nodes_says_so_above(tiers):
-    with pytest.raises(TooFewNodesError, match="min-nodes = 4, but 3 nodes connected"):
-        tiers(**{"min-nodes": 4}).run(**{"phase-timeout": 8.0})
+    reason = lacking(tiers(**{"min-nodes": 4}), **{"phase-timeout": 2.0})
+    assert "min-nodes = 4, but 3 nodes connected" in reason
 
 
 def test_a_strategy_that_cannot_serve_below_is_named_above(tiers):
-    with pytest.raises(TooFewNodesError, match="'fedproto' cannot serve below an edge"):
-        tiers(**{"strategy": "fedproto"}).run()
+    assert "'fedproto' cannot serve below an edge" in lacking(tiers(strategy="fedproto"))
+
+
+def test_messages_of_other_strategies_are_refused_one_by_one(tiers):
+    """A server may send what it never declared."""
+    node = edge_node(1, FIRST_NODE, "", tiers().sockets[0], Path("/nowhere"), full(QUICK))
+    with pytest.raises(SettingsError, match=r"there is no train\.sector on an edge"):
+        node(Message(RecordDict(), FIRST_NODE, "train.sector"))
