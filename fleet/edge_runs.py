@@ -128,7 +128,7 @@ class EdgeRuns:
         self._end(run)
         for other in [name for name, below in self._below.items() if below.folder == folder]:
             self._end(other)  # it waits for messages that will not come
-        if own is not None:  # nothing was learnt there: a run above goes on before its first round
+        if own is not None and max(checkpoints(own), default=0) == 0:  # nothing was learnt there
             shutil.rmtree(own, ignore_errors=True)
         for later in [file for n, file in checkpoints(folder).items() if n > earlier.round]:
             later.unlink()

@@ -89,7 +89,9 @@ def _run(grid: Grid, run_id: int, settings: RunSettings, commands: Commands | No
             getattr(strategy, "check_nodes", lambda count: None)(len(roster.nodes))
             record = checkpoint.record if checkpoint else None
             recorder = RunRecorder(folder, settings, screening.ledger, journal, record)
-            rounds_of = Rounds if commands is None else partial(EdgeRounds, commands=commands)
+            rounds_of: Callable[..., Rounds] = Rounds
+            if commands is not None:
+                rounds_of = partial(EdgeRounds, commands=commands)
             rounds = rounds_of(
                 settings, run_id, task, method, strategy, screening, roster, recorder, start
             )

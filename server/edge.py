@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common import log
@@ -251,14 +252,14 @@ class EdgeRounds(Rounds):
                 "the server (install the same version of the package, or copy the file, that "
                 "brings them)"
             )
-        config: dict[str, list[int] | list[str]] = {}
+        config: dict[str, Any] = {}
         held = [self.roster.nodes[node].classes for node in self._connected()]
         if None not in held:
             config["classes"] = sorted({label for labels in held for label in labels or ()})
         if self.roster.class_names and not self.settings.private.classes:
             config["class-names"] = list(self.roster.class_names)
         metrics = MetricRecord({NUM_EXAMPLES: self._samples()})
-        return RecordDict({METRICS: metrics, CONFIG: ConfigRecord(dict(config))})
+        return RecordDict({METRICS: metrics, CONFIG: ConfigRecord(config)})
 
     def _samples(self) -> int:
         """Samples of the nodes that are connected, as they count in this run."""

@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,8 +19,11 @@ from node.nursery import NODE
 from node.processes import kill_group, start_bound, stop
 from node.secret import appio_secret
 
-pytestmark = [pytest.mark.matrix, pytest.mark.timeout(1200)]
-ROUNDS = 25
+READY = re.compile(r"round +(\d+)/")
+
+pytestmark = [pytest.mark.matrix, pytest.mark.timeout(2400)]
+ROUNDS = 1000
+"""More than there is time for: the run is stopped when the edge has come back."""
 KILLED_IN = 2
 COMMANDS = Path(sys.executable).parent
 
@@ -57,13 +59,13 @@ class Tiers:
     def start(self, name, command):
         log = self.folder / f"{name}.log"
         process = start_bound(command, log=log, env=self.env, cwd=self.folder)
-        self.stack.callback(stop, [process], grace=60.0)
+        self.stack.callback(stop, [process], grace=300.0)
         return process
 
     def control(self, address=None):
         address = (address or self.above.control).replace("127.0.0.1", "localhost")
         control = SecureControl(address, self.authority.certificate)
-        control.wait(120.0)
+        control.wait(600.0)
         return control
 
     def key(self, name, address=None):
@@ -116,25 +118,31 @@ def test_a_run_goes_on_when_an_edge_is_killed_and_comes_back(tmp_path):
             tiers.node(place, ports[place // 2])
 
         def follow(line):
-            if re.search(rf"round +{KILLED_IN}/", line):
+            if not (done := READY.search(line)):
+                return
+            if int(done[1]) == KILLED_IN and len(killed_in) == 0:
+                killed_in.append(rows_below(tmp_path / "edge-0")[0][-1])
                 kill_group(processes[0])
                 processes[0] = tiers.edge(0, ports[0], keys[0])
+            elif killed_in and rows_below(tmp_path / "edge-0")[0][-1] > killed_in[0] + 1:
+                with tiers.control() as control:
+                    control.stop_run(control.unfinished_runs()[0])
 
+        killed_in = []
         settings = {
             **{"strategy": "fedavg", "num-rounds": ROUNDS, "min-nodes": 2, "model": "mlp"},
-            **{"train.local-epochs": 1, "partition.classes": 5, "phase-timeout": 240.0},
+            **{"train.local-epochs": 1, "partition.classes": 5, "phase-timeout": 300.0},
             "runs-dir": str(tmp_path / "runs"),
         }
-        outcome = submit(APP_DIR, settings, control=tiers.control, on_line=follow, timeout=1000)
-        assert outcome.completed, "\n".join(outcome.lines[-30:])
-        deadline = time.monotonic() + 60
-        while not list(tmp_path.glob("edge-*/below/runs/*/summary.json")):
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
+        outcome = submit(APP_DIR, settings, control=tiers.control, on_line=follow, timeout=1800)
+        assert outcome.status == "finished:stopped", "\n".join(outcome.lines[-30:])
     (killed,), (other,) = rows_below(tmp_path / "edge-0"), rows_below(tmp_path / "edge-1")
-    assert other == list(range(ROUNDS + 1))
+    assert other == list(range(len(other)))  # it took part in all rounds
     assert killed[: KILLED_IN + 1] == list(range(KILLED_IN + 1))
     assert killed == sorted(set(killed))  # no round counts twice
     assert killed[-1] > KILLED_IN + 1, "it came back"
     rows = (tmp_path / "runs" / str(outcome.run_id) / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(rows[-1])["accuracy"] > 0.6
+    assert json.loads(rows[-1])["accuracy"] > json.loads(rows[0])["accuracy"] + 0.2
+    for edge in range(2):  # SIGTERM had the runs below write theirs
+        (file,) = tmp_path.glob(f"edge-{edge}/below/runs/*/summary.json")
+        assert any("Ended after" in text for text in json.loads(file.read_text())["warnings"])
