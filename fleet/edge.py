@@ -17,16 +17,18 @@ import yaml
 from fleet.edge_runs import EdgeRuns
 from fleet.federation_record import FederationFile
 from fleet.local_federation import LocalNode
+from fleet.serverapp import PRELOAD, program
 from fleet.servers import (
     QUIET,
     Addresses,
     ServerCertificate,
     serverapps_command,
+    start_nursery,
     superlink_command,
 )
 from fleet.submission import app_bundle
 from fleet.superlink import Control
-from node.nursery import NODE
+from node.nursery import NODE, NURSERY, SERVER_APPS, can_fork
 from node.processes import Process, start_bound, stop
 from node.secret import appio_secret
 from task.settings import RunConfigValue
@@ -98,6 +100,7 @@ class Edge:
                 [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
             ),
         }
+        self._servers_env = dict(self._env)
         self._node_settings = node
         self._servers: list[Process] = []
         self._started = 0.0
@@ -117,12 +120,16 @@ class Edge:
         """
         file = FederationFile(self._state)
         file.lock()
-        with TemporaryDirectory(prefix="edge-") as sockets:  # paths of sockets are short
+        with (  # paths of sockets are short; the app above enters the first folder
+            TemporaryDirectory(prefix="edge-") as sockets,
+            TemporaryDirectory(prefix="edge-") as nursery,
+        ):
             node = self._node(Path(sockets))
             own = self._below.run_config
             bundle = app_bundle(self._app_dir)
             runs = EdgeRuns(Path(sockets), self._state, own, self._control, bundle)
             server = runs.listen()
+            nurseries = self._start_nursery(Path(nursery))
             try:
                 self._start_servers()
                 with self._control():
@@ -135,7 +142,7 @@ class Edge:
                 stop([node.process] if node.started else [])
                 runs.end()
                 server.stop(grace=None)
-                stop(self._servers)
+                stop([*self._servers, *nurseries])
                 file.unlock()
 
     def _node(self, sockets: Path) -> LocalNode:
@@ -149,6 +156,18 @@ class Edge:
             return start_bound(command, log=self._state_dir / "node.log", env=self._env)
 
         return LocalNode(0, self._state_dir, start)
+
+    def _start_nursery(self, folder: Path) -> list[Process]:
+        """Start what ServerApps are forked from, where that is possible: a node waits for them."""
+        if not can_fork():
+            return []
+        program(folder)
+        self._servers_env |= {
+            NURSERY: str(folder),
+            "PATH": os.pathsep.join([str(folder), self._env["PATH"]]),  # with `flwr-serverapp`
+        }
+        log = self._state / "nursery.log"
+        return [start_nursery(folder, SERVER_APPS, PRELOAD, log=log, env=self._env)]
 
     def _start_servers(self) -> None:
         """Start the SuperLink, and what starts its ServerApps."""
@@ -165,7 +184,7 @@ class Edge:
 
     def _start(self, command: list[str]) -> Process:
         log = self._state / "superlink.log"
-        return start_bound(command, log=log, env=self._env)
+        return start_bound(command, log=log, env=self._servers_env)
 
     def _restart_dead(self, node: LocalNode) -> None:
         """Start again what has died, after a pause that grows while it does not hold."""

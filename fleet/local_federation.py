@@ -19,7 +19,13 @@ import yaml
 from fleet.federation_record import FederationFile, FederationRecord
 from fleet.run_config import read_run_config
 from fleet.serverapp import PRELOAD, program
-from fleet.servers import QUIET, Addresses, serverapps_command, superlink_command
+from fleet.servers import (
+    QUIET,
+    Addresses,
+    serverapps_command,
+    start_nursery,
+    superlink_command,
+)
 from fleet.submission import RunOutcome, submit
 from node.nursery import NODE, NODES, NURSERY, SERVER_APPS, WORKERS, can_fork
 from node.processes import Process, kill_group, start_bound, stop
@@ -465,17 +471,8 @@ class LocalFederation:
             (WORKERS, preload, of_nodes, None),
             (SERVER_APPS, PRELOAD, self.env, self._cwd),
         ):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-                listener.bind(str(Path(folder, name)))
-                listener.listen(socket.SOMAXCONN)
-                command = [sys.executable, "-P", "-m", "node.nursery", name, str(listener.fileno())]
-                nursery = start_bound(
-                    [*command, *modules],
-                    log=self.state_dir / "nursery.log",
-                    env=env,
-                    cwd=cwd,
-                    pass_fds=[listener.fileno()],
-                )
+            log = self.state_dir / "nursery.log"
+            nursery = start_nursery(Path(folder), name, modules, log=log, env=env, cwd=cwd)
             self._nurseries.callback(stop, [nursery])
 
     def _three_ports(self) -> list[int]:
