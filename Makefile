@@ -14,23 +14,34 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 UV := 0.11.33
 
+# The Flower of requirements.lock, and the one of `make test-flower`: 1.32.1, or a newer one.
+FLOWER := 1.32.1
+VERSION ?= $(FLOWER)
+OTHER := .flower/$(VERSION)
+
+COMPILE := $(BIN)/uv pip compile --quiet --no-header --no-annotate --no-emit-index-url \
+	--universal --python-version 3.11 --all-extras pyproject.toml
+
 # Long tests, most of which wait: those of a file, or of a group, in one process.
 SIDE_BY_SIDE := -n 3 --dist loadgroup --no-loadscope-reorder
 
 NODES ?= 10
 CLASSES ?= 2
-ROUNDS ?= 10
+ROUNDS ?=
 STRATEGY ?= hfldd
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-matrix test-faults test-faults-all fuzz mutants lint bench settings lock proto clean
+.PHONY: help setup demo test test-matrix test-faults test-faults-all test-docker test-flower test-chart images fuzz mutants lint bench settings lock proto clean
 
 help:
 	@echo "make demo    train on digits with FedAvg and HFLDD or FedHEAD, real processes; compare"
-	@echo "             (NODES=$(NODES) CLASSES=$(CLASSES) ROUNDS=$(ROUNDS) STRATEGY=$(STRATEGY))"
+	@echo "             (NODES=$(NODES) CLASSES=$(CLASSES) ROUNDS=$(or $(ROUNDS),10) STRATEGY=$(STRATEGY))"
 	@echo "make test    lint, types and tests (make test-faults: those that kill processes in mid-run;"
 	@echo "             make test-matrix: tests of each strategy for the other ones too;"
 	@echo "             make test-faults-all: every fault with every strategy)"
+	@echo "make test-flower VERSION=1.41.0  installs that Flower beside ours, and runs the app on its own"
+	@echo "             SuperLink and SuperNodes; minutes"
+	@echo "make test-chart  renders the Helm chart, and holds it to Kubernetes' schemas"
 	@echo "make fuzz    settings, links, virtual data, checkpoints, replies: ten minutes of hostile bytes"
 	@echo "make mutants what small changes of the code the fast tests notice: twenty minutes"
 	@echo "make lint    ruff and mypy alone"
@@ -43,14 +54,15 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
-	$(BIN)/python -c "import torch._dynamo, client.app, node.executor, node.supernode, server.app"
+	$(BIN)/python -c "import torch._dynamo, client.app, server.app, \
+		node.flower_1_32.executor, node.flower_1_32.supernode"
 	@touch $@
 
 setup: $(READY)
 
 demo: $(READY)
-	$(BIN)/flwr-distill demo --nodes $(NODES) --classes $(CLASSES) --rounds $(ROUNDS) \
-		--strategy $(STRATEGY)
+	$(BIN)/flwr-distill demo --nodes $(NODES) --classes $(CLASSES) \
+		$(ROUNDS:%=--rounds %) --strategy $(STRATEGY)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -79,6 +91,22 @@ mutants: $(READY)
 test-docker: $(READY)
 	$(BIN)/pytest -m docker
 
+# What the lock has, but for that Flower and what it needs; the packages come from uv's cache.
+test-flower: $(READY)
+	mkdir -p .flower
+	cp requirements.lock $(OTHER).lock
+	echo flwr==$(VERSION) | $(COMPILE) --constraint - --output-file $(OTHER).lock
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(OTHER)
+	$(BIN)/uv pip sync --quiet --python $(OTHER)/bin/python $(OTHER).lock
+	$(OTHER)/bin/python -c "import torch._dynamo, client.app, server.app"
+	$(OTHER)/bin/python -m pytest -m matrix tests/flower
+
+# Helm's own code, and Kubernetes' schemas: too large for everyone's environment.
+test-chart: $(READY)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --target .chart \
+		helm-python-sdk==0.2.2 kubernetes-validate==1.37.0
+	PYTHONPATH=.chart $(BIN)/python -m pytest tests/deploy/test_chart.py
+
 images:
 	docker build --file docker/Dockerfile --tag flwr-distill .
 
@@ -91,8 +119,7 @@ settings: $(READY)
 	$(BIN)/python -m server.settings_catalogue
 
 lock: $(READY)
-	$(BIN)/uv pip compile --quiet --upgrade --no-header --no-annotate --no-emit-index-url \
-		--universal --python-version 3.11 --all-extras pyproject.toml --output-file requirements.lock
+	echo flwr==$(FLOWER) | $(COMPILE) --upgrade --constraint - --output-file requirements.lock
 
 proto: $(READY)
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \

@@ -13,7 +13,7 @@ from flwr.app import Context, RecordDict
 from benchmarks.in_process import FIRST_NODE, InProcessGrid, Node, Settings
 from client.app import app as client_app
 from fleet.edge_runs import EdgeRuns
-from fleet.superlink import RunStatus
+from fleet.flower_1_32.superlink import RunStatus
 from server.app import main as server_app
 
 RUN_IDS = count(1000)

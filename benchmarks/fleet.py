@@ -41,8 +41,8 @@ from rich.table import Table
 from benchmarks.light_nodes import Door, Told, serve
 from benchmarks.rounds import APP_DIR
 from fleet.certificates import CertificateFolder, new_key
+from fleet.flower_1_32.registration import SecureControl
 from fleet.local_federation import free_ports
-from fleet.registration import SecureControl
 from fleet.submission import RunError, RunOutcome, submit
 from node.processes import Process, kill_group, start_bound, stop
 

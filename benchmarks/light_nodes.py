@@ -26,11 +26,11 @@ from flwr.supercore.object_store import ObjectStore, ObjectStoreFactory
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.nodestate import NodeState, NodeStateFactory
 
-from node.flower_timing import patch_intake, patch_nonce_cleanup, patch_pull_backoff
+from node.flower_1_32.retries import patch_retries
+from node.flower_1_32.spacing import ReadingPull
+from node.flower_1_32.timing import patch_intake, patch_nonce_cleanup, patch_pull_backoff
 from node.pace import Pace
-from node.retries import patch_retries
 from node.settings import NodeSettings
-from node.spacing import ReadingPull
 
 STOCK_PAUSE = 3.0
 STOCK_REPLY_POLL = 0.5

@@ -1,4 +1,4 @@
-"""Membership inference (LiRA, `benchmarks.lira`) against the final models of several methods.
+"""Membership inference (LiRA, `distill.membership`) against the final models of several methods.
 
 ``python -m benchmarks.privacy [--shadows 12] [--targets 4] [--rounds 30] [--json FILE] [--plot
 FILE]``
@@ -22,7 +22,7 @@ from rich.table import Table
 from safetensors.torch import load_file
 
 from benchmarks.in_process import Settings, run_in_process
-from benchmarks.lira import (
+from distill.membership import (
     Flags,
     Floats,
     auc,

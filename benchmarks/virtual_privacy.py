@@ -1,4 +1,4 @@
-"""Membership inference (LiRA, `benchmarks.lira`) against what nodes send: their virtual images.
+"""Membership inference (LiRA, `distill.membership`) against what nodes send: their virtual images.
 
 ``python -m benchmarks.virtual_privacy --data-root DIR --out DIR [--shadows 10] [--targets 3]``
 
@@ -22,7 +22,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.lira import (
+from cli.judge import LENET, trained
+from distill import VirtualData, distill_dm
+from distill.formation import Formation
+from distill.membership import (
     Flags,
     Floats,
     auc,
@@ -31,9 +34,6 @@ from benchmarks.lira import (
     membership_scores,
     true_positives_at,
 )
-from cli.judge import LENET, trained
-from distill import VirtualData, distill_dm
-from distill.formation import Formation
 from distill.privacy import nearest
 from task.datasets import DataSpec, Samples, load_dataset
 

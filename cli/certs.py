@@ -203,8 +203,8 @@ def revoke(
     The server introduces only registered nodes to each other. Nodes that have ca.crl, which this
     writes, as --peer-revocations take no parcel from it either, whatever the server says.
     """
-    from fleet.registration import SecureControl  # imports Flower
-    from fleet.superlink import SuperLinkError
+    from fleet.flower_1_32.registration import SecureControl  # imports Flower
+    from fleet.flower_1_32.superlink import SuperLinkError
 
     authority = CertificateFolder(folder)
     user = user_of(user_certificate, user_key, "certs")

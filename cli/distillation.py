@@ -91,7 +91,7 @@ def condense(options: Options, console: Console) -> None:
         f"of memory; then judging three training sets {_duration(sum(judging))} ({of_each})"
     )
     begin = time.perf_counter()
-    with _progress_bar(method, console) as report:
+    with progress_bar(method, console) as report:
         virtual = distiller(method)(
             *real, generator=_generator(options), progress=report, **arguments
         )
@@ -160,7 +160,7 @@ def _device(name: str) -> torch.device:
 
 
 @contextmanager
-def _progress_bar(title: str, console: Console) -> Iterator[Report]:
+def progress_bar(title: str, console: Console) -> Iterator[Report]:
     """Show a progress bar with the loss; yields the callback for the distiller or a judge."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(
@@ -185,14 +185,14 @@ def _scores(
     targets = decoded.labels if decoded.soft_labels is None else decoded.soft_labels
     sets = {
         "virtual images": Samples(decoded.images, targets),
-        "real images, as many": _real_subset(source.train, options.per_class, options.seed),
+        "real images, as many": at_most(source.train, options.per_class, options.seed),
         "all real images": source.train,
     }
     scores = {}
     for name, samples in sets.items():
         accuracy = {}
         for judge in panel:
-            with _progress_bar(f"{judge.name}, {name}", console) as report:
+            with progress_bar(f"{judge.name}, {name}", console) as report:
                 accuracy[judge.name] = train_and_score(
                     judge,
                     samples,
@@ -206,8 +206,8 @@ def _scores(
     return scores
 
 
-def _real_subset(samples: Samples, per_class: int, seed: int) -> Samples:
-    """Random real images, `per_class` of each class or all where there are fewer."""
+def at_most(samples: Samples, per_class: int, seed: int) -> Samples:
+    """Random samples, `per_class` of each class or all where there are fewer."""
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed))
     labels = samples.labels[order]
     return samples.subset(torch.cat([order[labels == c][:per_class] for c in torch.unique(labels)]))

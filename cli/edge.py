@@ -20,6 +20,7 @@ from cli.options import (
     node_option,
 )
 from cli.run import APP_DIR
+from fleet.line import why_another
 from fleet.run_config import RunConfigError, read_run_config
 from node.settings import NodeError, load_settings
 from task.settings import RunConfigValue, SettingsError
@@ -101,6 +102,8 @@ def edge(
 
     Nodes join it as any SuperLink: flwr-distill node --superlink EDGE:9094.
     """
+    if reason := why_another():
+        fail(reason, "edge")
     options = {
         key: str(value) if isinstance(value, Path) else value
         for key, value in context.params.items()
@@ -115,8 +118,8 @@ def edge(
 
     from fleet.edge import Below, Edge, EdgeStartError  # here: imports Flower
     from fleet.federation_record import FederationRunsError
+    from fleet.flower_1_32.superlink import SuperLinkError
     from fleet.servers import ServerCertificate
-    from fleet.superlink import SuperLinkError
 
     certificate = None
     if not below_insecure:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from cli.audit import audit
 from cli.certs import certs
 from cli.data import data
 from cli.demo import demo
@@ -53,7 +54,7 @@ def _main(
 
 
 for command in (
-    *(demo, distill, partition, settings, doctor, node, edge, outbox),
+    *(demo, distill, audit, partition, settings, doctor, node, edge, outbox),
     *(up, status, stop, register, run, report, predict),
 ):
     app.command()(command)

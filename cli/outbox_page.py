@@ -151,13 +151,18 @@ def _virtual_data(lines: Sequence[Entry], folder: Path) -> Iterator[Section]:
     if not names:
         return
     from distill.errors import VirtualDataError  # here: imports torch
+    from distill.features import are_vectors
     from distill.virtual_data import VirtualData
 
-    figures, lacking = [], 0
+    figures, lacking, vectors = [], 0, 0
     for name in names[:MOST_PICTURES]:
         try:
             data = virtual_data_file(folder, name).read_bytes()
-            figures.append(_picture(VirtualData.from_bytes(data), name))
+            virtual = VirtualData.from_bytes(data)
+            if are_vectors(virtual.images.shape):
+                vectors += 1
+            else:
+                figures.append(_picture(virtual, name))
         except (OSError, VirtualDataError):
             lacking += 1
     shown = "" if len(names) <= MOST_PICTURES else f" The last {MOST_PICTURES} are shown."
@@ -165,6 +170,8 @@ def _virtual_data(lines: Sequence[Entry], folder: Path) -> Iterator[Section]:
         f"{counted(len(names), 'set')} of virtual images left.{shown} Look whether one shows a "
         "person. Pixels are stretched from black to white."
     ]
+    if vectors:
+        text.append(f"{counted(vectors, 'set')} of features cannot be shown as images.")
     if lacking:
         text.append(f"{counted(lacking, 'file')} cannot be read.")
     yield Section("Virtual data that left", text, figures=figures)

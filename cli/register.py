@@ -21,8 +21,8 @@ def register(
 
     Waits for the SuperLink to answer. Registered nodes stay as they are, revoked ones are left out.
     """
-    from fleet.registration import SecureControl  # imports Flower
-    from fleet.superlink import SuperLinkError
+    from fleet.flower_1_32.registration import SecureControl  # imports Flower
+    from fleet.flower_1_32.superlink import SuperLinkError
 
     authority = CertificateFolder(folder)
     user = user_of(user_certificate, user_key, "register")

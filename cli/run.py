@@ -120,7 +120,7 @@ def _follow(
     link: Connection, overrides: dict[str, RunConfigValue], log: RunLog, timeout: float
 ) -> RunOutcome:
     """Submit the run and follow it; Ctrl-C ends the command, and not the run."""
-    from fleet.superlink import SuperLinkError  # here: imports Flower
+    from fleet.flower_1_32.superlink import SuperLinkError  # here: imports Flower
 
     run_id = ""
 

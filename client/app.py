@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from logging import INFO, WARNING
 
 import torch
@@ -11,6 +12,7 @@ from flwr.common import log
 
 from client.clipping import clipped
 from client.edge import pass_down
+from client.features import as_seen
 from client.lacks import lacking
 from client.local_round import LocalRound, build_model, received_arrays
 from client.secure_sums import summed
@@ -31,8 +33,8 @@ from protocol.messages import (
 from protocol.registry import all_methods, handlers, plugin_paths
 from task.compute.precision import products_in
 from task.datasets import DatasetError
-from task.datasets.private import class_names
 from task.evaluation import evaluate_model
+from task.image_files import class_names
 from task.plugin import PluginError, import_object, located, raised_in
 from task.settings import SettingsError, TaskSettings
 from task.words import counted
@@ -157,6 +159,7 @@ def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the received model on the node's holdout (Flower's plain contract)."""
     session = Session.of(context)
     holdout = held_out(session)
+    holdout = replace(holdout, inputs=as_seen(session, holdout.inputs))
     model = build_model(session, received_arrays(message.content))
     accuracy, loss = evaluate_model(model, holdout, session.device)
     metrics = MetricRecord(

@@ -10,6 +10,7 @@ from flwr.common import log
 from torch import nn
 
 from client.dp_sgd import PrivacyAccount, secret_generator
+from client.features import seen_data
 from client.session import Session
 from client.simulation import in_simulation, locked, session_of
 from client.terms import extractor
@@ -17,7 +18,7 @@ from distill.auto import choose
 from distill.distribution_matching import REFINE_BANK, distill_dm
 from distill.many import distill_many
 from distill.own_network import network_arguments
-from distill.private_matching import BANK, distill_dm_privately, noise_for
+from distill.private_matching import distill_dm_privately, noise_for
 from distill.virtual_data import VirtualData
 from links.store import NodeStore
 from protocol.hfldd import Distillation, Refinement
@@ -74,7 +75,7 @@ def refined(
     payload : bytes
         The node's current virtual data; see `distilled`, also for the result.
     """
-    data, virtual = session.data, VirtualData.from_bytes(payload)
+    data, virtual = seen_data(session), VirtualData.from_bytes(payload)
     result = distill_dm(
         data.train.inputs,
         data.train.labels,
@@ -108,7 +109,7 @@ def _distil(sessions: list[Session], request: Distillation) -> list[VirtualData]
                 _log_choice(session)
         results = distill_many(
             request.distiller,
-            [(s.data.train.inputs, s.data.train.labels) for s in alike],
+            [(data.train.inputs, data.train.labels) for data in map(seen_data, alike)],
             num_classes=alike[0].data.spec.num_classes,
             per_class=per_class,
             init=request.start,
@@ -119,14 +120,14 @@ def _distil(sessions: list[Session], request: Distillation) -> list[VirtualData]
             **own_network,
         )
         for session, virtual in zip(alike, results, strict=True):
-            data = session.data
+            data = seen_data(session)
             made[session.identity] = virtual.with_card(data.train.inputs, data.holdout.inputs)
     return [made[session.identity] for session in sessions]
 
 
 def _log_choice(session: Session) -> None:
-    held = len(torch.unique(session.data.train.labels))
-    method, reason = choose(held, session.data.spec.num_classes, session.data.spec.shape)
+    spec, held = seen_data(session).spec, len(torch.unique(session.data.train.labels))
+    method, reason = choose(held, spec.num_classes, spec.shape)
     log(INFO, "Distiller auto takes %s: %s", method, reason)
 
 
@@ -134,12 +135,13 @@ def _distil_privately(session: Session, request: Distillation) -> VirtualData:
     """Distil under differential privacy, and book the epsilon."""
     data, train = session.data, session.task.train
     noise = noise_for(request.dp_epsilon, train.dp_delta)
-    PrivacyAccount.of(session, train).spend(noise, rate=1.0, steps=BANK)
+    PrivacyAccount.of(session, train).spend(noise, rate=1.0, steps=1)
     return distill_dm_privately(
         data.train.inputs,
         data.train.labels,
         num_classes=data.spec.num_classes,
         per_class=_per_class(session, request),
+        pixels=data.spec.pixels,
         steps=request.distill_steps or None,
         generator=session.generator("distill"),
         noise_generator=secret_generator(),

@@ -3,6 +3,8 @@
 import hashlib
 import io
 import time
+from dataclasses import replace
+from functools import lru_cache
 from logging import INFO
 
 import numpy as np
@@ -11,25 +13,69 @@ from flwr.common import log
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from client.session import Session
+from client.session import LocalData, Session
 from client.terms import extractor
-from task.backbones import Frozen, fingerprint
+from links.store import NodeStore
+from task.backbones import Frozen, fingerprint, seen_spec
+from task.datasets import DataSpec
 from task.models import last_dense_layer, model_of
-from task.settings import SettingsError
+from task.settings import SettingsError, TaskSettings
 
 BATCH = 64
 SECONDS = 10.0
 """Between lines of progress."""
 
 
-def as_features(session: Session, model: nn.Module, inputs: Tensor) -> Tensor:
-    """Images as what the head of a frozen network sees; as they are if its features change.
+def seen_data(session: Session) -> LocalData:
+    """The node's data as training sees them.
 
-    A model takes either for input.
+    Where nothing but the head of a frozen network trains, these are its `Frozen.vectors`, with a
+    spec of such; else the samples themselves. A model takes either.
     """
-    if not isinstance(model, Frozen) or model.trained:
+    task, data = session.task, session.data
+    spec = _seen_spec(task, data.spec)
+    if spec == data.spec:
+        return data
+    return _seen_data(task, data, spec, session.store, session.device)
+
+
+def as_seen(session: Session, inputs: Tensor) -> Tensor:
+    """Samples of the run as training sees them; see `seen_data`. Vectors are not changed."""
+    data, seen = session.data, seen_data(session)
+    if inputs.shape[1:] == seen.spec.shape:
         return inputs
-    return torch.from_numpy(kept_features(session, inputs)).float().to(inputs.device)
+    for own, known in ((data.train, seen.train), (data.holdout, seen.holdout)):
+        if inputs is own.inputs:
+            return known.inputs
+    return _vectors(session.task, data.spec, session.store, inputs, session.device)
+
+
+@lru_cache(maxsize=4)
+def _seen_spec(task: TaskSettings, spec: DataSpec) -> DataSpec:
+    return seen_spec(model_of(task, spec), spec, task.train)
+
+
+@lru_cache(maxsize=32)
+def _seen_data(
+    task: TaskSettings, data: LocalData, spec: DataSpec, store: NodeStore, device: torch.device
+) -> LocalData:
+    train, holdout = (
+        replace(own, inputs=_vectors(task, data.spec, store, own.inputs, device))
+        for own in (data.train, data.holdout)
+    )
+    return LocalData(spec, train, holdout)
+
+
+def _vectors(
+    task: TaskSettings, spec: DataSpec, store: NodeStore, inputs: Tensor, device: torch.device
+) -> Tensor:
+    """Vectors of a frozen network, on the device of `inputs`."""
+    model = model_of(task, spec)
+    assert isinstance(model, Frozen)
+    if not len(inputs):  # as where train.holdout is 0
+        return inputs.new_empty(0, *model.vector_shape)
+    features = torch.from_numpy(_kept(task, model, store, inputs, device)).float()
+    return model.as_vectors(features).to(inputs.device)
 
 
 def kept_features(session: Session, inputs: Tensor) -> NDArray[np.float16]:
@@ -43,31 +89,37 @@ def kept_features(session: Session, inputs: Tensor) -> NDArray[np.float16]:
         If the network gives features that float16 does not hold.
     """
     task = session.task
-    model = model_of(task, session.data.spec, seed=task.seed).requires_grad_(False)
+    return _kept(task, model_of(task, session.data.spec), session.store, inputs, session.device)
+
+
+def _kept(
+    task: TaskSettings, model: nn.Module, store: NodeStore, inputs: Tensor, device: torch.device
+) -> NDArray[np.float16]:
+    model.requires_grad_(False)
     last_dense_layer(model).requires_grad_(True)  # which the features do not depend on
     pixels = hashlib.sha256(inputs.cpu().numpy().tobytes()).hexdigest()
     key = f"features-{fingerprint(model)[:24]}-{pixels[:24]}.npy"
-    if (kept := session.store.lasting.read(key)) is not None:
+    if (kept := store.lasting.read(key)) is not None:
         features: NDArray[np.float16] = np.load(io.BytesIO(kept))
         return features
-    features = _features(session, model, inputs).numpy()
+    features = _features(model, inputs, device).numpy()
     if not np.isfinite(features).all():
         raise SettingsError(
             f"model = {task.model!r}: its features are beyond 65,504 (end it with a normalisation)"
         )
     written = io.BytesIO()
     np.save(written, features)
-    session.store.lasting.write(key, written.getvalue())
+    store.lasting.write(key, written.getvalue())
     return features
 
 
 @torch.inference_mode()
-def _features(session: Session, model: nn.Module, inputs: Tensor) -> Tensor:
+def _features(model: nn.Module, inputs: Tensor, device: torch.device) -> Tensor:
     """Features of samples, float16 on the CPU; the log tells how far it is."""
-    extract, told = extractor(model.to(session.device)), time.monotonic()
+    extract, told = extractor(model.to(device)), time.monotonic()
     features: list[Tensor] = []
     for start in range(0, len(inputs), BATCH):
-        batch = inputs[start : start + BATCH].to(session.device)
+        batch = inputs[start : start + BATCH].to(device)
         features.append(extract(batch).flatten(1).half().cpu())
         if time.monotonic() > told + SECONDS:
             told = time.monotonic()

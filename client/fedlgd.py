@@ -1,6 +1,7 @@
 """FedLGD on nodes: training on virtual data, the node's own and the server's, both stored."""
 
 import hashlib
+from collections.abc import Collection
 from functools import partial
 from logging import INFO
 from typing import Self
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from client.dp_sgd import require_no_privacy
+from client.features import seen_data
 from client.local_round import LocalRound
 from client.session import Session
 from client.terms import Features, LossTerm, extractor
@@ -82,7 +84,7 @@ def train_virtual(message: Message, context: Context) -> Message:
     own = virtual_samples(session, local.model, request, local.round)
     reply = RecordDict()
     if request.gradient:
-        reply[GRADIENT] = ArrayRecord(loss_gradient(local.model, own))
+        reply[GRADIENT] = ArrayRecord(loss_gradient(local.model, own, request.gradient))
     reply.update(local.train(joined(own, of_server)))
     reply.metric_records[METRICS][NUM_EXAMPLES] = len(own)
     reply[ARRAYS] = local.trained_model()
@@ -98,7 +100,7 @@ def virtual_samples(
     class; refined with the received model's features instead (FedLGD eq. 1). They are read back
     from the store, so that a restarted node continues with identical values.
     """
-    data, store = session.data, session.store.at(server_round)
+    data, store = seen_data(session), session.store.at(server_round)
     distil = partial(
         distill_dm,
         data.train.inputs,
@@ -144,7 +146,7 @@ def global_samples(session: Session, record: ConfigRecord) -> Samples | None:
     VirtualDataError
         If the message's data are malformed or do not fit the task.
     """
-    data, spec = GlobalData.checked(record, "global data"), session.data.spec
+    data, spec = GlobalData.checked(record, "global data"), seen_data(session).spec
     payload = data.payload or session.store.read(OF_SERVER) or b""
     if hashlib.sha256(payload).hexdigest() != data.digest:
         if data.payload:
@@ -169,12 +171,20 @@ def joined(own: Samples, other: Samples | None) -> Samples:
     return Samples(torch.cat([own.inputs, other.inputs]), torch.cat([own.labels, other.labels]))
 
 
-def loss_gradient(model: nn.Module, samples: Samples) -> dict[str, Tensor]:
-    """Gradient of the mean cross-entropy with respect to weights of two or more dimensions.
+def loss_gradient(model: nn.Module, samples: Samples, names: Collection[str]) -> dict[str, Tensor]:
+    """Gradient of the mean cross-entropy with respect to the weights of these names.
 
-    Gradient matching compares these (:func:`distill.gradient_matching.match_gradient`). The model
+    Gradient matching compares them (:func:`distill.gradient_matching.match_gradient`). The model
     is left in evaluation mode, without gradients.
+
+    Raises
+    ------
+    ValueError
+        If one is no weight that the model trains.
     """
+    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    if unknown := sorted(set(names) - weights.keys()):
+        raise ValueError(f"the model trains no weight {unknown[0]!r:.60}")
     model.eval()
     model.zero_grad()
     for start in range(0, len(samples), BATCH_SIZE):
@@ -182,10 +192,11 @@ def loss_gradient(model: nn.Module, samples: Samples) -> dict[str, Tensor]:
         logits = model(samples.inputs[batch])
         loss = functional.cross_entropy(logits, samples.labels[batch], reduction="sum")
         (loss / len(samples)).backward()  # type: ignore[no-untyped-call]
-    gradient = {
-        name: weight.grad.detach().clone()
-        for name, weight in model.named_parameters()
-        if weight.ndim > 1 and weight.grad is not None
-    }
+    gradient = {}
+    for name in names:
+        found = weights[name].grad
+        gradient[name] = (
+            torch.zeros_like(weights[name]) if found is None else found.detach().clone()
+        )
     model.zero_grad()
     return gradient

@@ -1,7 +1,6 @@
 """HFLDD on nodes: soft labels, members' virtual data, and the pool that a head trains on."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import replace
 from functools import lru_cache, partial
 from logging import INFO, WARNING
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch.nn.functional import one_hot
 
 from client.distillation import distilled, refined
 from client.dp_sgd import PrivacyAccount, PrivateTraining, require_no_privacy
-from client.features import as_features
+from client.features import as_seen, seen_data
 from client.local_round import LocalRound, build_model, received_arrays
 from client.session import Session, deadline_of
 from client.training import soft_labels
@@ -72,7 +71,7 @@ def label_knowledge(message: Message, context: Context) -> Message:
     session = Session.of(context)
     request = LabelRequest.checked(message.content.config_records[CONFIG], "message")
     auxiliary = _auxiliary(session, request).to(session.device)
-    train = session.data.train
+    train = seen_data(session).train
     privacy = PrivateTraining.of(session, session.task.train)
 
     def labels_of(samples: Samples, purpose: str) -> torch.Tensor:
@@ -80,8 +79,8 @@ def label_knowledge(message: Message, context: Context) -> Message:
         model.to(session.device)
         return soft_labels(
             model,
-            replace(samples, inputs=as_features(session, model, samples.inputs)),
-            as_features(session, model, auxiliary),
+            samples,
+            as_seen(session, auxiliary),
             steps=request.initial_steps,
             lr=request.initial_lr,
             batch_size=request.initial_batch_size,
@@ -111,7 +110,7 @@ def distill(message: Message, context: Context) -> Message:
     if not request.dp_epsilon:
         require_no_privacy(session.task.train, "distillation with hfldd.dp-epsilon = 0")
     if request.share_raw_data:
-        payload = _raw_as_virtual(session.data.train, session.task.seed).to_bytes()
+        payload = _raw_as_virtual(seen_data(session).train, session.task.seed).to_bytes()
     else:
         payload = _virtual_data(message.content, context, request)
     virtual = VirtualData.from_bytes(payload)
@@ -254,7 +253,7 @@ def keep_parcel(session: Session, rank: int, parcel: ConfigRecord, most: ParcelB
         False if the parcel is rejected: it cannot be opened, is malformed or does not fit the
         task.
     """
-    spec = session.data.spec
+    spec = seen_data(session).spec
     try:
         payload = open_parcel(session, parcel, VIRTUAL_DATA)
         bounds = Bounds(spec.shape, spec.num_classes, most.images, most.of_a_class, most.formation)
@@ -276,7 +275,7 @@ def pooled_samples(session: Session, left_out: Collection[int] = ()) -> Samples:
     left_out : Collection[int] (default: ())
         Ranks of members whose virtual data are not to be used.
     """
-    own = session.data.train
+    own = seen_data(session).train
     paths = [path for rank, path in _parcels(session).items() if rank not in left_out]
     if not paths:
         return own

@@ -1,22 +1,24 @@
 """A round of local training, as requested by a train message."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import nn
 
 from client.dp_sgd import PrivateTraining
-from client.features import as_features
+from client.features import as_seen
 from client.session import Session
 from client.terms import loss_terms
 from client.training import train_round
 from protocol.arrays import Arrays, as_arrays, as_tensors
 from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, SERVER_ROUND
 from task.augmentation import chosen_changes
-from task.datasets import Samples
+from task.backbones import copy_to_train
+from task.datasets import DataSpec, Samples
 from task.models import model_of
-from task.settings import Change, TrainSettings
+from task.settings import Change, TaskSettings, TrainSettings
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,7 @@ class LocalRound:
             The metrics, and the loss terms' records.
         """
         if not self.changes:
-            inputs = as_features(self.session, self.model, samples.inputs)
-            samples = replace(samples, inputs=inputs)
+            samples = replace(samples, inputs=as_seen(self.session, samples.inputs))
         terms = loss_terms(self.session, self.content, self.model, self.settings)
         privacy = PrivateTraining.of(self.session, self.settings)
         trained = train_round(
@@ -129,9 +130,14 @@ def received_arrays(content: RecordDict) -> Arrays:
 
 def build_model(session: Session, arrays: Arrays) -> nn.Module:
     """Build the run's model with these weights, on the node's device."""
-    model = model_of(session.task, session.data.spec)
+    model = copy_to_train(_architecture(session.task, session.data.spec))
     model.load_state_dict(as_tensors(arrays))
     return model.to(session.device)
+
+
+@lru_cache(maxsize=4)
+def _architecture(task: TaskSettings, spec: DataSpec) -> nn.Module:
+    return model_of(task, spec)
 
 
 def server_round(config: ConfigRecord) -> int:

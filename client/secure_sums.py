@@ -7,7 +7,8 @@ keys, a second answer, too few nodes.
 
 import json
 import secrets
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from logging import WARNING
 from typing import Any, TypeVar
 
@@ -15,7 +16,6 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common import log
-from flwr.common.secure_aggregation.crypto.shamir import create_shares
 from numpy.typing import NDArray
 
 from links import LinkError
@@ -31,25 +31,30 @@ from links.masks import (
     threshold,
 )
 from links.seal import seal, unseal
+from links.shares import create_shares
 from links.store import NodeStore
 from protocol.arrays import Arrays, as_arrays
 from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
+from protocol.method import Phase
 from protocol.outliers import update_norm
-from protocol.registry import find_method
+from protocol.registry import find_method, phases_of
 from protocol.secure_sums import (
     MASKED,
+    REFUSED_KEYS,
     SECURE,
     SUMMED_METRICS,
     UNTOLD,
     Announcement,
     Keys,
     Peers,
+    RefusedKeys,
     Shares,
     SumRequest,
     Unmasked,
     Unmasking,
     context_of,
     keys_digest,
+    summed_records,
     waybill,
 )
 from task.settings import Block
@@ -115,7 +120,8 @@ def share(message: Message, context: Context) -> Message:
         place = list(zip(peers.nodes, peers.seal_keys, peers.mask_keys, strict=True)).index(own)
     except ValueError:
         raise SumRefusedError("this node's own keys are not among those of the sum") from None
-    _check_certificates(peers, context)
+    if refused := _refused_keys(peers, context):
+        return _reply(message, RefusedKeys(places=refused), REFUSED_KEYS)
     view, num_nodes = peers.view(context.run_id), len(peers.nodes)
     key_shares, seed_shares = (
         create_shares(bytes.fromhex(state[secret]), threshold(num_nodes), num_nodes)
@@ -161,7 +167,8 @@ def summed(
     SumRefusedError
         If the message asks for a model without masks, or its sum is not as it should be.
     """
-    if not _is_summed(message, context):
+    phase = _summed_phase(message, context)
+    if phase is None:
         return handler(message, context)
     if SECURE not in message.content.config_records:
         raise SumRefusedError("secure-sums = true, and the server asks for a model without masks")
@@ -178,10 +185,13 @@ def summed(
     _write(files, **{**state, "step": "masked", "members": members, "held": held})
     del message.content[SECURE]
     start = as_arrays(message.content.array_records[ARRAYS])
-    view = bytes.fromhex(state["view"])
-    seen = context_of(view, message.content, request.longest, request.most)
+    view, bounds = bytes.fromhex(state["view"]), (request.longest, request.most)
+    seen = context_of(view, message.content, phase, context.run_config, bounds)
+    records = summed_records(phase, message.content, start)
     reply = handler(message, context)
-    numbers, weight = _numbers(reply.content, start, request, len(members))
+    if not reply.content.array_records:  # it says why it has not trained
+        return reply
+    numbers, weight = _numbers(reply.content, records, request, len(members))
     masked = _under_masks(quantised(numbers, weight), state, members, seen)
     told = reply.content.metric_records[METRICS]
     metrics = MetricRecord({key: value for key, value in told.items() if key not in UNTOLD})
@@ -209,22 +219,38 @@ def unmask(message: Message, context: Context) -> Message:
     return _reply(message, Unmasked(shares=shares))
 
 
-def _is_summed(message: Message, context: Context) -> bool:
+def _summed_phase(message: Message, context: Context) -> Phase | None:
+    """The phase of a message whose answers are summed; None if they are not."""
     if not context.run_config.get("secure-sums"):
-        return False
+        return None
     method = find_method(str(context.run_config.get("strategy", "")))
-    return method is not None and message.metadata.message_type in method.summed
+    message_type = message.metadata.message_type
+    if method is None or message_type not in method.summed:
+        return None
+    return phases_of(method)[message_type]
 
 
-def _check_certificates(peers: Peers, context: Context) -> None:
-    """Check that all keys are of nodes of the federation, and no two of one; if we can."""
+def _refused_keys(peers: Peers, context: Context) -> list[int]:
+    """Places of keys that are not of nodes of the federation, or of one under two ids; if we can.
+
+    A name that is twice counts only where both have signed: anyone can show another's certificate.
+    """
     credentials = Credentials.of(context.node_config)
     if credentials is None:
-        return
-    if len(set(peers.names)) < len(peers.names):
-        raise SumRefusedError("a certificate's name is twice among the nodes of the sum")
+        return []
+    refused, named = [], defaultdict(list)
     for place, node in enumerate(peers.nodes):
-        credentials.check_peer(peers.signed(place), context.run_id, node)
+        try:
+            credentials.check_peer(peers.signed(place), context.run_id, node)
+            named[peers.names[place]].append(place)
+        except LinkError as error:
+            log(WARNING, "The keys of node %s for a secure sum: %s", node, error)
+            refused.append(place)
+    for name, places in named.items():
+        if len(places) > 1:
+            log(WARNING, "The certificate of %s is of %d nodes in a secure sum", name, len(places))
+            refused += places
+    return refused
 
 
 def _held_shares(
@@ -250,12 +276,17 @@ def _held_shares(
 
 
 def _numbers(
-    content: RecordDict, start: Arrays, request: SumRequest, num_nodes: int
+    content: RecordDict, records: Mapping[str, Arrays], request: SumRequest, num_nodes: int
 ) -> tuple[NDArray[np.float64], int]:
-    """What the sum adds up, times the weight, and the weight; see `num_masked`."""
-    if list(content.array_records) != [ARRAYS]:
-        raise SumRefusedError("the answer is more than a model, and only a model is summed")
-    trained = as_arrays(content.array_records[ARRAYS])
+    """What the sum adds up, times the weight, and the weight; see `num_masked`.
+
+    Of the model it is the change, of other records the values.
+    """
+    if content.array_records.keys() != records.keys():
+        raise SumRefusedError(
+            f"the answer holds {', '.join(sorted(content.array_records))}, and "
+            f"{', '.join(sorted(records))} are summed"
+        )
     told = content.metric_records[METRICS]
     samples = int(told[NUM_EXAMPLES])  # type: ignore[arg-type]
     weight = min(samples, request.most or samples)
@@ -264,21 +295,32 @@ def _numbers(
             f"{weight:,} samples are more than {MOST_WEIGHT // num_nodes:,}, the most of each of "
             f"{num_nodes} nodes in a secure sum (set most-samples lower)"
         )
-    changes = {
-        name: trained[name].astype(np.float64) - array.astype(np.float64)
-        for name, array in start.items()
-    }
-    norm = update_norm(trained, start)
-    if norm > request.longest:
-        log(WARNING, "This update's norm of %.4g is cut to %.4g", norm, request.longest)
-        for name, change in changes.items():
-            if trained[name].dtype.kind == "f":
-                change *= request.longest / norm
+    parts = []
+    for name, like in records.items():
+        start = like if name == ARRAYS else None
+        arrays = as_arrays(content.array_records[name])
+        parts += _shortened(name, {key: arrays[key] for key in like}, start, request.longest)
     metrics: list[float] = []
     for key in SUMMED_METRICS:
         metrics += [float(told[key]), 1.0] if key in told else [0.0, 0.0]  # type: ignore[arg-type]
-    parts: Iterable[NDArray[np.float64]] = (change.ravel() for change in changes.values())
     return np.concatenate([*parts, [1.0, *metrics]]), weight
+
+
+def _shortened(
+    name: str, arrays: Arrays, start: Arrays | None, longest: float
+) -> list[NDArray[np.float64]]:
+    """Changes of a record's arrays, from zeros if there is no start, in a norm of `longest`."""
+    norm, changes = update_norm(arrays, start), []
+    if norm > longest:
+        log(WARNING, "The norm of this node's %s, %.4g, is cut to %.4g", name, norm, longest)
+    for key, array in arrays.items():
+        change = array.astype(np.float64)
+        if start is not None:
+            change -= start[key].astype(np.float64)
+        if norm > longest and array.dtype.kind == "f":
+            change *= longest / norm
+        changes.append(change.ravel())
+    return changes
 
 
 def _under_masks(
@@ -297,9 +339,9 @@ def _asked(message: Message, kind: type[B]) -> B:
     return kind.checked(message.content.config_records.get(SECURE, ConfigRecord()), "message")
 
 
-def _reply(message: Message, block: Block) -> Message:
+def _reply(message: Message, block: Block, name: str = SECURE) -> Message:
     record = ConfigRecord(block.model_dump(by_alias=True))
-    return Message(RecordDict({SECURE: record}), reply_to=message)
+    return Message(RecordDict({name: record}), reply_to=message)
 
 
 def _files(context: Context) -> NodeStore:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distill.features import are_vectors
 from distill.formation import best_formation
 from distill.registry import distiller, register
 from distill.virtual_data import VirtualData
@@ -34,6 +35,8 @@ def choose(present: int, num_classes: int, shape: Sequence[int]) -> tuple[str, s
         return "dm", f"{share}, and a virtual image has room for several"
     if 2 * present > num_classes and present > 1:
         return "kip", f"{share}, enough for kernel regression to tell them apart"
+    if are_vectors(shape):
+        return "dm", f"{share}, and of vectors there are none of no class to tell them from"
     if present == 1:
         return "kip-negatives", f"{share}, which kernel regression can tell from images of no class"
     return "dm", f"{share}, and kernel regression would only learn to tell those apart"

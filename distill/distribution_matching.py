@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from distill.augmentation import Augmentation, draw_augmentation
 from distill.errors import DistillError
-from distill.features import RandomConvNet
+from distill.features import RandomConvNet, are_vectors
 from distill.formation import Formation, best_formation
 from distill.inputs import check_inputs
 from distill.registry import Progress, register
@@ -177,7 +177,7 @@ def distill_dm(
     ----------
     images, labels, num_classes, per_class, init, generator, device, progress, formation
         See `distill.registry.Distiller`, also for the result and errors. Images must be at least 4
-        pixels a side.
+        pixels a side. Vectors (n, d, 1, 1) are compared as they are, without a network.
     steps : int, optional (default: None)
         None means 400, or 600 for small images in their own size.
     width : int, optional (default: None)
@@ -215,7 +215,7 @@ def distill_dm(
             f"got {tuple(initial_images.shape)}"
         )
     classes = [(labels == c).nonzero()[:, 0].to(images.device) for c in torch.unique(labels)]
-    each = _groups(min(map(len, classes)), per_class)
+    each = own_groups(min(map(len, classes)), per_class)
     groups = [own[group] for own in classes for group in alike(images[own], each)]
     real, rates = images, [LEARNING_RATE] * steps
     within: tuple[Tensor, Tensor] | None = None
@@ -287,16 +287,21 @@ def match_means(
 def alike(images: Tensor, groups: int) -> list[Tensor]:
     """Places of images (n, C, H, W) by groups of one size, or two, that look alike.
 
-    Cuts along the first principal component of the images at 8 x 8 pixels, and each part again.
+    Cuts along the first principal component of the images at 8 x 8 pixels, or of vectors, and each
+    part again.
     """
-    small = functional.adaptive_avg_pool2d(images, COARSE).flatten(1)
+    vectors = are_vectors(images.shape)
+    small = (images if vectors else functional.adaptive_avg_pool2d(images, COARSE)).flatten(1)
 
     def parts(places: Tensor, groups: int) -> list[Tensor]:
         if groups == 1:
             return [places]
         own = small[places] - small[places].mean(0)
-        component = torch.linalg.eigh(own.mT @ own).eigenvectors[:, -1]
-        order = (own @ component).argsort(stable=True)
+        if vectors and own.shape[0] < own.shape[1]:  # the smaller of two equations for the same
+            along = torch.linalg.eigh(own @ own.mT).eigenvectors[:, -1]
+        else:
+            along = own @ torch.linalg.eigh(own.mT @ own).eigenvectors[:, -1]
+        order = along.argsort(stable=True)
         below = groups // 2
         cut = len(places) * below // groups
         return parts(places[order[:cut]], below) + parts(places[order[cut:]], groups - below)
@@ -304,7 +309,7 @@ def alike(images: Tensor, groups: int) -> list[Tensor]:
     return parts(torch.arange(len(images), device=images.device), groups)
 
 
-def _groups(smallest: int, per_class: int) -> int:
+def own_groups(smallest: int, per_class: int) -> int:
     """Groups of each class: as many as leave each enough real images, and as many virtual ones."""
     most = max(1, smallest // FEWEST_IN_A_GROUP)
     return max(n for n in range(1, min(most, per_class) + 1) if per_class % n == 0)
@@ -320,15 +325,27 @@ def _draw_probe(
     network: Network | None,
 ) -> Probe:
     channels, height, across = images.shape[1:]
-    if network is None:
-        network = RandomConvNet.draw(channels, min(height, across), width, generator, device)
-    augment = draw_augmentation(height, across, generator).to(device)
+    if are_vectors(images.shape):
+        network, augment = network or _numbers, Augmentation(_as_they_are, ())
+    else:
+        if network is None:
+            network = RandomConvNet.draw(channels, min(height, across), width, generator, device)
+        augment = draw_augmentation(height, across, generator).to(device)
     orders = [torch.randperm(len(own), generator=generator)[:most] for own in groups]
     places = torch.cat(
         [own[x.to(own.device, non_blocking=True)] for own, x in zip(groups, orders, strict=True)]
     )
     means = real_means(network, augment, images, [len(x) for x in orders], places, device)
     return Probe(network, augment, means)
+
+
+def _as_they_are(vectors: Tensor) -> Tensor:
+    return vectors
+
+
+def _numbers(vectors: Tensor) -> Tensor:
+    """Vectors (n, d, 1, 1) as features (n, d)."""
+    return vectors.flatten(1)
 
 
 def _chunk(network: Network, shape: Sequence[int], device: torch.device, on_cpu: int) -> int:

@@ -1,6 +1,7 @@
 """Random convolutional features: untrained ConvNets."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,11 @@ from torch.nn import functional
 from distill.errors import DistillError
 
 SMALLEST_SIDE = 4
+
+
+def are_vectors(shape: Sequence[int]) -> bool:
+    """Whether samples of shape (..., d, 1, 1) are vectors: rows of a table, or features."""
+    return tuple(shape[-2:]) == (1, 1)
 
 
 @dataclass(frozen=True, eq=False)

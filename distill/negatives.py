@@ -8,6 +8,9 @@ one or two other classes of the node.
 import torch
 from torch import Tensor
 
+from distill.errors import DistillError
+from distill.features import are_vectors
+
 GRID = 4
 
 
@@ -24,7 +27,17 @@ def negatives(images: Tensor, count: int, generator: torch.Generator) -> Tensor:
         Number to make.
     generator : torch.Generator
         On the CPU.
+
+    Raises
+    ------
+    DistillError
+        If they are vectors, which have no parts to put elsewhere.
     """
+    if count and are_vectors(images.shape):
+        raise DistillError(
+            f"kip-negatives cuts up images, and samples are vectors of {images.shape[1]} numbers "
+            "(take dm)"
+        )
     chosen = images[torch.randint(len(images), (count,), generator=generator).to(images.device)]
     kinds = torch.randint(3, (count,), generator=generator).to(images.device)
     turned = chosen.mT if images.shape[-1] == images.shape[-2] else chosen.flip(-1, -2)

@@ -25,6 +25,10 @@ _SHAPE_MISMATCH = (
 _MAX_LABEL = torch.iinfo(torch.int16).max
 MOST_BITS = 8
 _LARGEST_HEADER = 2**16
+_LONGEST_NAME = 200
+_TENSORS = {"pixels", "labels", "soft_labels"}
+_ABOUT = {"format", "scale", "offset", "method", "steps", "seed", "init", "card", "formation"}
+"""Whatever else there is, nobody reads: it would be a way out of a node."""
 _LARGEST = 2**30
 """Bytes of virtual data of which nothing was said before."""
 _CHUNK = 2**20
@@ -318,14 +322,20 @@ class VirtualData:
             If `data` is truncated or malformed in any way.
         """
         try:
-            about = _about(_header(data))
+            header = _header(data)
+            about = _about(header)
             tensors = load(data)
             pixels, labels = tensors["pixels"], tensors["labels"]
             soft_labels = tensors.get("soft_labels")
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise VirtualDataError(f"not virtual data ({len(data)} bytes): {error!r}") from error
         version = about.get("format")
-        require(version == FORMAT, f"format must be {FORMAT!r}, found {version!r}")
+        require(version == FORMAT, f"format must be {FORMAT!r}, found {version!r:.50}")
+        odd = [*(tensors.keys() - _TENSORS), *(about.keys() - _ABOUT)]
+        odd += header["__metadata__"].keys() - {"about"}
+        require(not odd, f"{odd[:1]!r:.50} has no place in virtual data")
+        canonical = json.dumps(about) == header["__metadata__"]["about"]
+        require(canonical, "the record of how it was made is not as it is written")
         require(pixels.dtype == torch.uint8, f"pixels must be uint8, got {pixels.dtype}")
         require(labels.dtype == torch.int16, f"labels must be int16, got {labels.dtype}")
         scale, offset = _field(about, "scale", float), _field(about, "offset", float)
@@ -337,10 +347,10 @@ class VirtualData:
         return cls(
             images=_decoded(pixels, scale, offset),
             labels=labels.long(),
-            method=_field(about, "method", str),
-            steps=_field(about, "steps", int),
-            seed=_field(about, "seed", int),
-            init=_field(about, "init", str),
+            method=_name(about, "method"),
+            steps=_integer(about, "steps"),
+            seed=_integer(about, "seed"),
+            init=_name(about, "init"),
             soft_labels=soft_labels,
             card=None if card is None else PrivacyCard.from_dict(card),
             formation=_formation(about),
@@ -415,6 +425,18 @@ def _decoded(pixels: Tensor, scale: float, offset: float) -> Tensor:
 
 def _formation(about: dict[str, Any]) -> int:
     return _field(about, "formation", int) if "formation" in about else 1
+
+
+def _name(about: dict[str, Any], name: str) -> str:
+    value = _field(about, name, str)
+    require(len(value) <= _LONGEST_NAME, f"{name} is longer than {_LONGEST_NAME} characters")
+    return value
+
+
+def _integer(about: dict[str, Any], name: str) -> int:
+    value = _field(about, name, int)
+    require(abs(value) < 2**64, f"{name} must be of 64 bits")
+    return value
 
 
 def _field(about: dict[str, Any], name: str, kind: type[T]) -> T:

@@ -20,7 +20,7 @@ import torch
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
 
-from fleet.clock import AHEAD_MOST, BEHIND_MOST, ClockError, clock_offset
+from fleet.flower_1_32.clock import AHEAD_MOST, BEHIND_MOST, ClockError, clock_offset
 from fleet.gpu_speed import time_gpu
 from node.gpus import describe_gpu, oldest_driver, pytorch_needs, why_unusable
 from node.reachability import check_superlink

@@ -16,8 +16,10 @@ import yaml
 
 from fleet.edge_runs import EdgeRuns
 from fleet.federation_record import FederationFile
+from fleet.flower_1_32.bundle import app_bundle
+from fleet.flower_1_32.serverapp import PRELOAD, program
+from fleet.flower_1_32.superlink import Control
 from fleet.local_federation import LocalNode
-from fleet.serverapp import PRELOAD, program
 from fleet.servers import (
     QUIET,
     Addresses,
@@ -26,8 +28,6 @@ from fleet.servers import (
     start_nursery,
     superlink_command,
 )
-from fleet.submission import app_bundle
-from fleet.superlink import Control
 from node.nursery import NODE, NURSERY, SERVER_APPS, can_fork
 from node.processes import Process, start_bound, stop
 from node.secret import appio_secret

@@ -26,7 +26,7 @@ from task.settings import RunConfigValue, SettingsError
 if TYPE_CHECKING:
     import grpc
 
-    from fleet.superlink import Control
+    from fleet.flower_1_32.superlink import Control
 
 FIXED = ("edge", "resume", "runs-dir", "num-rounds", "phase-timeout", "patience-failed")
 """Settings of a run below that follow from the run above."""
@@ -150,7 +150,7 @@ class EdgeRuns:
             "runs-dir": str(self._runs_dir),
             "resume": folder.name if folder is not None and resumed else "",
         }
-        from fleet.superlink import SuperLinkError  # here: imports Flower's Control API
+        from fleet.flower_1_32.superlink import SuperLinkError  # here: imports Flower's Control API
 
         try:
             RunSettings.from_run_config(config)

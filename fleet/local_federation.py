@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from fleet.federation_record import FederationFile, FederationRecord
+from fleet.flower_1_32.serverapp import PRELOAD, program
+from fleet.line import why_another
 from fleet.run_config import read_run_config
-from fleet.serverapp import PRELOAD, program
 from fleet.servers import (
     QUIET,
     Addresses,
@@ -34,7 +35,7 @@ from node.settings import NodeConfigValue, NodeSettings
 from node.supervisor import status_file
 
 if TYPE_CHECKING:
-    from fleet.superlink import Control
+    from fleet.flower_1_32.superlink import Control
 
 CONNECTION = "flwr-distill-local"
 """Name of the connection to the SuperLink in the federation's own Flower configuration."""
@@ -227,11 +228,13 @@ class LocalFederation:
         FederationRunsError
             If another federation runs in the same state directory.
         RuntimeError
-            If the SuperLink ends early or the nodes are not online within `timeout` seconds; all
-            processes are then stopped.
+            If the installed Flower is of another line; or the SuperLink ends early, or the nodes
+            are not online within `timeout` seconds: all processes are then stopped.
         """
         if self._superlink is not None:
             return
+        if reason := why_another():
+            raise RuntimeError(reason)
         deadline = time.monotonic() + timeout
         self._file.lock()
         try:
@@ -396,7 +399,7 @@ class LocalFederation:
         return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(flower_home)}
 
     def _control(self) -> Control:
-        from fleet.superlink import Control  # here: imports Flower
+        from fleet.flower_1_32.superlink import Control  # here: imports Flower
 
         return Control(self.control_address)
 
@@ -406,7 +409,7 @@ class LocalFederation:
         return link
 
     def _wait_for_superlink(self, timeout: float) -> None:
-        from fleet.superlink import SuperLinkError
+        from fleet.flower_1_32.superlink import SuperLinkError
 
         def is_up() -> bool:
             return self._superlink is not None and self._superlink.poll() is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 from task.settings import RunConfigValue
 
 if TYPE_CHECKING:
-    from fleet.superlink import Control, RunStatus
+    from fleet.flower_1_32.superlink import Control, RunStatus
 
 
 _STREAM_SECONDS = 60.0
@@ -73,7 +72,8 @@ def submit(
     SuperLinkError
         From `control`, if the SuperLink does not answer.
     """
-    from fleet.superlink import SuperLinkError
+    from fleet.flower_1_32.bundle import app_bundle  # here: imports Flower
+    from fleet.flower_1_32.superlink import SuperLinkError
 
     try:
         bundle = app_bundle(app_dir)
@@ -93,32 +93,11 @@ def submit(
     return RunOutcome(run_id, status.status, lines, status.details)
 
 
-def app_bundle(app_dir: Path) -> bytes:
-    """Pack an app as ``flwr run`` does, but without a look into hidden folders.
-
-    Flower looks at each file of a virtual environment before it leaves them all out.
-
-    Raises
-    ------
-    ValueError
-        If Flower cannot pack it; says why.
-    """
-    from flwr.cli.build import build_fab_from_files  # here: imports Flower
-
-    files: dict[str, bytes | Path] = {}
-    for folder, folders, names in os.walk(app_dir):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for file in (Path(folder, name) for name in names):
-            if not file.is_symlink():
-                files[file.relative_to(app_dir).as_posix()] = file
-    return build_fab_from_files(files)[0]
-
-
 def _follow(
     run_id: int, control: Callable[[], Control], add: Callable[[str], None], timeout: float
 ) -> RunStatus:
     """Pass on the lines of a run's log until the run is over."""
-    from fleet.superlink import OutageError
+    from fleet.flower_1_32.superlink import OutageError
 
     deadline = time.monotonic() + timeout
     latest, unfinished = 0.0, ""

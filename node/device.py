@@ -8,7 +8,7 @@ from logging import INFO, WARNING
 from pathlib import Path
 from typing import IO
 
-from flwr.common.logger import log
+from flwr.common import log
 
 from node.gpu_claims import claim, claims_folder
 from node.gpus import describe_gpu, pytorch_needs, why_unusable

@@ -35,11 +35,11 @@ NURSERY = "FLWR_DISTILL_NURSERY"
 """Environment variable with the folder of the nurseries' sockets."""
 
 NODE = "node.main"
-SERVER_APP = "fleet.serverapp"
+SERVER_APP = "fleet.flower_1_32.serverapp"
 NODES, WORKERS, SERVER_APPS = "nodes", "workers", "serverapps"
 NURSERIES = {
-    NODES: (NODE, "node.supernode", "node.executor"),
-    WORKERS: ("node.worker",),
+    NODES: (NODE, "node.flower_1_32.supernode", "node.flower_1_32.executor"),
+    WORKERS: ("node.flower_1_32.worker",),
     SERVER_APPS: (SERVER_APP,),
 }
 """Names of sockets, and the modules that are run there, by their function `main`."""

@@ -7,10 +7,12 @@ neither: what cannot be read is refused.
 from __future__ import annotations
 
 import datetime
+import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -21,13 +23,28 @@ from links.records import VIRTUAL_DATA, Parcel
 from node.policy import Policy
 from protocol.arguments import method_settings, read_arguments
 from protocol.arrays import Arrays, check_arrays
-from protocol.messages import ARRAYS, METRICS, PARCEL, ROUTE
+from protocol.messages import (
+    ARRAYS,
+    CONFIG,
+    DATASET,
+    INTRODUCTION,
+    METRICS,
+    NAME,
+    PARCEL,
+    PARTITION_ID,
+    ROUTE,
+    SECTOR,
+)
 from protocol.method import Method, Phase
-from protocol.registry import find_method, phases_of
+from protocol.registry import COMMON, find_method, phases_of
+from protocol.secure_sums import SECURE
 from task.settings import SettingsError, TrainSettings, nested
 
 Form = tuple[tuple[int, ...], str]
 """Shape and type of an array."""
+_CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
+_NO_CODE = "torchvision:"
+"""Begins names of models that are no code of the submitter's."""
 EPSILON = "dp-epsilon"
 """Metric of a reply: what the run has spent on this node. Setting: what it may spend."""
 
@@ -45,6 +62,28 @@ class Refusal:
 
     def __str__(self) -> str:
         return f"the node's policy refuses it: {self.rule}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class OwnWords:
+    """What a node knows of itself.
+
+    Parameters
+    ----------
+    identity : Mapping[str, object]
+        Name, data set, partition and sector, where it has them.
+    class_names : list of str
+        Of its class folders; see :func:`task.datasets.private.class_names`.
+    certificate : bytes
+        For links; empty without one.
+    address : str
+        Of its mailbox; empty without one.
+    """
+
+    identity: Mapping[str, object]
+    class_names: list[str]
+    certificate: bytes
+    address: str
 
 
 @dataclass(frozen=True)
@@ -133,6 +172,21 @@ class Asked:
         train = [Setting("train.", *item) for item in _table(self.run_config, "train").items()]
         return (*train, *_settings_of(self.method, self.run_config), *self.said)
 
+    @cached_property
+    def leaves(self) -> tuple[Setting, ...]:
+        """All settings of the run config, and those in settings that are JSON."""
+        found, waiting = list[Setting](), [("", dict[str, Any](self.run_config))]
+        waiting += [(s.where, {s.name: s.value}) for s in self.said]
+        while waiting:
+            where, table = waiting.pop()
+            for name, value in table.items():
+                inner = _json_table(value) if isinstance(value, str) else value
+                if isinstance(inner, dict):
+                    waiting.append((f"{where}{name}.", inner))
+                else:
+                    found.append(Setting(where, name, value))
+        return tuple(found)
+
     @property
     def strategy(self) -> str:
         """The run's strategy; empty if it names none."""
@@ -189,6 +243,7 @@ def judge_reply(
     asked: Asked,
     reply: RecordDict,
     opened: Mapping[str, bytes],
+    own: OwnWords,
     most_classes: int | None = None,
 ) -> Refusal | None:
     """Why a policy refuses to let a reply leave; None if it does not.
@@ -200,12 +255,15 @@ def judge_reply(
         in place, so that what leaves is what was looked at.
     opened : Mapping[str, bytes]
         Payloads of its parcels, by the name of the record; one that is missing does not open.
+    own : OwnWords
+        The node's.
     most_classes : int, optional (default: None)
         Classes that virtual data may show; None for any number.
     """
     if policy.replies == "declared":
         try:
             _check_declared(asked, reply)
+            _check_own_words(reply, own)
             for name in parcels_of(reply):
                 _check_parcel(policy, asked, name, reply.config_records[name], opened)
         except ValueError as error:
@@ -223,6 +281,33 @@ def judge_reply(
         for payload in virtual_data(asked, reply, opened)
     )
     return next((refusal for refusal in refusals if refusal), None)
+
+
+def _check_own_words(reply: RecordDict, own: OwnWords) -> None:
+    """Check what a reply says of the node itself: the node knows that as well as the app.
+
+    Raises
+    ------
+    ValueError
+        If it says something else.
+    """
+    config = reply.config_records.get(CONFIG, ConfigRecord())
+    metrics = reply.metric_records.get(METRICS, MetricRecord())
+    for record in (config, metrics):
+        for key in (NAME, DATASET, PARTITION_ID, SECTOR):
+            if key in record and record[key] != own.identity.get(key):
+                raise ValueError(f"{key} is not the node's own")
+    if config.get("class-names", []) not in ([], own.class_names):
+        raise ValueError("class-names are not those of the node's folders")
+    classes = cast(list[int], config.get("classes", []))
+    if classes != sorted(set(classes)):
+        raise ValueError("classes are not labels in their order")
+    for name in (INTRODUCTION, SECURE):
+        record = reply.config_records.get(name, ConfigRecord())
+        if record.get("certificate", b"") not in (b"", own.certificate):
+            raise ValueError(f"{name}: its certificate is not the node's own")
+        if record.get("address", "") not in ("", own.address):
+            raise ValueError(f"{name}: its address is not the node's own")
 
 
 def judge_spending(
@@ -259,6 +344,15 @@ def _bundles(policy: Policy, asked: Asked) -> Refusal | None:
     if policy.bundles is None or asked.bundle in policy.bundles:
         return None
     return Refusal("bundles", f"the app bundle {asked.bundle} is not among them")
+
+
+def _named_code(policy: Policy, asked: Asked) -> Refusal | None:
+    if policy.bundles is None and policy.publishers is None:
+        return None
+    named = [s for s in (*asked.leaves, *asked.settings) if _code_in(s.value)]
+    odd = [setting for setting in named if setting.name not in ("strategy", "start")]
+    rule = "publishers" if policy.bundles is None else "bundles"
+    return _first(rule, "runs no other code", odd, "name what the bundle has itself")
 
 
 def _strategies(policy: Policy, asked: Asked) -> Refusal | None:
@@ -366,6 +460,7 @@ def _single_updates(policy: Policy, asked: Asked) -> Refusal | None:
 
 _RULES: tuple[Callable[[Policy, Asked], Refusal | None], ...] = (
     _bundles,
+    _named_code,
     _strategies,
     _message_types,
     _raw_data,
@@ -505,19 +600,10 @@ def route_of(asked: Asked, parcel: str) -> Mapping[str, Any]:
 
 
 def virtual_data(asked: Asked, reply: RecordDict, opened: Mapping[str, bytes]) -> list[bytes]:
-    """Virtual data in a reply: in parcels for other nodes, or for the server."""
+    """Virtual data in a reply: in parcels for other nodes, or for the server in a record."""
     payloads = [p for name, p in opened.items() if route_of(asked, name)["purpose"] == VIRTUAL_DATA]
-    plain = _plain_payloads(reply)
-    return payloads + (plain if plain and asked.phase else [])
-
-
-def _plain_payloads(reply: RecordDict) -> list[bytes]:
-    return [
-        value
-        for name, record in reply.config_records.items()
-        for key, value in record.items()
-        if key == "payload" and not _is(PARCEL, name) and isinstance(value, bytes)
-    ]
+    plain = reply.config_records.get(VIRTUAL_DATA, ConfigRecord()).values()
+    return payloads + [value for value in plain if isinstance(value, bytes)]
 
 
 def claimed_epsilon(reply: RecordDict) -> float | None:
@@ -527,9 +613,19 @@ def claimed_epsilon(reply: RecordDict) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def releases(reply: RecordDict) -> bool:
-    """Whether a reply holds something that was made from samples: arrays, or a payload."""
-    return bool(reply.array_records or parcels_of(reply) or _plain_payloads(reply))
+def releases(asked: Asked, reply: RecordDict) -> bool:
+    """Whether a reply holds something that was made from samples: arrays, a parcel, or bytes.
+
+    At meetings and in steps of secure sums bytes are keys and shares.
+    """
+    values = (value for record in reply.config_records.values() for value in record.values())
+    has_bytes = any(
+        isinstance(part, bytes)
+        for value in values
+        for part in (value if isinstance(value, list) else [value])
+    )
+    common = any(asked.message_type == phase.message_type for phase in COMMON)
+    return bool(reply.array_records or parcels_of(reply) or (has_bytes and not common))
 
 
 def forms_of(record: ArrayRecord) -> dict[str, Form]:
@@ -561,6 +657,22 @@ def _is(stem: str, name: str) -> bool:
 def _table(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     table = config.get(name, {})
     return table if isinstance(table, dict) else {}
+
+
+def _json_table(text: str) -> object:
+    try:
+        return json.loads(text) if text.lstrip().startswith("{") else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _code_in(value: object) -> bool:
+    """Whether a setting names code that is to be imported, as ``module:attribute``."""
+    parts = value if isinstance(value, list) else [value]
+    return any(
+        isinstance(part, str) and _CODE.fullmatch(part.strip()) and not part.startswith(_NO_CODE)
+        for part in parts
+    )
 
 
 def _number(value: object) -> float:

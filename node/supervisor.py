@@ -1,5 +1,7 @@
 """Supervises a node's processes: SuperNode, executor and, with a peer address, mailbox.
 
+On a Flower other than 1.32, the SuperNode is Flower's own and there is no executor (`node.stock`).
+
 If one of them ends, all are stopped and started again: a SuperNode whose executor died would wait
 for its answer forever, and an executor's task is void without its SuperNode. On SIGTERM a SuperNode
 tells the SuperLink, so strategies get an error for it at once. After SIGKILL the SuperLink refuses
@@ -32,7 +34,15 @@ from node.reachability import check_superlink
 from node.sandbox import DOOR, box, why_no_box
 from node.secret import appio_secret
 from node.settings import NODE_CONFIG, NodeError, NodeSettings, flat_toml
+from node.stock import (
+    check_stock,
+    connection_arguments,
+    environment,
+    is_stock,
+    supernode_command,
+)
 
+SUPERNODE, EXECUTOR = "node.flower_1_32.supernode", "node.flower_1_32.executor"
 MAILBOX_ENVIRONMENT = {"GRPC_VERBOSITY": "info"}
 """Makes gRPC log refused TLS handshakes, which Flower silences."""
 
@@ -70,6 +80,7 @@ class Node:
         self._status: dict[str, Any] = {"pid": os.getpid(), "starts": 0}
         self._parts: list[_Part] = []
         self._boxed = False
+        self._stock = is_stock()
 
     def run(self) -> None:
         """Run the node; after SIGTERM or SIGINT stop all of its processes and return.
@@ -100,12 +111,15 @@ class Node:
         settings = self._settings
         settings.state_dir.mkdir(parents=True, exist_ok=True)
         self._node_config.write_text(flat_toml(settings.app_config), encoding="utf-8")
-        check_superlink(
-            settings.superlink,
-            insecure=settings.insecure,
-            root_certificates=settings.root_certificates,
-            timeout=settings.connect_timeout,
-        )
+        if self._stock:
+            print(check_stock(settings), file=sys.stderr, flush=True)
+        else:
+            check_superlink(
+                settings.superlink,
+                insecure=settings.insecure,
+                root_certificates=settings.root_certificates,
+                timeout=settings.connect_timeout,
+            )
         self._box_in()
         _log_policy(settings.policy)
         if settings.data is not None and settings.data.is_dir():
@@ -144,12 +158,17 @@ class Node:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _start_parts(self) -> None:
-        address = f"127.0.0.1:{_free_port()}"
+        port = _free_port()
+        address = f"127.0.0.1:{port}"
         env = self._environment()
         self._status["starts"] += 1
         # One by one, so that a stop signal in between finds those that have started.
-        self._parts.append(_Part("supernode", partial(self._supernode_command, address), env))
-        self._parts.append(_Part("executor", partial(self._executor_command, address), env))
+        if self._stock:
+            command = supernode_command(self._settings, self._node_config, port)
+            self._parts.append(_Part("supernode", lambda report: command, environment(env)))
+        else:
+            self._parts.append(_Part("supernode", partial(self._supernode_command, address), env))
+            self._parts.append(_Part("executor", partial(self._executor_command, address), env))
         if self._settings.peer_address is not None:
             env |= MAILBOX_ENVIRONMENT
             self._parts.append(_Part("mailbox", self._mailbox_command, env))
@@ -186,7 +205,14 @@ class Node:
     def _supernode_command(self, appio_address: str, report: int) -> list[str]:
         settings = self._settings
         command = [
-            *(sys.executable, "-P", "-m", "node.supernode", str(report), str(settings.state_dir)),
+            *(
+                sys.executable,
+                "-P",
+                "-m",
+                SUPERNODE,
+                str(report),
+                str(settings.state_dir),
+            ),
             *(str(settings.poll_busy), str(settings.poll_idle)),
             settings.policy.model_dump_json(by_alias=True),
             *("--superlink", settings.superlink),
@@ -195,12 +221,7 @@ class Node:
             *("--superexec-auth-secret-file", str(appio_secret(settings.state_dir))),
             *("--node-config", str(self._node_config)),
         ]
-        if settings.insecure:
-            command += ["--insecure"]
-        if settings.root_certificates is not None:
-            command += ["--root-certificates", str(settings.root_certificates)]
-        if settings.auth_key is not None:
-            command += ["--auth-supernode-private-key", str(settings.auth_key)]
+        command += connection_arguments(settings)
         if settings.policy.publishers is not None:
             file = settings.state_dir / _PUBLISHERS
             file.write_text(yaml.safe_dump(settings.policy.publishers), encoding="utf-8")
@@ -214,7 +235,7 @@ class Node:
             boxed = ["--box", json.dumps(box(settings, self._environment()))]
             boxed += ["--door", str(settings.state_dir / DOOR)]
         return [
-            *(sys.executable, "-P", "-m", "node.executor"),
+            *(sys.executable, "-P", "-m", EXECUTOR),
             *("--appio-address", appio_address),
             *("--secret-file", str(appio_secret(settings.state_dir))),
             *("--device", settings.device, "--place", str(settings.partition_id or 0)),

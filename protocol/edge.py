@@ -3,15 +3,18 @@
 An edge takes part in a run above as one node, and answers with a run of its own below.
 """
 
+import json
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
-from flwr.app import ConfigRecord, Message, MessageType
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from numpy.typing import NDArray
 from pydantic import Field
+from safetensors.numpy import load, save
 
 from links.records import NodeId
+from protocol.arrays import as_arrays, as_record
 from protocol.meeting import Continuation
 from protocol.messages import CONFIG, SERVER_ROUND
 from protocol.method import Method
@@ -59,13 +62,33 @@ class Opened(Block):
 
 
 def to_bytes(message: Message) -> bytes:
-    """A message with its content, as `from_bytes` reads it."""
-    return message_to_proto(message).SerializeToString()
+    """A message's type and content, as `from_bytes` reads them: a line of JSON, and its arrays."""
+    records: dict[str, tuple[str, dict[str, Any]]] = {}
+    arrays: dict[str, NDArray[np.generic]] = {}
+    for name, record in message.content.items():
+        if isinstance(record, ArrayRecord):
+            own = {key: str(len(arrays) + i) for i, key in enumerate(record)}
+            values = as_arrays(record)
+            arrays |= {place: np.array(values[key], order="C") for key, place in own.items()}
+            records[name] = "arrays", own
+        else:
+            kind = "metrics" if isinstance(record, MetricRecord) else "config"
+            records[name] = kind, dict(record)
+    header = json.dumps({"type": message.metadata.message_type, "records": records})
+    return header.encode() + b"\n" + save(arrays)
 
 
 def from_bytes(content: bytes) -> Message:
     """Read a message."""
-    return message_from_proto(ProtoMessage.FromString(content))
+    head, _, tail = content.partition(b"\n")
+    header, arrays = json.loads(head), load(tail)
+    records = RecordDict()
+    for name, (kind, values) in header["records"].items():
+        if kind == "arrays":
+            records[name] = as_record({key: arrays[place] for key, place in values.items()})
+        else:
+            records[name] = MetricRecord(values) if kind == "metrics" else ConfigRecord(values)
+    return Message(records, 0, header["type"])
 
 
 def why_not_above(run_config: Mapping[str, RunConfigValue]) -> str:

@@ -10,12 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
-from flwr.supercore.grpc import GRPC_MAX_MESSAGE_LENGTH
 
 _SERVICE = "flwr_distill.Edge"
+_LARGEST = 2**31 - 1
+"""Bytes of a call or an answer, as Flower's own."""
 _OPTIONS = [
-    ("grpc.max_send_message_length", GRPC_MAX_MESSAGE_LENGTH),
-    ("grpc.max_receive_message_length", GRPC_MAX_MESSAGE_LENGTH),
+    ("grpc.max_send_message_length", _LARGEST),
+    ("grpc.max_receive_message_length", _LARGEST),
 ]
 _LONGEST_REASON = 2000
 """Characters: gRPC sends reasons in headers, which are short."""

@@ -1,9 +1,12 @@
 """FedLGD: messages between server and nodes, settings and declaration."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
+from flwr.app import RecordDict
 from pydantic import Field
 
+from protocol.arrays import Arrays
 from protocol.method import Method, Phase
 from protocol.schema import TRAIN, Reply, part_of_the_model
 from task.settings import Block, TrainSettings
@@ -39,8 +42,9 @@ class VirtualTraining(Block):
         Steps of distribution matching with the received model, before training.
     contrast : float (default: 0.0)
         lambda, weight of the supervised contrastive term.
-    gradient : bool (default: False)
-        Whether to send the gradient of the received model's loss on the virtual data.
+    gradient : list of str (default: [])
+        Weights of the received model; the node sends the gradient with respect to these, of the
+        model's loss on the virtual data.
     """
 
     per_class: Annotated[int, Field(ge=1)]
@@ -48,7 +52,7 @@ class VirtualTraining(Block):
     first_steps: Annotated[int, Field(ge=1)]
     refine_steps: Annotated[int, Field(ge=0)] = 0
     contrast: Annotated[float, Field(ge=0)] = 0.0
-    gradient: bool = False
+    gradient: Annotated[list[str], Field(default_factory=list)]
 
 
 class GlobalData(Block):
@@ -121,6 +125,14 @@ def _unprotected(settings: FedLGDSettings, train: TrainSettings) -> str:
     )
 
 
+def _gradient(content: RecordDict, model: Arrays) -> Mapping[str, Arrays]:
+    """The second array record of the answers, if the message asks for one."""
+    request = VirtualTraining.checked(content.config_records[VIRTUAL], "message")
+    if not request.gradient:
+        return {}
+    return {GRADIENT: {name: model[name] for name in request.gradient}}
+
+
 METHODS = (
     Method(
         name="fedlgd",
@@ -142,10 +154,13 @@ METHODS = (
                 "client.fedlgd:train_virtual",
                 quorum=True,
                 compared=True,
+                also_summed=_gradient,
+                own=(f"{GLOBAL_DATA}.payload",),
             ),
         ),
         terms={VIRTUAL: "client.fedlgd:Contrastive"},
         unprotected=_unprotected,
+        summed=(TRAIN_VIRTUAL,),
         panels=("strategies.common.panels:virtual_data",),
         defence={"aggregator": "agreement"},
     ),

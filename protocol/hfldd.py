@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from links.records import Parcel
 from protocol.arrays import Arrays, finite_arrays
-from protocol.messages import ARRAYS, PARCEL
+from protocol.messages import ARRAYS, CONFIG, PARCEL
 from protocol.method import Method, Phase
 from protocol.schema import TRAIN, Count, PrivacyMetrics, Reply, Share, TrainMetrics
 from task.auxiliary_names import check_auxiliary
@@ -450,6 +450,7 @@ METHODS = (
                 quorum=True,
                 compared=True,
                 pooled=True,
+                own=(f"{CONFIG}.{LEFT_OUT}",),
             ),
             Phase(
                 VOTE,

@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from flwr.app import RecordDict
+
+from protocol.arrays import Arrays
 from protocol.schema import EVALUATE, TRAIN, Reply
 from task.settings import Block, TrainSettings
 
@@ -37,6 +40,13 @@ class Phase:
     pooled : bool (default: False)
         Whether nodes train on more than their own samples. Otherwise a node's samples count as
         what it said at the first meeting, whatever it claims later; here the strategy sees to it.
+    also_summed : callable, optional (default: None)
+        Given a message's content and the model in it, returns the array records that answers hold
+        besides the model, by name, as arrays of the same shapes: secure sums (`Method.summed`) have
+        the mean of these too. None for a model alone.
+    own : tuple of str (default: ())
+        ``record.key`` of what a message tells a node by itself. Whatever else its messages hold is
+        the same for all nodes of a secure sum.
     """
 
     message_type: str
@@ -47,6 +57,8 @@ class Phase:
     needed: bool = False
     compared: bool = False
     pooled: bool = False
+    also_summed: Callable[[RecordDict, Arrays], Mapping[str, Arrays]] | None = None
+    own: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,9 +94,10 @@ class Method:
         not cover, with the remedy; an empty text if it covers all. None means all is covered if
         the method has no phases or terms of its own, else that it is unknown.
     summed : tuple of str
-        Message types whose answers are models of which the strategy needs only the mean, weighted
-        by samples: with ``secure-sums`` the server sees no single one. A method that looks at
-        single models, or at other records or metrics of them, names none.
+        Message types whose answers are models, and other arrays that their phases name
+        (`Phase.also_summed`), of which the strategy needs only the mean, weighted by samples: with
+        ``secure-sums`` the server sees no single one. A method that looks at single ones, or at
+        other metrics of them, names none.
     unsummed : callable, optional (default: None)
         Given the method's settings, returns which of them need single models all the same, with the
         remedy; an empty text if none does.

@@ -10,11 +10,17 @@ from flwr.serverapp import Grid
 
 from protocol.messages import METRICS
 
+UNKNOWN = 0
+"""Flower's code of an error of no other kind."""
+
 SET_ASIDE = 100
 """Error code, above Flower's own, of an error reply whose reason was logged."""
 
 REFUSED = 101
 """Error code of a reply with which a node's policy refuses a message, or keeps back an answer."""
+
+UNREADABLE = 102
+"""Error code that the server gives a reply that is too large, or cannot be read."""
 
 
 class NothingUsableError(RuntimeError):

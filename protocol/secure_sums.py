@@ -8,12 +8,13 @@ message under masks (:class:`SumRequest`, :class:`MaskedMetrics`), and helps to 
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Self
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from pydantic import Field, create_model, model_validator
 
 from links.masks import FEWEST, MOST
@@ -21,16 +22,15 @@ from links.records import NodeId, Peered, Printable, PublicKey
 from protocol.arrays import Arrays, as_arrays
 from protocol.messages import (
     ARRAYS,
-    CONFIG,
     NUM_EXAMPLES,
     NUM_STEPS,
-    SERVER_ROUND,
+    TOGETHER,
     TRAIN_ACCURACY,
     TRAIN_LOSS,
 )
 from protocol.method import Phase
 from protocol.schema import Reply
-from task.settings import Block, TrainSettings
+from task.settings import Block
 
 ANNOUNCE = "query.secure_keys"
 SHARE = "query.secure_shares"
@@ -44,6 +44,8 @@ SUMMED_METRICS = (TRAIN_LOSS, TRAIN_ACCURACY)
 """Metrics that are summed under the masks with the model and the number of samples."""
 UNTOLD = {NUM_EXAMPLES, NUM_STEPS, *SUMMED_METRICS}
 """Metrics that a masked reply must not hold."""
+REFUSED_KEYS = "refused-keys"
+"""Record of the answer of a node that does not share its secrets, because of others' keys."""
 LARGEST_SHARE = 64
 LARGEST_SEALED = 256
 
@@ -151,6 +153,12 @@ class Shares(Block):
     seed_digests: _per_node(Digest)  # type: ignore[valid-type]
 
 
+class RefusedKeys(Block):
+    """Places of nodes whose keys this node does not take; it says why in its own log."""
+
+    places: Annotated[list[Place], Field(min_length=1, max_length=MOST)]
+
+
 class SumRequest(Block):
     """What a phase's own message says besides when its answers are summed.
 
@@ -212,46 +220,75 @@ def keys_digest(number: int, seal_key: bytes, mask_key: bytes, commitment: bytes
     return hashlib.sha256(json.dumps(["flwr-distill/keys/1", number, *keys]).encode()).digest()
 
 
-def context_of(view: bytes, content: RecordDict, longest: float, most: int) -> bytes:
-    """What masks depend on: the view, the model and training settings of a phase's message, bounds.
+def told_alike(content: RecordDict, own: Collection[str]) -> dict[str, Any]:
+    """What all nodes of a sum must be told alike, by record: the message without its `own`."""
+    return {
+        name: record
+        if isinstance(record, ArrayRecord)
+        else {key: value for key, value in record.items() if f"{name}.{key}" not in own}
+        for name, record in content.items()
+        if name not in (SECURE, TOGETHER)
+    }
 
-    A server that sends single nodes another model, a learning rate of 0 or lower bounds gets a sum
-    whose masks do not cancel; else it could make all but one update vanish (Pasquini et al. 2022,
-    "Eluding secure aggregation in federated learning via model inconsistency").
+
+def context_of(
+    view: bytes,
+    content: RecordDict,
+    phase: Phase,
+    run_config: Mapping[str, Any],
+    bounds: tuple[float, int],
+) -> bytes:
+    """What masks depend on: the view, the phase's message, the run config, and the sum's bounds.
+
+    A server that tells single nodes something else (another model, a learning rate of 0, a term
+    that outweighs the loss, lower bounds) gets a sum whose masks do not cancel; else it could make
+    all but one update vanish (Pasquini et al. 2022, "Eluding secure aggregation in federated
+    learning via model inconsistency").
     """
-    told = [training_settings(content), longest, most]
-    checksum = hashlib.sha256(view + json.dumps(told).encode())
-    for name, array in as_arrays(content.array_records[ARRAYS]).items():
-        checksum.update(json.dumps([name, array.dtype.str, array.shape]).encode())
-        checksum.update(np.ascontiguousarray(array).tobytes())
+    checksum = hashlib.sha256(view + json.dumps([sorted(run_config.items()), *bounds]).encode())
+    for name, record in sorted(told_alike(content, phase.own).items()):
+        if not isinstance(record, ArrayRecord):
+            values = json.dumps([name, sorted(record.items())], default=bytes.hex)
+            checksum.update(values.encode())
+            continue
+        for key, array in sorted(as_arrays(record).items()):
+            checksum.update(json.dumps([name, key, array.dtype.str, array.shape]).encode())
+            checksum.update(np.ascontiguousarray(array).tobytes())
     return checksum.digest()
 
 
-def training_settings(content: RecordDict) -> dict[str, Any]:
-    """Settings of local training in a phase's message, sorted."""
-    config = content.config_records.get(CONFIG, ConfigRecord())
-    known = {field.alias for field in TrainSettings.model_fields.values()} | {SERVER_ROUND}
-    return {key: config[key] for key in sorted(config) if key in known}
+def summed_records(phase: Phase, content: RecordDict, model: Arrays) -> dict[str, Arrays]:
+    """Array records of the answers to a message that are summed: arrays like theirs, by name."""
+    others = phase.also_summed(content, model) if phase.also_summed else {}
+    return {ARRAYS: model, **others}
 
 
-def num_masked(model: Arrays) -> int:
-    """Numbers in a masked reply: the model, the weight, each metric and the weight that has it."""
-    return sum(array.size for array in model.values()) + 1 + 2 * len(SUMMED_METRICS)
+def num_masked(records: Mapping[str, Arrays]) -> int:
+    """Numbers in a masked reply: records, weight, each metric and the weight that has it."""
+    sizes = (array.size for arrays in records.values() for array in arrays.values())
+    return sum(sizes) + 1 + 2 * len(SUMMED_METRICS)
 
 
-def like_a_masked_model(record: ArrayRecord, model: Arrays) -> None:
-    """Check that a record holds as many 64-bit integers as the model needs."""
+def like_masked_models(record: ArrayRecord, model: Arrays, *, most: int) -> None:
+    """Check that a record holds 64-bit integers, enough for a model, and for `most` at most."""
     arrays = as_arrays(record)
     if list(arrays) != [MASKED]:
         raise ValueError(f"its arrays are not {MASKED}")
-    array, size = arrays[MASKED], num_masked(model)
-    if array.shape != (size,) or array.dtype.str != "<u8":
-        raise ValueError(f"{MASKED} is {array.dtype} {array.shape}, needs uint64 ({size},)")
+    array, fewest = arrays[MASKED], num_masked({ARRAYS: model})
+    others = (most - 1) * sum(values.size for values in model.values())
+    fits = array.ndim == 1 and fewest <= array.size <= fewest + others
+    if not fits or array.dtype.str != "<u8":
+        wanted = f"{fewest}" if most == 1 else f"{fewest} to {fewest + others}"
+        raise ValueError(f"{MASKED} is {array.dtype} {array.shape}, needs uint64 ({wanted},)")
 
 
 def in_secure_sums(phase: Phase) -> Phase:
-    """A phase whose answers are masked: only the sum of models is known, none is compared."""
-    return replace(phase, replies=tuple(map(_masked, phase.replies)), compared=False)
+    """A phase whose answers are masked: only sums of arrays are known, none is compared.
+
+    Answers that hold no arrays stay as they are.
+    """
+    replies = tuple(_masked(reply) if reply.arrays else reply for reply in phase.replies)
+    return replace(phase, replies=replies, compared=False)
 
 
 def _masked(reply: Reply) -> Reply:
@@ -261,7 +298,8 @@ def _masked(reply: Reply) -> Reply:
         if (field.alias or name) not in UNTOLD
     }
     metrics = create_model(f"Masked{reply.metrics.__name__}", __base__=Block, **told)
-    return Reply(metrics=metrics, arrays={MASKED: like_a_masked_model})
+    check = partial(like_masked_models, most=len(reply.arrays))
+    return Reply(metrics=metrics, arrays={MASKED: check})
 
 
 PHASES = (
@@ -274,7 +312,7 @@ PHASES = (
     Phase(
         SHARE,
         "nodes share their masks' secrets",
-        (Reply(configs={SECURE: Shares}),),
+        (Reply(configs={SECURE: Shares}), Reply(configs={REFUSED_KEYS: RefusedKeys})),
         "client.secure_sums:share",
     ),
     Phase(

@@ -12,6 +12,7 @@ from protocol.registry import phases_of
 from server.edge import Commands, EdgeRounds, check_below, commands_from_above
 from server.grid.screening import ScreeningGrid
 from server.grid.secure_sums import SecureSumGrid
+from server.line import module_of_line
 from server.names import names_in_log
 from server.privacy import check_privacy, check_secure_sums
 from server.record.journal import Journal
@@ -21,7 +22,6 @@ from server.record.resume import checkpoint_to_resume, find_run_to_resume, lock_
 from server.roster import Roster, meet_nodes
 from server.rounds import Rounds
 from server.settings import RunSettings
-from server.shutdown import ignore_signals_at_the_end
 from server.strategy import method_of_start, settings_of_start, strategy_of_run
 from server.task import Task
 from strategies.common.directory import Directory
@@ -35,13 +35,14 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run what the run config says; below an edge, what that is asked for."""
-    ignore_signals_at_the_end()
+    if shutdown := module_of_line("shutdown"):
+        shutdown.ignore_signals_at_the_end()
     settings = RunSettings.from_run_config(context.run_config)
     with commands_from_above(settings.edge) as commands:
-        _run(grid, context.run_id, settings, commands)
+        _run(grid, context, settings, commands)
 
 
-def _run(grid: Grid, run_id: int, settings: RunSettings, commands: Commands | None) -> None:
+def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands | None) -> None:
     """Check the settings, meet the nodes, and run the strategy."""
     check_secure_sums(settings, find_strategy(settings.strategy)[1])
     settings = settings.defended(find_strategy(settings.strategy)[1])
@@ -59,7 +60,7 @@ def _run(grid: Grid, run_id: int, settings: RunSettings, commands: Commands | No
     start = None
     if starting:
         start = strategy_of_run(of_start, *find_strategy(starting.name), task, directory)
-    folder_of_run = lock_run_folder(find_run_to_resume(settings, run_id))
+    folder_of_run = lock_run_folder(find_run_to_resume(settings, context.run_id))
     with products_in("float32"), names_in_log(directory.names), folder_of_run as folder:
         checkpoint = checkpoint_to_resume(settings, folder)
         serve_metrics(folder)
@@ -69,7 +70,8 @@ def _run(grid: Grid, run_id: int, settings: RunSettings, commands: Commands | No
                 SecureSumGrid,
                 summed=method.summed,
                 longest=settings.secure_sums_norm,
-                run_id=run_id,
+                run_id=context.run_id,
+                run_config=context.run_config,
             )
         with Journal(folder / "journal.jsonl", checkpoint.round if checkpoint else None) as journal:
             screening = grid_of(
@@ -93,6 +95,6 @@ def _run(grid: Grid, run_id: int, settings: RunSettings, commands: Commands | No
             if commands is not None:
                 rounds_of = partial(EdgeRounds, commands=commands)
             rounds = rounds_of(
-                settings, run_id, task, method, strategy, screening, roster, recorder, start
+                settings, context.run_id, task, method, strategy, screening, roster, recorder, start
             )
             rounds.run(checkpoint)

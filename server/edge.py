@@ -111,7 +111,7 @@ class Commands:
         finally:
             with self._lock:
                 self._unanswered.discard(command.answer)
-        return to_bytes(Message(content, reply_to=command.message))
+        return to_bytes(Message(content, 0, command.message.metadata.message_type))
 
     def end(self, request: bytes, seconds: float) -> bytes:
         """Have the run end once it has answered, from another thread."""

@@ -30,7 +30,7 @@ def server_evaluation(
         nonlocal samples
         model.load_state_dict(as_tensors(as_arrays(arrays)))
         if samples is test and isinstance(model, Frozen) and not model.trained:
-            samples = _as_features(model, test, device)  # once: they do not change
+            samples = _as_vectors(model, test, device)  # once: they do not change
         predicted, loss = predict(model, samples, device)
         correct = predicted == labels
         hits = labels[correct].bincount(minlength=len(class_sizes))
@@ -46,7 +46,7 @@ def server_evaluation(
 
 
 @torch.inference_mode()
-def _as_features(model: Frozen, samples: Samples, device: torch.device | str) -> Samples:
+def _as_vectors(model: Frozen, samples: Samples, device: torch.device | str) -> Samples:
     model.to(device).eval()
-    features = [model.features(batch.to(device)) for batch in torch.split(samples.inputs, BATCH)]
-    return Samples(torch.cat(features), samples.labels)
+    vectors = [model.vectors(batch.to(device)) for batch in torch.split(samples.inputs, BATCH)]
+    return Samples(torch.cat(vectors), samples.labels)

@@ -5,7 +5,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from flwr.common.logger import FLOWER_LOGGER
+FLOWER_LOGGER = logging.getLogger("flwr")
+"""The logger of `flwr.common.log`."""
 
 _NODE = re.compile(r"\b(?:[Nn]ode )?(\d{15,20})\b")
 """Flower's node ids are random 64-bit numbers, so no other number is mistaken for one."""

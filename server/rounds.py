@@ -84,7 +84,7 @@ class Rounds:
         self._follow_roster()
         done = None
         if checkpoint:
-            done, self._model = checkpoint.round, checkpoint.arrays
+            done, self._model = checkpoint.round, self.task.sent(checkpoint.arrays)
             continue_on_nodes(self.grid, checkpoint, self.roster, self.settings.phase_timeout)
             restore(self.strategy, checkpoint, self.roster)
             self.grid.begin_round(done + 1)
@@ -93,8 +93,8 @@ class Rounds:
                 self._model = self._first_model(self.start)
             arrays = self.learn(done)
         except Exception as error:
-            learnt = self._model if self._model is not self.task.start else None
-            self.recorder.break_off(error, None if self._personal else learnt)
+            learnt = not self._personal and self._model is not self.task.start
+            self.recorder.break_off(error, self.task.whole(self._model) if learnt else None)
             raise
         self._write_results(arrays)
 
@@ -243,7 +243,7 @@ class Rounds:
             round=server_round,
             settings=self.settings.model_dump(by_alias=True),
             nodes=self.roster.identities,
-            arrays=arrays,
+            arrays=self.task.whole(arrays),
             state=state_of(self.strategy),
             record=self.recorder.state_dict(),
             keys=self.roster.keys,
@@ -267,7 +267,7 @@ class Rounds:
         counts = class_counts(self.settings, self.task.spec, self.roster)
         self.recorder.write_json("partition.json", counts)
         artifacts: dict[str, bytes] = getattr(self.strategy, "artifacts", dict)()
-        model = None if self._personal else arrays
+        model = None if self._personal else self.task.whole(arrays)
         self.recorder.finish(model, self._formula_bytes(arrays), artifacts, self.roster.warnings)
 
     def _formula_bytes(self, arrays: ArrayRecord) -> dict[str, float]:

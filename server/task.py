@@ -10,9 +10,11 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.common import log
 from torch import nn
 
+from protocol.arrays import as_arrays
 from server.evaluation import server_evaluation
 from server.settings import RunSettings
 from task.augmentation import chosen_changes
+from task.backbones import whole_state
 from task.compute.device import choose_device, describe_device
 from task.datasets import DataSpec
 from task.models import ModelError, last_dense, model_of
@@ -26,9 +28,9 @@ Evaluate = Callable[[int, ArrayRecord], MetricRecord]
 class Task:
     """What a federation trains.
 
-    `start` holds the initial weights, `device` is where the server computes. `evaluate` is None if
-    the server has no test samples. `tested` are the labels of its test samples, or all labels
-    without.
+    `start` holds the initial weights, as they are sent: without what is frozen. `device` is where
+    the server computes. `evaluate` is None if the server has no test samples. `tested` are the
+    labels of its test samples, or all labels without.
     """
 
     spec: DataSpec
@@ -66,6 +68,27 @@ class Task:
             evaluate=server_evaluation(model, test.to_samples(spec), device) if test else None,
             tested=tuple(np.unique(test.labels).tolist() if test else range(spec.num_classes)),
         )
+
+    def whole(self, sent: ArrayRecord) -> ArrayRecord:
+        """A model of the run with what is frozen, for files that stand alone."""
+        return ArrayRecord({**ArrayRecord(whole_state(self.model)), **sent})
+
+    def sent(self, whole: ArrayRecord) -> ArrayRecord:
+        """The model of a file as it is sent.
+
+        Raises
+        ------
+        SettingsError
+            If what is frozen is not what this server has.
+        """
+        own, given = as_arrays(ArrayRecord(whole_state(self.model))), as_arrays(whole)
+        for name in own.keys() - self.start.keys():
+            if not np.array_equal(own[name], given[name]):
+                raise SettingsError(
+                    f"the run's frozen network had another {name} (give the server and all nodes "
+                    "the file or package again that it had then, or start a new run)"
+                )
+        return ArrayRecord({name: whole[name] for name in self.start})
 
 
 def _check_layer(model: nn.Module, name: str) -> None:

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from logging import INFO, WARNING
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from protocol.replies import usable
 from strategies.agreement import Agreement
 from strategies.common.checked import RobustFedAvg, Update
 from strategies.common.formation import chosen_formation
+from strategies.common.run import Run
 from strategies.common.virtual_files import virtual_files
 from task.datasets import DataSpec
 from task.words import counted
@@ -53,7 +54,7 @@ class FedLGD(RobustFedAvg):
     model : nn.Module
         The run's architecture; its weights are not changed.
     spec : DataSpec
-        Shape and classes of the images.
+        Shape and classes of what nodes train on (`task.backbones.seen_spec`).
     per_class, formation, first_steps, refine_steps, every, selections, contrast, global_per_class,
     global_steps, match
         See `protocol.fedlgd.FedLGDSettings`.
@@ -115,6 +116,11 @@ class FedLGD(RobustFedAvg):
         self._selected = False
         self._content: RecordDict
 
+    @classmethod
+    def from_run(cls, settings: Any, run: Run, **arguments: Any) -> Self:
+        """Make the strategy for a run; virtual data are of what nodes train on."""
+        return super().from_run(settings, run, **{"spec": run.seen_spec, **arguments})
+
     def summary(self) -> None:
         """Log summary configuration of the strategy."""
         log(INFO, "\t├──> FedLGD settings:")
@@ -144,7 +150,7 @@ class FedLGD(RobustFedAvg):
 
     def read(self, reply: Message) -> Update:
         """Read a reply; in a selected round check its gradient too."""
-        if self._selected and self.match == "gradient":
+        if self._asks_for_gradients:
             model_arrays(sent_arrays(reply, GRADIENT), self._matched(self.start_of_round))
         return super().read(reply)
 
@@ -189,6 +195,10 @@ class FedLGD(RobustFedAvg):
         super().load_state_dict(state)
         self._replace(state["global-data"])
 
+    @property
+    def _asks_for_gradients(self) -> bool:
+        return self._selected and self.match == "gradient"
+
     def _request(self) -> VirtualTraining:
         """The round's request to nodes."""
         joint = not self._selected and self.global_data is not None
@@ -198,7 +208,7 @@ class FedLGD(RobustFedAvg):
             first_steps=self.first_steps,
             refine_steps=self.refine_steps if self._selected else 0,
             contrast=self.contrast if joint else 0.0,
-            gradient=self._selected and self.match == "gradient",
+            gradient=self._matched_names() if self._asks_for_gradients else [],
         )
 
     def _message(self, node: int) -> Message:
@@ -227,12 +237,17 @@ class FedLGD(RobustFedAvg):
         self._holders.difference_update(lacking)
         messages = [self._message(node) for node in lacking]
         again = usable(self.grid.send_and_receive(messages, timeout=self.phase_timeout))
+        answered = {reply.metadata.src_node_id for reply in again}
+        self._holders.difference_update(set(lacking) - answered)
         return [reply for reply in replies if reply.metadata.src_node_id not in lacking] + again
 
     def _matched(self, arrays: Arrays) -> Arrays:
         """The arrays by which gradients are matched."""
+        return {name: arrays[name] for name in self._matched_names()}
+
+    def _matched_names(self) -> list[str]:
         weights = self._model.named_parameters()
-        return {name: arrays[name] for name, w in weights if w.ndim > 1 and w.requires_grad}
+        return [name for name, w in weights if w.ndim > 1 and w.requires_grad]
 
     def _refine(self, target: Arrays) -> None:
         """Match the gradient at the round's initial model (eq. 5-6)."""

@@ -53,6 +53,28 @@ def class_folders(root: Path) -> list[Path]:
     return folders
 
 
+def class_names(path: str | Path) -> tuple[str, ...]:
+    """Names of the class folders below a path, sorted; empty if they are numbers or not there.
+
+    Raises
+    ------
+    DatasetError
+        If a name cannot stand in ``private.classes``.
+    """
+    path = Path(path)
+    folders = [folder for folder in visible(path) if folder.is_dir()] if path.is_dir() else []
+    names = tuple(folder.name for folder in folders)
+    if all(name.isdecimal() for name in names):
+        return ()
+    for name in names:
+        if "," in name or not name.isprintable() or len(name) > LONGEST_NAME:
+            raise DatasetError(
+                f"{path}: class folder {name!r} needs another name: printable, without a comma, at "
+                f"most {LONGEST_NAME} characters"
+            )
+    return names
+
+
 def beside_class_folders(root: Path) -> list[Finding]:
     """Files that lie beside the class folders, where nothing reads them."""
     reason = "lies beside the class folders; move it into one, or remove it"

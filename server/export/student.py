@@ -11,6 +11,7 @@ from distill.ensemble import Distilled, distil_ensemble
 from server.export.description import Description
 from server.export.model import FILES, ExportError, Format, weights_of, write_model
 from server.page import RunFiles
+from task.backbones import whole_state
 from task.datasets import auxiliary_images
 from task.models import create_model
 
@@ -73,7 +74,7 @@ def export_student(run: RunFiles, student: Student, form: Format, folder: Path) 
     _, told = distil(teacher, model, inputs, seed)
     small = replace(description, model=student.model)
     file = folder / f"student-{FILES[form]}"
-    return write_model(model.state_dict(), small, form, file), told
+    return write_model(whole_state(model), small, form, file), told
 
 
 def distil(

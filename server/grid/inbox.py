@@ -1,42 +1,23 @@
-"""Fetches the replies to a phase's messages as they arrive."""
+"""Fetches the replies to a phase's messages as they arrive, over any Flower Grid."""
 
-import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
-from typing import cast
+from time import monotonic
 
 from flwr.app import Error, Message, RecordDict
-from flwr.common.constant import ErrorCode
-from flwr.proto.appio_pb2 import PullAppMessagesRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectIdNotPreregisteredError,
-    ObjectUnavailableError,
-    inflate_object_from_contents,
-    pull_objects,
-)
-from flwr.supercore.retry import exponential
-from flwr.superlink.grid import GrpcGrid
 
-from protocol.superlink import overloaded, retry_also
+from protocol.replies import UNREADABLE
 from server.grid.ledger import content_bytes
 
-MOST_PARTS = 10_000
-"""Objects in a reply: an array is one or more, a record another."""
-REFUSED = ErrorCode.REPLY_MESSAGE_UNAVAILABLE
-PULLS = 64
-"""Announced replies to try in one fetch, so that its cost does not grow with the nodes."""
-CHECK_SENDERS = 5.0
-"""Seconds between checks that the senders of incomplete replies are still connected."""
-LONGEST_RETRY = 2
-"""Seconds until the next attempt, at most, while the SuperLink is away (Flower: up to 20)."""
+ASKED = 64
+"""Replies that a fetch asks for one by one, so that its cost does not grow with the nodes."""
+_CONNECTION = ("grpc", "httpx")
+"""Packages whose errors tell of the SuperLink, and not of what a node has sent."""
 
 
 class Inbox:
-    """Replies that a phase waits for, over any Flower Grid.
+    """Replies that a phase waits for.
 
     A reply's sender is the node that its message went to, whatever the reply itself says.
 
@@ -84,156 +65,53 @@ class Inbox:
         self.waiting.discard(message_id)
         message = self._messages[message_id]
         if isinstance(answer, RecordDict) and content_bytes(answer) > self._most_bytes(message):
-            answer = _too_large(self._most_bytes(message))
+            answer = too_large(self._most_bytes(message))
         return Message(answer, reply_to=message)
 
 
-class SuperLinkInbox(Inbox):
-    """Replies through a SuperLink, each as soon as it is complete.
+class OneByOneInbox(Inbox):
+    """Replies through a SuperLink, by Flower's own `pull_messages`, one at a time.
 
-    A SuperLink announces a reply before its objects have arrived. Flower's `pull_messages` waits
-    for them one reply after the other, so if a sender dies midway, it blocks all replies behind
-    it. This inbox looks for the objects sent last; if they are missing, it tries the next reply.
-
-    A SuperLink also keeps messages that their nodes never fetched, each with a model, until the
-    run ends. `close` makes it drop them.
+    Of several replies, one that cannot be read would take the others with it: Flower drops each
+    from the SuperLink as it goes.
     """
-
-    _grid: GrpcGrid
 
     def __init__(
         self,
-        grid: GrpcGrid,
+        grid: Grid,
         messages: Mapping[str, Message],
         most_bytes: Callable[[Message], int],
     ) -> None:
         super().__init__(grid, messages, most_bytes)
-        self._announced: dict[str, ObjectTree] = {}
-        """Objects of each incomplete reply, by the id of the message it answers."""
-        self._next_check = time.monotonic() + CHECK_SENDERS
+        self._turn = deque(messages)
 
     def fetch(self, end: float) -> Iterator[Message]:
-        """Yield the replies that are complete; see `Inbox`."""
-        if unknown := self.waiting - self._announced.keys():
-            request = PullAppMessagesRequest(message_ids=unknown)
-            response = self._grid._stub.PullMessages(request)
-            for reply, tree in zip(
-                response.messages_list, response.message_object_trees, strict=True
-            ):
-                self._announced[reply.metadata.reply_to_message_id] = tree
-        for message_id in list(islice(self._announced, PULLS)):
-            if time.monotonic() >= end:
+        """Yield replies that have arrived; see `Inbox`."""
+        for _ in range(min(ASKED, len(self._turn))):
+            if monotonic() >= end:
                 return
-            tree = self._announced.pop(message_id)
-            if (answer := self._pull(tree, self._most_bytes(self._messages[message_id]))) is None:
-                self._announced[message_id] = tree  # to the end of the queue
-                continue
-            if isinstance(answer, Error):  # may be the SuperLink's own, for a lost node
-                self._drop(message_id)
-            yield self._reply(message_id, answer)
-        if self._announced and time.monotonic() > self._next_check:
-            self._next_check = time.monotonic() + CHECK_SENDERS
-            yield from self._lost_senders()
+            message_id = self._turn.popleft()
+            if (answer := self._pull(message_id)) is None:
+                self._turn.append(message_id)
+            else:
+                yield self._reply(message_id, answer)
 
-    @property
-    def coming(self) -> bool:
-        """Whether a reply is announced but incomplete; see `Inbox`."""
-        return bool(self._announced)
-
-    def close(self) -> None:
-        """Make the SuperLink drop messages and incomplete replies."""
-        for message_id in self.waiting:
-            self._drop(message_id)
-        for tree in self._announced.values():
-            self._drop(tree.object_id)
-
-    def _pull(self, tree: ObjectTree, most: int) -> RecordDict | Error | None:
-        """Pull a reply of at most so many bytes; None if it is incomplete."""
-        parts = [part.object_id for part in islice(iterate_object_tree(tree), MOST_PARTS + 1)]
-        if len(parts) > MOST_PARTS:
-            self._drop(tree.object_id)
-            return Error(REFUSED, f"Its reply has more than {MOST_PARTS:,} parts")
-        pull_object = _bounded(
-            make_pull_object_fn_protobuf(
-                self._grid._stub.PullObject, self._grid.node, self._grid.run.run_id
-            ),
-            most,
-        )
+    def _pull(self, message_id: str) -> RecordDict | Error | None:
         try:
-            contents = pull_objects(parts[::-1], pull_object, max_tries_per_object=1)
-        except _TooLargeError:
-            self._drop(tree.object_id)
-            return _too_large(most)
-        except ObjectUnavailableError:
-            return None
-        except ObjectIdNotPreregisteredError as error:
-            return _unreadable(error)
-        self._drop(tree.object_id)
-        try:
-            reply = cast(Message, inflate_object_from_contents(tree.object_id, contents))
-            return reply.error if reply.has_error() else reply.content
+            for reply in self._grid.pull_messages([message_id]):
+                return reply.error if reply.has_error() else reply.content
         except Exception as error:  # a node may send anything
-            return _unreadable(error)
-
-    def _lost_senders(self) -> Iterator[Message]:
-        """Errors for nodes that were lost while they sent."""
-        connected = set(self._grid.get_node_ids())
-        for message_id, tree in list(self._announced.items()):
-            if self._messages[message_id].metadata.dst_node_id not in connected:
-                del self._announced[message_id]
-                self._drop(tree.object_id)
-                reason = "The node was lost while it sent its reply"
-                yield self._reply(message_id, Error(ErrorCode.NODE_UNAVAILABLE, reason))
-
-    def _drop(self, object_id: str) -> None:
-        self._grid._stub.ConfirmMessageReceived(
-            ConfirmMessageReceivedRequest(
-                node=self._grid.node, run_id=self._grid.run.run_id, message_object_id=object_id
-            )
-        )
+            if type(error).__module__.partition(".")[0] in _CONNECTION:
+                raise
+            return unreadable(error)
+        return None
 
 
-def be_patient(grid: Grid) -> None:
-    """Let a grid wait for a SuperLink with too much to do, and notice soon that it is back.
-
-    A phase cannot end before.
-    """
-    if isinstance(grid, GrpcGrid):
-        retry_also(grid._retry_invoker, overloaded)
-        grid._retry_invoker.wait_gen_factory = lambda: exponential(max_delay=LONGEST_RETRY)
+def too_large(most: int) -> Error:
+    """What a reply of more bytes counts as."""
+    return Error(UNREADABLE, f"Its reply has more than {most:,} bytes, the most for this phase")
 
 
-def open_inbox(
-    grid: Grid, messages: Mapping[str, Message], most_bytes: Callable[[Message], int]
-) -> Inbox:
-    """Open the inbox for this kind of grid."""
-    if isinstance(grid, GrpcGrid):
-        return SuperLinkInbox(grid, messages, most_bytes)
-    return Inbox(grid, messages, most_bytes)
-
-
-class _TooLargeError(Exception):
-    """A reply has more bytes than it may have."""
-
-
-def _bounded(pull: Callable[[str], bytes], most: int) -> Callable[[str], bytes]:
-    """The same function, which raises when it has pulled more than so many bytes."""
-    left = most
-
-    def pull_bounded(object_id: str) -> bytes:
-        nonlocal left
-        content = pull(object_id)
-        left -= len(content)
-        if left < 0:
-            raise _TooLargeError
-        return content
-
-    return pull_bounded
-
-
-def _too_large(most: int) -> Error:
-    return Error(REFUSED, f"Its reply has more than {most:,} bytes, the most for this phase")
-
-
-def _unreadable(error: Exception) -> Error:
-    return Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, f"Its reply cannot be read: {error}")
+def unreadable(error: Exception) -> Error:
+    """What a reply counts as that cannot be read."""
+    return Error(UNREADABLE, f"Its reply cannot be read: {error}")

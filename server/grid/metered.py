@@ -5,23 +5,20 @@ import random
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from logging import WARNING
+from typing import TYPE_CHECKING
 
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.common import log
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 from protocol.edge import SHARE
 from protocol.messages import ROUTE
 from protocol.method import Phase
 from protocol.registry import phases_of
-from protocol.replies import SET_ASIDE
-from server.grid.batches import push
+from protocol.replies import SET_ASIDE, UNKNOWN
+from server.grid.exchange import exchange_over
 from server.grid.failures import first_line, told
-from server.grid.inbox import be_patient, open_inbox
 from server.grid.ledger import Ledger, content_bytes
-from server.grid.looks import space_looks
 from server.grid.progress import Progress
 from server.grid.spool import Spool
 from server.grid.together import name_companions
@@ -29,6 +26,9 @@ from server.record.journal import Journal
 from server.roster import TooFewNodesError
 from strategies.common.directory import listed
 from task.words import counted
+
+if TYPE_CHECKING:
+    from flwr.supercore.run import Run
 
 FIRST_POLL = 0.02
 LONGEST_POLL = 0.5
@@ -92,8 +92,8 @@ class MeteredGrid(Grid):
         """Connected nodes that cannot take part."""
         self.due = math.inf
         """When an edge owes its answer above, in monotonic seconds: phases end well before it."""
-        be_patient(grid)
         self._grid = grid
+        self._exchange = exchange_over(grid)
         self._deadline = deadline
         self._seed = seed
         self._journal = journal
@@ -113,12 +113,12 @@ class MeteredGrid(Grid):
         """Whether any node sent something usable, by phase of this round."""
         random.seed(f"{self._seed} {server_round}")
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: "Run") -> None:
         """Set the run this grid operates in."""
         self._grid.set_run(run)
 
     @property
-    def run(self) -> Run:
+    def run(self) -> "Run":
         """Run information."""
         return self._grid.run
 
@@ -159,7 +159,7 @@ class MeteredGrid(Grid):
         """Push messages and count their bytes."""
         messages = list(messages)
         self.ledger.book_sent(messages)
-        return push(self._grid, messages)
+        return self._exchange.push(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Pull replies without counting them; only :meth:`send_and_receive` counts."""
@@ -198,7 +198,7 @@ class MeteredGrid(Grid):
         phase = messages[0].metadata.message_type
         if phase == MessageType.TRAIN:
             name_companions(messages, self.together)
-        space_looks(self._grid, messages)
+        self._exchange.prepare(messages)
         start = time.monotonic()
         pending = dict(zip(self.push_messages(messages), messages, strict=True))
         pending.pop("", None)  # messages that the SuperLink refused have no id
@@ -241,7 +241,7 @@ class MeteredGrid(Grid):
     def _accepted(self, message: Message, reply: Message) -> Message:
         """Check one reply as it arrives; subclasses may return an error reply instead."""
         if reply.has_error() and reply.error.code == SET_ASIDE:  # only we say that it was logged
-            reply.error = Error(ErrorCode.UNKNOWN, reply.error.reason)
+            reply.error = Error(UNKNOWN, reply.error.reason)
         return reply
 
     def _most_bytes(self, message: Message) -> int:
@@ -299,7 +299,7 @@ class MeteredGrid(Grid):
         self, messages: Mapping[str, Message], end: float, progress: Progress
     ) -> Iterator[Message]:
         """Replies as they arrive, until all are in or it is `end`, in monotonic seconds."""
-        inbox, poll = open_inbox(self._grid, messages, self._most_bytes), FIRST_POLL
+        inbox, poll = self._exchange.open_inbox(messages, self._most_bytes), FIRST_POLL
         while inbox.waiting and time.monotonic() < end:
             poll = min(poll * 1.5, SOON if inbox.coming else LONGEST_POLL)
             for reply in inbox.fetch(end):

@@ -4,13 +4,14 @@ Strategies notice nothing: each node's reply holds the mean of all, and the weig
 models is that mean. The protocol is in `protocol.secure_sums`, its maths in `links.masks`.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import ERROR
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common import log
 from numpy.typing import NDArray
@@ -32,10 +33,12 @@ from links.masks import (
 )
 from protocol.arrays import VARIANCE, Arrays, as_arrays, as_record
 from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
+from protocol.method import Phase
 from protocol.replies import SET_ASIDE
 from protocol.secure_sums import (
     ANNOUNCE,
     MASKED,
+    REFUSED_KEYS,
     SECURE,
     SHARE,
     SUMMED_METRICS,
@@ -43,22 +46,39 @@ from protocol.secure_sums import (
     Announcement,
     Keys,
     Peers,
+    RefusedKeys,
     Shares,
     SumRequest,
     Unmasked,
     Unmasking,
     context_of,
-    training_settings,
+    num_masked,
+    summed_records,
+    told_alike,
 )
+from server.grid.blame import Blame
 from server.grid.screening import ScreeningGrid
+from strategies.common.directory import listed
 from task.settings import Block
 from task.words import counted
 
-B = TypeVar("B", bound=Block)
+_ONE_AUTHORITY = "give each node a --peer-certificate of one authority, and a name of its own"
 
 
 class SumError(RuntimeError):
-    """A secure sum has failed; what there is of it stays under masks."""
+    """A secure sum has failed; what there is of it stays under masks.
+
+    Parameters
+    ----------
+    reason : str
+        For the log.
+    doubts : Iterable[int] (default: ())
+        Nodes that may be why.
+    """
+
+    def __init__(self, reason: str, doubts: Iterable[int] = ()) -> None:
+        super().__init__(reason)
+        self.doubts = set(doubts)
 
 
 @dataclass(frozen=True)
@@ -99,16 +119,28 @@ class SecureSumGrid(ScreeningGrid):
         L2 norm to which nodes shorten a longer update.
     run_id : int
         Flower's.
+    run_config : Mapping[str, bool | int | float | str]
+        Of the run, as nodes have it.
     """
 
     def __init__(
-        self, *args: Any, summed: Collection[str], longest: float, run_id: int, **kwargs: Any
+        self,
+        *args: Any,
+        summed: Collection[str],
+        longest: float,
+        run_id: int,
+        run_config: Mapping[str, Any],
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._summed = summed
         self._longest = longest
         self._run_id = run_id
+        self._run_config = run_config
         self._number = 0
+        self._size = 0
+        """Numbers in each masked answer."""
+        self._blame = Blame()
         self._seconds = 0.0
         """What the masked answers have taken."""
         self._begun_with = 0
@@ -120,35 +152,70 @@ class SecureSumGrid(ScreeningGrid):
         messages = list(messages)
         if not messages or messages[0].metadata.message_type not in self._summed:
             return super().send_and_receive(messages, timeout=timeout)
+        phase = messages[0].metadata.message_type
+        self._seconds, self._begun_with = 0.0, len(messages)
+        before = self.answered.get(phase, False)
+        nodes = [message.metadata.dst_node_id for message in messages]
+        left_out = self._blame.left_out(nodes, self._round, FEWEST)
+        replies = [
+            self._error(message, f"secure sums go without it: {left_out[node]}")
+            for message, node in zip(messages, nodes, strict=True)
+            if node in left_out
+        ]
+        messages = [m for m in messages if m.metadata.dst_node_id not in left_out]
         try:
-            return self._secure_sum(messages, timeout)
+            replies += self._secure_sum(messages, timeout)
         except SumError as error:
-            return self._failed(messages, f"the secure sum has failed: {error}")
+            replies += self._failed(messages, error)
+        super()._book_phase(phase, self._seconds, len(messages), replies)
+        self.answered[phase] = before or any(reply.has_content() for reply in replies)
+        return replies
 
     def _secure_sum(self, messages: list[Message], timeout: float | None) -> list[Message]:
-        self._seconds, self._begun_with = 0.0, len(messages)
         if not FEWEST <= len(messages) <= MOST:
             raise SumError(
                 f"{counted(len(messages), 'node')} asked, and it takes {FEWEST} to {MOST} "
                 "(start more nodes, lower fraction-train, or set secure-sums to false)"
             )
-        start = self._common_start(messages)
+        records = self._common_records(messages)
+        self._size = num_masked(records)
         the_sum = self._agreed(messages, timeout)
         by_node = {message.metadata.dst_node_id: message for message in messages}
         asked = self._masking_messages(the_sum, by_node)
         replies = super().send_and_receive(asked, timeout=timeout)
-        masked = {r.metadata.src_node_id: r.content for r in replies if r.has_content()}
+        masked = {
+            reply.metadata.src_node_id: reply.content
+            for reply in replies
+            if reply.has_content() and MASKED in reply.content.array_records
+        }
+        others = [reply for reply in replies if reply.metadata.src_node_id not in masked]
         survivors = [place for place in the_sum.members if the_sum.node(place) in masked]
-        total = self._unmasked(the_sum, survivors, masked, timeout)
-        mean, numbers = _mean(total, start, len(survivors))
-        answers = [
-            Message(_content(mean, numbers, masked[node]), reply_to=message)
-            for message in asked
-            if (node := message.metadata.dst_node_id) in masked
-        ]
-        phase = messages[0].metadata.message_type
-        super()._book_phase(phase, self._seconds, len(messages), answers)
-        return [*answers, *(reply for reply in replies if reply.has_error())]
+        answering = [message for message in asked if message.metadata.dst_node_id in masked]
+        try:
+            total = self._unmasked(the_sum, survivors, masked, timeout)
+            means, numbers = _means(total, records, len(survivors))
+        except SumError as error:
+            return [*self._failed(answering, error), *others]
+        answers = []
+        for message in answering:
+            told = masked[message.metadata.dst_node_id]
+            answers.append(Message(_content(means, numbers, told), reply_to=message))
+        return [*answers, *others]
+
+    def _accepted(self, message: Message, reply: Message) -> Message:
+        """The reply, or an error reply; note who answers a step of a sum with something else."""
+        accepted = super()._accepted(message, reply)
+        if accepted.has_content() and MASKED in accepted.content.array_records:
+            (array,) = accepted.content.array_records[MASKED].values()
+            if array.shape != (self._size,):
+                reason = f"{MASKED} is {array.shape}, and the sum is of ({self._size},)"
+                accepted = self._set_aside(message, reason)
+        steps = (ANNOUNCE, SHARE, UNMASK, *self._summed)
+        of_a_sum = message.metadata.message_type in steps
+        if of_a_sum and reply.has_content() and accepted.has_error():
+            node = reply.metadata.src_node_id
+            self._blame.lied(node, f"its answer is malformed: {accepted.error.reason}")
+        return accepted
 
     def _book_phase(self, phase: str, seconds: float, asked: int, replies: list[Message]) -> None:
         """Record a phase; that with masked answers, which hold no numbers, later."""
@@ -164,59 +231,83 @@ class SecureSumGrid(ScreeningGrid):
         of = self._begun_with if phase in self._summed else num_nodes
         super()._check_quorum(phase, replies, of, wait)
 
-    def _common_start(self, messages: list[Message]) -> Arrays:
-        """The model that all of a sum's nodes start from."""
-        first, *others = [message.content for message in messages]
-        model = first.array_records.get(ARRAYS)
-        if model is None or any(
-            other.array_records.get(ARRAYS) is not model
-            or training_settings(other) != training_settings(first)
-            for other in others
+    def _common_records(self, messages: list[Message]) -> dict[str, Arrays]:
+        """What is summed, by record: the model that all start from, and arrays like others."""
+        phase, first = self._phase(messages[0]), messages[0].content
+        told = told_alike(first, phase.own)
+        if ARRAYS not in told or any(
+            told_alike(message.content, phase.own) != told for message in messages[1:]
         ):
             raise SumError("the strategy does not send all nodes the same model and settings")
-        return self._start_of(messages[0])
+        return summed_records(phase, first, self._start_of(messages[0]))
+
+    def _phase(self, message: Message) -> Phase:
+        return self._phases[message.metadata.message_type]
 
     def _agreed(self, messages: list[Message], timeout: float | None) -> _Sum:
         """Have the nodes publish keys and share their secrets."""
         self._number += 1
         nodes = [message.metadata.dst_node_id for message in messages]
-        announcement = _content_of(Announcement(number=self._number))
-        keys = self._answers(ANNOUNCE, dict.fromkeys(nodes, announcement), Keys, timeout)
-        if len(keys) < max(FEWEST, threshold(len(nodes))):
-            raise SumError(f"{len(keys)} of {counted(len(nodes), 'node')} published keys")
-        try:
-            peers = Peers(
-                number=self._number,
-                nodes=[str(node) for node in keys],
-                names=[name_of(of_node.certificate) for of_node in keys.values()],
-                seal_keys=[of_node.seal_key for of_node in keys.values()],
-                mask_keys=[of_node.mask_key for of_node in keys.values()],
-                commitments=[of_node.commitment for of_node in keys.values()],
-                certificates=[of_node.certificate for of_node in keys.values()],
-                signatures=[of_node.signature for of_node in keys.values()],
-            )
-        except ValueError as error:
-            raise SumError(f"nodes published the same keys: {error}") from None
-        answers = self._answers(SHARE, dict.fromkeys(keys, _content_of(peers)), Shares, timeout)
-        shares = {
-            place: answers[node]
-            for place, node in enumerate(keys)
-            if node in answers and _are_complete(answers[node], len(keys))
-        }
-        needed = threshold(len(keys))
+        peers = self._published(nodes, timeout)
+        published = [int(node) for node in peers.nodes]
+        needed = threshold(len(published))
+        replies = self._replies(SHARE, dict.fromkeys(published, _content_of(peers)), timeout)
+        shares = {}
+        for place, node in enumerate(published):
+            if node not in replies or SECURE not in replies[node].config_records:
+                continue
+            told = Shares.checked(replies[node].config_records[SECURE], SECURE)
+            if _are_complete(told, len(published)):
+                shares[place] = told
+            else:
+                self._blame.lied(node, "it did not share its secrets with all others")
+        refusals = _refusals(published, replies)
+        for node, count in Counter(node for _, node in refusals).items():
+            if count > _most_hostile(len(published), needed):
+                nodes = counted(len(published), "node")
+                self._blame.lied(node, f"{count} of {nodes} refuse its keys ({_ONE_AUTHORITY})")
         if len(shares) < needed:
             raise SumError(
-                f"{len(shares)} of {counted(len(keys), 'node')} shared their secrets, and it needs "
-                f"{needed}"
+                f"{len(shares)} of {counted(len(published), 'node')} shared their secrets, and it "
+                f"needs {needed}",
+                {*published} - {*replies} | {node for pair in refusals for node in pair},
             )
         first, most = messages[0], self._most_samples(messages)
-        view = peers.view(self._run_id)
-        context = context_of(view, first.content, self._longest, most)
+        view, bounds = peers.view(self._run_id), (self._longest, most)
+        context = context_of(view, first.content, self._phase(first), self._run_config, bounds)
         return _Sum(peers, context, needed, shares, most)
+
+    def _published(self, nodes: list[int], timeout: float | None) -> Peers:
+        """Have the nodes publish keys; what others could not use, nobody gets."""
+        announcement = _content_of(Announcement(number=self._number))
+        replies = self._replies(ANNOUNCE, dict.fromkeys(nodes, announcement), timeout)
+        keys = {
+            node: Keys.checked(reply.config_records[SECURE], SECURE)
+            for node, reply in replies.items()
+        }
+        lies = _unusable_keys(keys)
+        for node, reason in lies.items():
+            self._blame.lied(node, reason)
+        usable = {node: of_node for node, of_node in keys.items() if node not in lies}
+        if len(usable) < threshold(len(nodes)):
+            raise SumError(
+                f"{len(usable)} of {counted(len(nodes), 'node')} published keys",
+                {*nodes} - {*keys},
+            )
+        return Peers(
+            number=self._number,
+            nodes=[str(node) for node in usable],
+            names=[name_of(of_node.certificate) for of_node in usable.values()],
+            seal_keys=[of_node.seal_key for of_node in usable.values()],
+            mask_keys=[of_node.mask_key for of_node in usable.values()],
+            commitments=[of_node.commitment for of_node in usable.values()],
+            certificates=[of_node.certificate for of_node in usable.values()],
+            signatures=[of_node.signature for of_node in usable.values()],
+        )
 
     def _most_samples(self, messages: list[Message]) -> int:
         """Most samples of a node that count, as in a run without secure sums; 0 for no bound."""
-        if self._phases[messages[0].metadata.message_type].pooled:
+        if self._phase(messages[0]).pooled:
             return 0
         nodes = {message.metadata.dst_node_id for message in messages}
         return max(self._directory.samples({*self.get_node_ids(), *nodes}).values(), default=0)
@@ -252,62 +343,149 @@ class SecureSumGrid(ScreeningGrid):
         if len(survivors) < needed:
             raise SumError(
                 f"{len(survivors)} of {counted(len(members), 'node')} sent masked models, and it "
-                f"needs {needed}"
+                f"needs {needed}",
+                {the_sum.node(place) for place in {*members} - {*survivors}},
             )
         content = _content_of(Unmasking(number=self._number, survivors=survivors))
         asked = {the_sum.node(place): content for place in survivors}
-        answers = self._answers(UNMASK, asked, Unmasked, timeout)
+        replies = self._replies(UNMASK, asked, timeout)
         helpers = {
-            place: answers[node].shares
+            place: Unmasked.checked(replies[node].config_records[SECURE], SECURE).shares
             for place in survivors
-            if (node := the_sum.node(place)) in answers
-            and len(answers[node].shares) == len(members)
+            if (node := the_sum.node(place)) in replies
         }
         total = np.zeros((), np.uint64)
         for place in survivors:
             (array,) = as_arrays(masked[the_sum.node(place)].array_records[MASKED]).values()
             total = total + array.astype(np.uint64)
-        for position, place in enumerate(members):
-            told = the_sum.shares[place]
-            digests = told.seed_digests if place in survivors else told.key_digests
-            shares = [
-                held[position]
-                for helper, held in helpers.items()
-                if digest(held[position]) == digests[helper]
-            ]
+        closed, lies = set(), {}
+        shares = {place: _shares_of(the_sum, place, survivors, helpers) for place in members}
+        for place in members:
+            if len(shares[place]) < needed:
+                closed.add(place)
+                continue
             try:
-                secret = opened(shares, needed)
-            except ValueError as error:
-                raise SumError(
-                    f"the masks of node {the_sum.node(place)} stay on: {error}"
-                ) from None
-            total -= _mask(the_sum, place, survivors, secret, total.size)
-        return total
+                secret = opened(shares[place].values(), needed)
+                total -= _mask(the_sum, place, survivors, secret, total.size)
+            except ValueError:
+                lies[the_sum.node(place)] = "it shared something else than it published"
+        if not closed and not lies:
+            return total
+        silent = {place for place in survivors if place not in helpers}
+        wrong = {(h, m) for m in members for h in helpers if h not in shares[m]}
+        lies |= _liars(the_sum, wrong)
+        for node, reason in lies.items():
+            self._blame.lied(node, reason)
+        reasons = {the_sum.node(place): "too few shares fit" for place in closed} | lies
+        masks = [f"node {node} ({reason})" for node, reason in sorted(reasons.items())]
+        raise SumError(
+            f"masks stay on, of {listed(masks)}",
+            _doubtful(the_sum, closed, silent, wrong, lies),
+        )
 
-    def _answers(
-        self,
-        message_type: str,
-        contents: Mapping[int, RecordDict],
-        kind: type[B],
-        timeout: float | None,
-    ) -> dict[int, B]:
-        """Usable answers of a step by node, in the order of the nodes."""
+    def _replies(
+        self, message_type: str, contents: Mapping[int, RecordDict], timeout: float | None
+    ) -> dict[int, RecordDict]:
+        """Usable replies of a step by node, in the order of the nodes."""
         messages = [Message(content, node, message_type) for node, content in contents.items()]
         replies = super().send_and_receive(messages, timeout=timeout)
         return {
-            reply.metadata.src_node_id: kind.checked(reply.content.config_records[SECURE], SECURE)
-            for reply in replies
-            if reply.has_content()
+            reply.metadata.src_node_id: reply.content for reply in replies if reply.has_content()
         }
 
-    def _failed(self, messages: list[Message], reason: str) -> list[Message]:
-        phase = messages[0].metadata.message_type
-        log(ERROR, "%s: %s", phase, reason)
-        super()._book_phase(phase, self._seconds, len(messages), [])
-        self.answered[phase] = False
-        for message in messages:
-            self.failures.setdefault(message.metadata.dst_node_id, []).append(reason)
-        return [Message(Error(SET_ASIDE, reason), reply_to=message) for message in messages]
+    def _failed(self, messages: list[Message], error: SumError) -> list[Message]:
+        """Error replies of nodes whose sum has failed; note who is to blame."""
+        reason = f"the secure sum has failed: {error}"
+        log(ERROR, "%s: %s", messages[0].metadata.message_type if messages else "", reason)
+        self._blame.doubted(error.doubts, self._round, str(error))
+        return [self._error(message, reason) for message in messages]
+
+    def _error(self, message: Message, reason: str) -> Message:
+        """An error reply of a node that has no part in the sum; the log says why."""
+        self.failures.setdefault(message.metadata.dst_node_id, []).append(reason)
+        return Message(Error(SET_ASIDE, reason), reply_to=message)
+
+
+def _unusable_keys(keys: Mapping[int, Keys]) -> dict[int, str]:
+    """Nodes with keys that nobody can use, or that others have too, with the reason."""
+    published = {node: {of_node.seal_key, of_node.mask_key} for node, of_node in keys.items()}
+    counts = Counter(key for both in published.values() for key in both)
+    own = X25519PrivateKey.generate()
+    lies = {}
+    for node, both in published.items():
+        for key in both:
+            try:
+                own.exchange(X25519PublicKey.from_public_bytes(key))
+            except ValueError:
+                lies[node] = "it published a key that nobody can use"
+            if counts[key] > 1:
+                lies[node] = "it published a key that another node published too"
+    return lies
+
+
+def _refusals(published: Sequence[int], replies: Mapping[int, RecordDict]) -> set[tuple[int, int]]:
+    """Pairs of a node and another whose keys it refuses."""
+    return {
+        (node, published[place])
+        for node, reply in replies.items()
+        if REFUSED_KEYS in reply.config_records
+        for place in RefusedKeys.checked(reply.config_records[REFUSED_KEYS], REFUSED_KEYS).places
+        if place < len(published)
+    }
+
+
+def _shares_of(
+    the_sum: _Sum,
+    place: int,
+    survivors: Collection[int],
+    helpers: Mapping[int, Sequence[bytes]],
+) -> dict[int, bytes]:
+    """Shares of a member's secret as the member has told them, by the helper that gave them."""
+    position, told = the_sum.members.index(place), the_sum.shares[place]
+    digests = told.seed_digests if place in survivors else told.key_digests
+    return {
+        helper: given[position]
+        for helper, given in helpers.items()
+        if len(given) == len(the_sum.members) and digest(given[position]) == digests[helper]
+    }
+
+
+def _most_hostile(num_nodes: int, needed: int) -> int:
+    """Nodes of a sum that may be hostile, so that one whom more accuse has lied."""
+    return max(num_nodes - needed, 1)
+
+
+def _liars(the_sum: _Sum, wrong: Collection[tuple[int, int]]) -> dict[int, str]:
+    """Nodes whose shares differ from what was told more often than hostile others can cause.
+
+    `wrong` are pairs of a helper and the member whose share it did not give.
+    """
+    most = _most_hostile(len(the_sum.peers.nodes), the_sum.needed)
+    lies = {}
+    for place in the_sum.members:
+        given = sum(helper == place for helper, _ in wrong)
+        shared = sum(member == place for _, member in wrong)
+        if shared > most:
+            lies[the_sum.node(place)] = f"{counted(shared, 'share')} of its secrets are no use"
+        elif given > most or (place, place) in wrong:
+            lies[the_sum.node(place)] = f"it gave {counted(given, 'wrong share')} to open masks"
+    return lies
+
+
+def _doubtful(
+    the_sum: _Sum,
+    closed: Collection[int],
+    silent: Collection[int],
+    wrong: Collection[tuple[int, int]],
+    lies: Mapping[int, str],
+) -> set[int]:
+    """Nodes that may be why masks stay on, where no liar explains it."""
+    unexplained = {place for place in closed if the_sum.node(place) not in lies}
+    if not unexplained:
+        return set()
+    pairs = {pair for pair in wrong if pair[1] in unexplained}
+    honest = {pair for pair in pairs if not any(the_sum.node(place) in lies for place in pair)}
+    return {the_sum.node(place) for place in (*silent, *(p for pair in honest for p in pair))}
 
 
 def _mask(the_sum: _Sum, place: int, survivors: list[int], secret: bytes, size: int) -> Masked:
@@ -315,28 +493,29 @@ def _mask(the_sum: _Sum, place: int, survivors: list[int], secret: bytes, size: 
 
     Raises
     ------
-    SumError
+    ValueError
         If the secret is not the one that the node has published.
     """
     peers = the_sum.peers
-    lie = SumError(f"node {peers.nodes[place]} shared something else than it published")
-    if place in survivors:
-        if len(secret) != 32 or digest(secret) != peers.commitments[place]:
-            raise lie
-        return stream(secret, size)
     if len(secret) != 32:
-        raise lie
+        raise ValueError("not of 32 bytes")
+    if place in survivors:
+        if digest(secret) != peers.commitments[place]:
+            raise ValueError("not the seed that it was bound to")
+        return stream(secret, size)
     key = X25519PrivateKey.from_private_bytes(secret)
     if public_bytes(key) != peers.mask_keys[place]:
-        raise lie
+        raise ValueError("not the key that it published")
     mask = np.zeros(size, np.uint64)
     for other in survivors:  # minus what it would have added
         mask -= pair_mask(place, other, key, peers.mask_keys[other], the_sum.context, size)
     return mask
 
 
-def _mean(total: Masked, start: Arrays, num_nodes: int) -> tuple[Arrays, dict[str, int | float]]:
-    """Mean model and metrics of a sum, the samples as those of one of so many equal nodes.
+def _means(
+    total: Masked, records: Mapping[str, Arrays], num_nodes: int
+) -> tuple[dict[str, Arrays], dict[str, int | float]]:
+    """Mean arrays by record, and metrics, of a sum; the samples as of one of so many equal nodes.
 
     Raises
     ------
@@ -351,30 +530,38 @@ def _mean(total: Masked, start: Arrays, num_nodes: int) -> tuple[Arrays, dict[st
     changes /= weight
     if not (np.abs(changes) <= LARGEST_VALUE).all():
         raise SumError("the masks do not cancel: a node added others than it should have")
-    mean: dict[str, NDArray[Any]] = {}
-    for (name, array), change in zip(start.items(), _split(changes, start), strict=True):
-        moved = array.astype(np.float64) + change
-        if name.rpartition(".")[2] == VARIANCE:
-            moved = np.maximum(moved, 0)  # rounding, where it is next to 0
-        whole = array.dtype.kind != "f"  # a count of batches
-        mean[name] = (np.rint(moved) if whole else moved).astype(array.dtype)
+    means: dict[str, Arrays] = {}
+    for record, arrays in records.items():
+        size = sum(array.size for array in arrays.values())
+        means[record] = _moved(arrays, changes[:size], from_zero=record != ARRAYS)
+        changes = changes[size:]
     numbers: dict[str, int | float] = {NUM_EXAMPLES: max(1, round(weight / num_nodes))}
     for key, (value, of_weight) in zip(SUMMED_METRICS, metrics.tolist(), strict=True):
         if of_weight:
             numbers[key] = value / of_weight
-    return mean, numbers
+    return means, numbers
 
 
-def _split(changes: NDArray[np.float64], like: Arrays) -> Iterable[NDArray[np.float64]]:
-    ends = np.cumsum([array.size for array in like.values()])
-    for array, end in zip(like.values(), ends, strict=True):
-        yield changes[end - array.size : end].reshape(array.shape)
+def _moved(start: Arrays, changes: NDArray[np.float64], *, from_zero: bool) -> Arrays:
+    """The arrays after a change of all their numbers, or that change itself."""
+    moved = {}
+    for name, array in start.items():
+        change, changes = changes[: array.size].reshape(array.shape), changes[array.size :]
+        values = change if from_zero else array.astype(np.float64) + change
+        if name.rpartition(".")[2] == VARIANCE:
+            values = np.maximum(values, 0)  # rounding, where it is next to 0
+        whole = array.dtype.kind != "f"  # a count of batches
+        moved[name] = (np.rint(values) if whole else values).astype(array.dtype)
+    return moved
 
 
-def _content(mean: Arrays, numbers: Mapping[str, int | float], masked: RecordDict) -> RecordDict:
-    """A node's answer with the mean in place of what is masked."""
+def _content(
+    means: Mapping[str, Arrays], numbers: Mapping[str, int | float], masked: RecordDict
+) -> RecordDict:
+    """A node's answer with the means in place of what is masked."""
     metrics = masked.metric_records.get(METRICS, MetricRecord())
-    return RecordDict({ARRAYS: as_record(mean), METRICS: MetricRecord({**metrics, **numbers})})
+    records = {name: as_record(arrays) for name, arrays in means.items()}
+    return RecordDict({**records, METRICS: MetricRecord({**metrics, **numbers})})
 
 
 def _content_of(block: Block) -> RecordDict:

@@ -10,7 +10,8 @@ from statistics import fmean
 from typing import Any, Self
 
 from flwr.app import Message
-from flwr.common.logger import FLOWER_LOGGER
+
+from server.names import FLOWER_LOGGER
 
 
 class Journal(logging.Handler):

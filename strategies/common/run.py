@@ -10,6 +10,7 @@ from torch import nn
 
 from links.records import LinkMode
 from strategies.common.directory import Directory
+from task.backbones import seen_spec
 from task.datasets import DatasetError, DataSpec, auxiliary_images
 from task.settings import SettingsError, TrainSettings
 
@@ -66,6 +67,11 @@ class Run:
     norm_threshold: float = 5.0
     aggregator: Strategy | None = None
     num_rounds: int = 0
+
+    @property
+    def seen_spec(self) -> DataSpec:
+        """What nodes train on: `spec`, or that of a frozen network's features."""
+        return seen_spec(self.model, self.spec, self.train)
 
     @property
     def sampling(self) -> dict[str, Any]:

@@ -3,14 +3,17 @@
 from io import BytesIO
 
 from distill.contact_sheet import contact_sheet
+from distill.features import are_vectors
 from distill.virtual_data import VirtualData
 
 
 def virtual_files(payload: bytes) -> dict[str, bytes]:
-    """Virtual data and a picture of them, by file name; none if there are no data."""
+    """Virtual data, and a picture of images, by file name; none if there are no data."""
     if not payload:
         return {}
     virtual = VirtualData.from_bytes(payload)
+    if are_vectors(virtual.images.shape):
+        return {"virtual.safetensors": virtual.to_safetensors()}
     names = [str(label) for label in range(int(virtual.labels.max()) + 1)]
     picture = BytesIO()
     sheet = contact_sheet(virtual.images, virtual.labels, names, virtual.formation)

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from flwr.common import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy.strategy_utils import sample_nodes
 
 from links.records import LinkMode
 from links.routes import Links
 from protocol.replies import NothingUsableError
 from strategies.common.directory import Description, Directory
 from strategies.common.topology import Cluster
+from strategies.common.waiting import connected_nodes
 from strategies.fedhead.sectors import assign_sectors, draw_leader
 from task.words import counted
 
@@ -58,11 +58,9 @@ class Membership:
         Raises
         ------
         RuntimeError
-            If there are none.
+            If there are fewer within `timeout` seconds.
         """
-        awaited = 1 if self._nodes else min_nodes
-        sample_nodes(grid, awaited, awaited)
-        nodes = list(grid.get_node_ids())
+        nodes = connected_nodes(grid, 1 if self._nodes else min_nodes, timeout)
         declared: dict[int, int | None] = {}
         for node, description in self._directory.look_up(grid, nodes, timeout).items():
             if node in self._nodes:

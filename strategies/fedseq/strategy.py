@@ -9,7 +9,6 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy.strategy_utils import sample_nodes
 
 from links.records import LinkMode
 from links.routes import Links
@@ -45,6 +44,7 @@ from strategies.common.directory import Directory
 from strategies.common.retries import Retries
 from strategies.common.run import Run
 from strategies.common.topology import FlatClusters
+from strategies.common.waiting import connected_nodes
 from strategies.fedseq.grouping import greedy_superclients, superclient_to_join
 from task.settings import SettingsError
 from task.words import counted
@@ -183,7 +183,7 @@ class FedSeq(CheckedFedAvg):
         self._config = ConfigRecord({**config, SERVER_ROUND: server_round})
         self._losses = {}
         if not self.superclients:
-            sample_nodes(grid, self.min_available_nodes, self.min_available_nodes)
+            connected_nodes(grid, self.min_available_nodes, self.phase_timeout)
         self._place_new_nodes(server_round)
         nodes = self._meet()
         self._chains = self._drawn(nodes, server_round)

@@ -9,7 +9,6 @@ from typing import Any, Self
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from numpy.typing import NDArray
 
 from links.records import VIRTUAL_DATA, LinkMode
@@ -42,6 +41,7 @@ from strategies.common.formation import chosen_formation
 from strategies.common.retries import Retries
 from strategies.common.run import Run
 from strategies.common.topology import Topology
+from strategies.common.waiting import connected_nodes
 from strategies.hfldd.clusters import Clusters
 from strategies.hfldd.limits import Limits
 from strategies.hfldd.traffic import hfldd_bits
@@ -87,8 +87,8 @@ class HFLDD(RobustFedAvg):
     directory : Directory, optional (default: None)
         Descriptions of known nodes; None starts an empty one.
     image_shape : tuple of int, optional (default: None)
-        (C, H, W) of the nodes' images, which bounds the bytes of what members send; None leaves
-        them to the general bound of links.
+        (C, H, W) of what nodes train on (`task.backbones.seen_spec`), which bounds the bytes of
+        what members send; None leaves them to the general bound of links.
     votes : bool (default: False)
         Whether heads' models vote on virtual data that reached another head, which leaves them out
         from the next round on if they are voted out.
@@ -162,7 +162,15 @@ class HFLDD(RobustFedAvg):
 
     @classmethod
     def from_run(cls, settings: HFLDDSettings, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`."""
+        """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`.
+
+        Raises
+        ------
+        SettingsError
+            If nodes train on features, and a setting needs virtual images.
+        """
+        if run.seen_spec != run.spec:
+            _check_features(settings)
         own = {
             "groups": settings.groups or None,
             "label_knowledge": settings.label_knowledge,
@@ -172,7 +180,7 @@ class HFLDD(RobustFedAvg):
             "refresh_every": settings.refresh_every,
             "refresh_steps": settings.refresh_steps,
             "rotate": settings.rotate,
-            "image_shape": run.spec.shape,
+            "image_shape": run.seen_spec.shape,
             "num_classes": run.spec.num_classes,
         }
         return super().from_run(None, run, **{**own, **arguments})
@@ -309,7 +317,7 @@ class HFLDD(RobustFedAvg):
 
     def _form_clusters(self, grid: Grid) -> None:
         """Label knowledge, groups and clusters (steps 1 to 3)."""
-        _, nodes = sample_nodes(grid, self.min_available_nodes, self.min_available_nodes)
+        nodes = connected_nodes(grid, self.min_available_nodes, self.phase_timeout)
         soft_labels, noise = self._collect_soft_labels(nodes, grid)
         if not soft_labels:
             asked = counted(len(nodes), "node")
@@ -501,3 +509,18 @@ class HFLDD(RobustFedAvg):
         record = RecordDict({CONFIG: ConfigRecord(request.model_dump(by_alias=True))})
         messages = self._construct_messages(record, nodes, message_type)
         return usable(grid.send_and_receive(messages, timeout=self.phase_timeout))
+
+
+def _check_features(settings: HFLDDSettings) -> None:
+    """Refuse settings that are of no use where members send features."""
+    for name, value, reason in (
+        ("network", settings.network, "it would see features, no images"),
+        ("dp-epsilon", settings.dp_epsilon, "features have no differential privacy here"),
+        ("refresh-every", settings.refresh_every, "training does not change features"),
+    ):
+        if value:
+            raise SettingsError(
+                f"hfldd.{name} = {value}: nothing but the head of the frozen network trains, so "
+                f"members send features, and {reason} (leave it out, or set backbone.trains to "
+                '"last-block")'
+            )

@@ -1,5 +1,5 @@
 """Frozen networks with a linear head, as models of a run."""
 
-from task.backbones.frozen import Frozen, fingerprint
+from task.backbones.frozen import Frozen, copy_to_train, fingerprint, seen_spec, whole_state
 
-__all__ = ["Frozen", "fingerprint"]
+__all__ = ["Frozen", "copy_to_train", "fingerprint", "seen_spec", "whole_state"]

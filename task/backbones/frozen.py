@@ -1,7 +1,11 @@
 """A network that was trained on something else, with a linear head for the run's classes."""
 
+import copy
 import hashlib
+import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -9,8 +13,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from task.augmentation import chosen_changes
 from task.datasets.types import DataSpec
 from task.errors import ModelError
+from task.settings import TrainSettings
 
 STRIDE = 32
 SMALLEST = 128
@@ -22,6 +28,9 @@ class Frozen(nn.Module):
 
     Only the head trains, unless `thaw` says otherwise. The network stays in evaluation mode, and
     sees images with the channels, size and normalisation that it was trained with.
+
+    The state (`state_dict`) is what trains, and so what a run sends; what is frozen comes with the
+    model's settings, and loading leaves it alone unless it is given too.
 
     Parameters
     ----------
@@ -57,8 +66,15 @@ class Frozen(nn.Module):
         self.shift: Tensor
         self.network = network.requires_grad_(False)
         self.head = nn.Linear(width, spec.num_classes)
+        self.vector_shape = (width, 1, 1)
+        self._length = math.sqrt(width)
         self._size = size
         self._tail = tail or _last_part(network)
+        if spec.shape == self.vector_shape:
+            raise ModelError(
+                f"a frozen network of {width} features cannot tell them from samples of {width} "
+                "numbers (take another number of features)"
+            )
         mean, std = mean or spec.mean, std or spec.std
         self._channels = len(mean)
         # (p - m) / s of the run, to (p - mean) / std
@@ -66,6 +82,8 @@ class Frozen(nn.Module):
         shift = (_by_channel(spec.mean) - _by_channel(mean)) / _by_channel(std)
         self.register_buffer("scale", scale, persistent=False)
         self.register_buffer("shift", shift, persistent=False)
+        self.register_state_dict_post_hook(_leave_out_frozen)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_fill_in_frozen)  # type: ignore[no-untyped-call]
         self.train()
 
     def train(self, mode: bool = True) -> "Frozen":
@@ -75,10 +93,22 @@ class Frozen(nn.Module):
         return self
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits (n, classes) of images as the run normalises them, or of features (n, width)."""
-        features = inputs if inputs.ndim == 2 else self.features(inputs)
+        """Logits (n, classes) of images as the run normalises them, or of their `vectors`."""
+        known = inputs.shape[1:] == self.vector_shape
+        features = inputs.flatten(1) / self._length if known else self.features(inputs)
         logits: Tensor = self.head(features)
         return logits
+
+    def vectors(self, inputs: Tensor) -> Tensor:
+        """Features of images as what a run trains on in their place, (n, width, 1, 1).
+
+        Their mean square is 1, as that of normalised pixels.
+        """
+        return self.as_vectors(self.features(inputs))
+
+    def as_vectors(self, features: Tensor) -> Tensor:
+        """Features (n, width) as `vectors`."""
+        return (features * self._length)[..., None, None]
 
     def features(self, inputs: Tensor) -> Tensor:
         """Features (n, width) of images as the run normalises them."""
@@ -92,6 +122,12 @@ class Frozen(nn.Module):
     def trained(self) -> bool:
         """Whether a part of the network trains, so that features change."""
         return any(weight.requires_grad for weight in self.network.parameters())
+
+    def frozen_state(self) -> dict[str, Tensor]:
+        """What training leaves as it is: weights, and statistics of batch normalisation."""
+        trained = {name for name, weight in self.named_parameters() if weight.requires_grad}
+        state = self.network.state_dict(prefix="network.")
+        return {name: value for name, value in state.items() if name not in trained}
 
     def thaw(self, part: str) -> None:
         """Have ``last-block`` or ``all`` of the network train, too; ``head`` has none of it."""
@@ -123,6 +159,16 @@ class Frozen(nn.Module):
         raise ModelError(f"backbone.weights = {str(file)!r} {reason}")
 
 
+def seen_spec(model: nn.Module, spec: DataSpec, train: TrainSettings) -> DataSpec:
+    """What training sees of a run's samples: `spec`, or that of a frozen network's `vectors`.
+
+    Those where nothing but its head trains, and images are not changed at random.
+    """
+    if not isinstance(model, Frozen) or model.trained or chosen_changes(train.augment, spec):
+        return spec
+    return replace(spec, shape=model.vector_shape, mean=(0.0,), std=(1.0,), kind="table")
+
+
 def fingerprint(model: nn.Module) -> str:
     """SHA-256 of the state that a model begins with and nobody sends; empty if there is none.
 
@@ -134,11 +180,34 @@ def fingerprint(model: nn.Module) -> str:
     if trained == {name for name, _ in model.named_parameters()}:
         return ""
     digest = hashlib.sha256()
-    for name, value in model.state_dict().items():
+    for name, value in whole_state(model).items():
         if name not in trained:
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
             digest.update(value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def copy_to_train(model: nn.Module) -> nn.Module:
+    """A copy of a model, which shares what nobody trains."""
+    if not isinstance(model, Frozen) or model.trained:
+        return copy.deepcopy(model)
+    return copy.deepcopy(model, {id(model.network): model.network})
+
+
+def whole_state(model: nn.Module) -> dict[str, Tensor]:
+    """A model's state with what is frozen, for files that stand alone."""
+    frozen = model.frozen_state() if isinstance(model, Frozen) else {}
+    return {**frozen, **model.state_dict()}
+
+
+def _leave_out_frozen(model: Frozen, state: dict[str, Tensor], prefix: str, _: Any) -> None:
+    for name in model.frozen_state():
+        del state[f"{prefix}{name}"]
+
+
+def _fill_in_frozen(model: Frozen, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    for name, value in model.frozen_state().items():
+        state.setdefault(f"{prefix}{name}", value)
 
 
 def side_for(spec: DataSpec, largest: int) -> int:

@@ -10,10 +10,10 @@ from task.datasets.images import fit_samples, read_image
 from task.datasets.npz import read_npz_samples
 from task.datasets.types import DatasetError, DataSpec, RawSamples, check_raw_samples
 from task.image_files import (
-    LONGEST_NAME,
     UnusableFileError,
     beside_class_folders,
     class_folders,
+    class_names,
     visible,
 )
 from task.survey import skipped_in_a_line
@@ -50,28 +50,6 @@ def load_private_data(path: str | Path, spec: DataSpec, classes: Sequence[str] =
     raise DatasetError(
         f"data={str(path)!r} is neither a folder of images by class nor an existing .npz file"
     )
-
-
-def class_names(path: str | Path) -> tuple[str, ...]:
-    """Names of the class folders below a path, sorted; empty if they are numbers or not there.
-
-    Raises
-    ------
-    DatasetError
-        If a name cannot stand in ``private.classes``.
-    """
-    path = Path(path)
-    folders = [folder for folder in visible(path) if folder.is_dir()] if path.is_dir() else []
-    names = tuple(folder.name for folder in folders)
-    if all(name.isdecimal() for name in names):
-        return ()
-    for name in names:
-        if "," in name or not name.isprintable() or len(name) > LONGEST_NAME:
-            raise DatasetError(
-                f"{path}: class folder {name!r} needs another name: printable, without a comma, at "
-                f"most {LONGEST_NAME} characters"
-            )
-    return names
 
 
 def _read_class_folders(root: Path, spec: DataSpec, classes: Sequence[str]) -> RawSamples:

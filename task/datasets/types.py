@@ -45,6 +45,12 @@ class DataSpec:
     vocabulary: int = 0
     safe_changes: tuple[Change, ...] = ("shift", "scale", "rotate", "cutout")
 
+    @property
+    def pixels(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Normalised values of a black and of a full pixel, float32 (C, 1, 1) each."""
+        mean, std = (torch.tensor(x).reshape(-1, 1, 1) for x in (self.mean, self.std))
+        return -mean / std, (1 - mean) / std
+
 
 @dataclass(frozen=True)
 class Samples:

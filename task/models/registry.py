@@ -86,11 +86,14 @@ def is_code(name: str) -> bool:
 def model_of(task: TaskSettings, spec: DataSpec, seed: int | None = None) -> nn.Module:
     """Build a run's model, with the weights and the trained part that ``backbone.*`` say.
 
+    Without a `seed` it has that of the run, by which all build the same frozen network.
+
     Raises
     ------
     ModelError
         If it cannot be built (see `create_model`), or ``backbone.*`` are set and it has none.
     """
+    seed = task.seed if seed is None else seed
     model, own = create_model(task.model, spec, seed), task.backbone
     if own == BackboneSettings():
         return model

@@ -8,8 +8,11 @@ from benchmarks.rounds import _kind
 @pytest.mark.parametrize(
     ("command", "kind"),
     [
-        (["/usr/bin/python", "-P", "-m", "node.worker", "--device", "cpu"], "node.worker"),
-        (["/usr/bin/python", "-P", "-m", "node.executor"], "node.executor"),
+        (
+            ["/usr/bin/python", "-P", "-m", "node.line.worker", "--device", "cpu"],
+            "node.line.worker",
+        ),
+        (["/usr/bin/python", "-P", "-m", "node.line.executor"], "node.line.executor"),
         (["/usr/bin/python", "-P", "-m", "links.mailbox", "3"], "links.mailbox"),
         (["/usr/bin/python", "/usr/bin/flower-superlink"], "flower-superlink"),
         (["/usr/bin/python", "/usr/bin/flwr-distill", "node", "--config", "x"], "node"),

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from benchmarks import virtual_privacy
-from benchmarks.lira import auc
 from distill import VirtualData
+from distill.membership import auc
 from task.datasets import Dataset, DataSpec, RawSamples
 
 SPEC = DataSpec("mnist", (1, 28, 28), 3, (0.5,), (0.25,), safe_changes=("scale",))

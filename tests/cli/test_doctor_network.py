@@ -19,7 +19,7 @@ import fleet.certificates
 import fleet.checkup
 from fleet.certificates import CertificateFolder
 from fleet.checkup import Finding, checkup
-from fleet.clock import ClockError, clock_offset
+from fleet.flower_1_32.clock import ClockError, clock_offset
 from fleet.local_federation import free_ports
 from node.settings import load_settings
 

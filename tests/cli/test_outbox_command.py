@@ -116,6 +116,18 @@ def test_the_page_is_whole_in_itself_and_shows_the_virtual_images_that_left(fold
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
 
 
+def test_the_page_says_of_virtual_features_that_they_are_no_images(folder: Path) -> None:
+    vectors = torch.rand(4, 1280, 1, 1, generator=torch.Generator().manual_seed(0))
+    outbox = Outbox(folder)
+    name = outbox.keep(VirtualData(vectors, torch.arange(4), "dm", 1, 0, "noise").to_bytes())
+    outbox.append(NOON, 4, **{**LINE, "virtual": [name]})
+    file = folder.parent / "page.html"
+    assert show(folder, "--html", str(file)).exit_code == 0
+    page = file.read_text()
+    assert "1 set of features cannot be shown as images" in page
+    assert '<img class="sheet"' not in page
+
+
 def test_an_empty_outbox_is_a_page_too(tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     assert show(tmp_path / FOLDER, "--html", str(file)).exit_code == 0

@@ -116,11 +116,21 @@ def test_the_gradient_is_that_of_the_mean_loss_in_however_many_pieces(monkeypatc
     plain = copy.deepcopy(model).eval()
     functional.cross_entropy(plain(samples.inputs), samples.labels).backward()
     monkeypatch.setattr(fedlgd, "BATCH_SIZE", 3)
-    gradient = loss_gradient(model, samples)
-    assert sorted(gradient) == ["2.weight", "3.weight"]
+    names = ["2.weight", "3.weight"]
+    gradient = loss_gradient(model, samples, names)
+    assert list(gradient) == names
     for name, found in gradient.items():
         torch.testing.assert_close(found, plain.get_parameter(name).grad)
     assert all(weight.grad is None for weight in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["no.weight", "2.weight", "1.running_mean"])
+def test_the_gradient_of_what_is_not_trained_is_refused(name):
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    model[2].requires_grad_(False)
+    samples = Samples(torch.randn(2, 1, 2, 3), torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match=f"trains no weight '{name}'"):
+        loss_gradient(model, samples, [name])
 
 
 def test_both_sets_are_joined_and_one_alone_is_left_as_it_is():

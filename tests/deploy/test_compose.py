@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -135,6 +136,39 @@ def test_nodes_reach_the_fleet_api_and_no_other(up):
             said = up.compose("exec", "-T", "node-0", "sh", "-c", f"{connect}; true").stdout
             reached[f"{host}:{port}"] = "reached" in said
     assert [where for where, there in reached.items() if there] == ["superlink:9092"]
+
+
+def test_nodes_reach_each_other_and_nothing_outside(up):
+    """Neither other machines, nor this one by the address of its end of a container's network."""
+    machine = socket.create_server(("0.0.0.0", 0))
+    port = machine.getsockname()[1]
+    gateways = {
+        name: json.loads(docker("network", "inspect", f"{PROJECT}_{name}"))[0]["IPAM"]["Config"][0]
+        for name in ("control", "fleet")
+    }
+    of_machine = {name: f"{config['Gateway']}/{port}" for name, config in gateways.items()}
+    elsewhere = [*of_machine.values(), "1.1.1.1/443", "8.8.8.8/53"]
+
+    def reached(service, targets):
+        tests = (
+            f"timeout 3 bash -c '</dev/tcp/{target}' 2>/dev/null && echo {target}"
+            for target in targets
+        )
+        command = "; ".join([*tests, "true"])
+        return set(up.compose("exec", "-T", service, "sh", "-c", command).stdout.split())
+
+    try:
+        assert reached("node-0", ["node-1/9200", *elsewhere]) == {"node-1/9200"}
+        assert of_machine["control"] in reached("serverapp", elsewhere)  # so it listens
+    finally:
+        machine.close()
+
+
+def test_a_run_over_direct_links_alone_goes_through(up):
+    run = up.submit(LINKS="direct", ROUNDS="2")
+    said, _ = run.communicate(timeout=600)
+    assert run.returncode == 0, said
+    assert "round   2/2" in said
 
 
 def test_containers_run_as_nobody_special_and_write_nowhere_else(up):

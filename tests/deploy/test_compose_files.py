@@ -90,6 +90,35 @@ def test_nodes_are_not_on_the_network_of_the_apis_without_authentication():
     assert [node["networks"] for node in nodes] == [["fleet"]] * 4
 
 
+def test_no_network_of_a_node_has_a_way_out():
+    """Together with the files that go over compose.yaml; and no node publishes a port."""
+    files = [read(file) for file in ("compose.yaml", *OVERLAYS)]
+    networks = {name: of for file in files for name, of in file.get("networks", {}).items()}
+    nodes = [
+        service
+        for file in files
+        for name, service in file["services"].items()
+        if name.startswith("node-")
+    ]
+    used = {network for node in nodes for network in node.get("networks", [])}
+    assert used == {"fleet", "monitoring"}
+    no_way_out = {
+        "internal": True,
+        "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"},
+    }
+    assert all(networks[name] == no_way_out for name in used)
+    assert not any(node.keys() & {"ports", "network_mode", "extra_hosts"} for node in nodes)
+
+
+def test_ports_are_published_from_a_network_that_has_a_way_in():
+    files = [read(file) for file in ("compose.yaml", *OVERLAYS)]
+    networks = {name: of for file in files for name, of in file.get("networks", {}).items()}
+    publishing = [s for file in files for s in file["services"].values() if "ports" in s]
+    assert len(publishing) == 3
+    for service in publishing:
+        assert networks[min(service["networks"])] is None  # the first, by name
+
+
 @pytest.mark.parametrize("file", ["compose.yaml", "docker/node.yaml", "docker/monitoring.yaml"])
 def test_every_container_has_limits_of_memory_and_processes(file):
     for name, service in read(file)["services"].items():

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fleet.certificates import CertificateFolder
+from fleet.flower_1_32.registration import SecureControl
+from fleet.flower_1_32.superlink import Control, SuperLinkError, User
 from fleet.local_federation import free_ports
-from fleet.registration import SecureControl
-from fleet.superlink import Control, SuperLinkError, User
 
 CONF = Path(__file__).resolve().parents[2] / "docker/gate/nginx.conf"
 RUN = "the run was not accepted"

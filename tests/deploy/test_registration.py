@@ -9,7 +9,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fleet.certificates import new_key
-from fleet.registration import SecureControl
+from fleet.flower_1_32.registration import SecureControl
 
 
 @pytest.fixture

@@ -175,6 +175,10 @@ def tampered(
             {"card": {"own": {}, "start": None, "yardstick": None, "guarantee": None}},
             "a Closeness has",
         ),
+        ({"samples": torch.zeros(9)}, {}, "'samples'.* has no place"),
+        ({}, {"note": "a record"}, "'note'.* has no place"),
+        ({}, {"method": "x" * 300}, "method is longer than 200"),
+        ({}, {"seed": 10**30}, "seed must be of 64 bits"),
         ({"soft_labels": torch.full((4, 2), torch.nan)}, {}, "soft_labels must be finite"),
         ({"soft_labels": torch.zeros(3, 2)}, {}, "soft_labels must have a shape"),
     ],
@@ -184,6 +188,18 @@ def test_tampered_content_is_refused_by_name(
 ) -> None:
     with pytest.raises(VirtualDataError, match=complaint):
         VirtualData.from_safetensors(tampered(tensors, about))
+
+
+def test_nothing_rides_along_in_the_header() -> None:
+    """Nobody reads it, so it would be a way out of a node that lets virtual data leave."""
+    tensors = load(example().to_safetensors())
+    about = {"format": FORMAT, "scale": 0.1, "offset": 0.0, "method": "dm", "steps": 1}
+    text = json.dumps({**about, "seed": 0, "init": "noise"})
+    VirtualData.from_safetensors(save(tensors, metadata={"about": text}))
+    with pytest.raises(VirtualDataError, match="not as it is written"):
+        VirtualData.from_safetensors(save(tensors, metadata={"about": text.replace(" ", "  ")}))
+    with pytest.raises(VirtualDataError, match=r"'more'.* has no place"):
+        VirtualData.from_safetensors(save(tensors, metadata={"about": text, "more": "a record"}))
 
 
 def test_other_safetensors_are_refused() -> None:

@@ -76,7 +76,7 @@ MethodApp.__call__ = _answer_with_more
 
 
 @pytest.mark.matrix
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(3000)
 def test_a_hospitals_node_keeps_every_rule_against_real_runs_and_changed_apps(
     tmp_path: Path,
 ) -> None:
@@ -98,7 +98,7 @@ def test_a_hospitals_node_keeps_every_rule_against_real_runs_and_changed_apps(
                     time.sleep(0.1)
                 ids = [
                     federation.run(
-                        app, config | {"runs-dir": str(tmp_path / "runs")}, timeout=180
+                        app, config | {"runs-dir": str(tmp_path / "runs")}, timeout=600
                     ).run_id
                     for app, config in runs
                 ]

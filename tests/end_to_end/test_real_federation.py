@@ -172,6 +172,34 @@ def test_one_round_of_sums_gives_the_head_of_all_samples_in_one_place(federation
     np.testing.assert_allclose(weight, head.weight, atol=1e-5, rtol=0)
 
 
+@pytest.mark.matrix
+def test_virtual_features_and_heads_are_all_that_travels_where_a_frozen_networks_head_trains(
+    federation,
+):
+    outcome, folder = run(
+        federation,
+        strategy="hfldd",
+        model="random-features",
+        start="analytic",
+        hfldd__auxiliary_size=20,
+        hfldd__distilled_size=10,
+    )
+    assert outcome.completed, outcome.lines[-20:]
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["accuracy"] > 0.9
+    journal = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    made = [entry["nodes"] for entry in journal if entry.get("phase") == "train.distill"]
+    numbers = [told["num-values"] for nodes in made for told in nodes.values()]
+    assert numbers
+    assert set(numbers) == {10 * 1024}
+    parcels = rows[-1]["link_bytes"] / len(numbers)
+    assert parcels < 10 * 1024 / 2 + 2500  # 4 bits a number, header and seal
+    whole = sum(weight.size * 4 for weight in load_file(folder / "model.safetensors").values())
+    trained = json.loads((folder / "traffic.json").read_text())["measured"]["train.pool"]
+    assert trained["server->node"] < whole  # of two rounds
+    assert whole > 4 * 1024 * 64
+
+
 @pytest.mark.slow
 def test_a_wrong_setting_fails_the_run_with_the_reason_in_its_log(federation):
     outcome, folder = run(federation, strategy="hfldd", hfldd__groups=40)

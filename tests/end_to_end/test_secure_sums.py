@@ -1,12 +1,19 @@
 """A run whose server sees sums alone learns what a plain run learns, by the real ClientApp."""
 
 import json
+import threading
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from benchmarks.in_process import run_in_process
+from fleet.local_federation import LocalFederation
+from node.outbox import FOLDER, entries
+
+ROOT = Path(__file__).resolve().parents[2]
 
 NODES = 6
 QUICK = {
@@ -21,6 +28,14 @@ QUICK = {
     "hfldd.groups": 2,
 }
 
+FEDLGD = {
+    "fedlgd.per-class": 1,
+    "fedlgd.first-steps": 1,
+    "fedlgd.refine-steps": 1,
+    "fedlgd.global-per-class": 1,
+    "fedlgd.global-steps": 2,
+}
+
 
 @pytest.mark.parametrize(
     "settings",
@@ -28,6 +43,7 @@ QUICK = {
         {"strategy": "fedavg"},
         {"strategy": "fedprox", "train.proximal-mu": 0.1},
         {"strategy": "hfldd", "model": "resnet8"},
+        {"strategy": "fedlgd", **FEDLGD},
     ],
     ids=lambda settings: settings["strategy"],
 )
@@ -51,3 +67,44 @@ def test_a_run_with_secure_sums_learns_what_a_plain_run_learns(
     journal = (tmp_path / "True" / "1" / "journal.jsonl").read_text().splitlines()
     phases = {line.get("phase") for line in map(json.loads, journal)}
     assert {"query.secure_keys", "query.secure_shares", "query.secure_unmask"} <= phases
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "settings",
+    [{"strategy": "fedavg"}, {"strategy": "fedlgd", **FEDLGD}],
+    ids=lambda settings: settings["strategy"],
+)
+def test_a_node_that_is_killed_in_a_sum_costs_the_round_nothing(settings, tmp_path):
+    """Real processes: it has shared its secrets in the second round, and never sends its model."""
+    federation, runs = LocalFederation(5, tmp_path / "federation"), tmp_path / "runs"
+    try:
+        federation.start(timeout=600)
+        lost = federation.nodes[3]
+
+        def kill():
+            def shared():
+                types = [line["type"] for line in entries(lost.state_dir / FOLDER)]
+                return types.count("query.secure_shares")
+
+            while shared() < 2:
+                time.sleep(0.02)
+            lost.kill()
+
+        threading.Thread(target=kill, daemon=True).start()
+        config = {
+            **{"num-rounds": 3, "min-nodes": 5, "phase-timeout": 60.0, "quorum": 0.5},
+            **{"train.local-epochs": 1, "secure-sums": True, "runs-dir": str(runs), **settings},
+        }
+        run = federation.run(ROOT, config, timeout=900)
+    finally:
+        federation.stop()
+    assert run.completed, "\n".join(run.lines)
+    lines = (runs / str(run.run_id) / "journal.jsonl").read_text().splitlines()
+    phases = [line for line in map(json.loads, lines) if "phase" in line]
+    trained = {p["round"]: len(p["nodes"]) for p in phases if p["phase"].startswith("train")}
+    shared = {p["round"]: len(p["nodes"]) for p in phases if p["phase"] == "query.secure_shares"}
+    assert (trained[1], shared[2], trained[2]) == (5, 5, 4)
+    assert trained[3] >= 4
+    assert "Secure sums go on without" not in "\n".join(run.lines)

@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.in_process import run_in_process
 from distill.virtual_data import VirtualData
+from fleet.flower_1_32.superlink import Control
 from fleet.local_federation import free_ports
-from fleet.superlink import Control
 from node.processes import start_bound, stop
 from tests.matrix import BASELINES
 

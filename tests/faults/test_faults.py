@@ -18,8 +18,8 @@ from statistics import median
 import grpc
 import pytest
 
+from fleet.flower_1_32.superlink import SuperLinkError
 from fleet.submission import RunError
-from fleet.superlink import SuperLinkError
 from protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR, TRAIN_SECTOR
 from protocol.fedlgd import TRAIN_VIRTUAL
 from protocol.hfldd import DISTILL, NUM_PARCELS, RECEIVE, TRAIN_POOL

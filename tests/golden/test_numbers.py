@@ -82,6 +82,7 @@ def test_seeded_private_matching_gives_the_approved_images(same_numbers):
         *images(),
         num_classes=4,
         per_class=1,
+        pixels=(torch.full((1, 1, 1), -1.0), torch.full((1, 1, 1), 1.0)),
         steps=4,
         generator=torch.Generator().manual_seed(5),
         noise_generator=torch.Generator().manual_seed(6),

@@ -71,6 +71,7 @@ def test_private_matching_gives_what_it_gives_on_the_cpu(gpus):
             LABELS,
             num_classes=3,
             per_class=1,
+            pixels=(torch.full((1, 1, 1), -2.0), torch.full((1, 1, 1), 2.0)),
             steps=2,
             generator=generator(1),
             noise_generator=generator(2),

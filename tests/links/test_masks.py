@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from flwr.common.secure_aggregation.crypto.shamir import create_shares
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from links.masks import (
     stream,
     threshold,
 )
+from links.shares import create_shares
 
 SEED = bytes(range(32))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fleet.edge_runs import MOST_RUNS, EdgeRuns
-from fleet.superlink import RunStatus, SuperLinkError
+from fleet.flower_1_32.superlink import RunStatus, SuperLinkError
 from protocol.edge import DOOR, END, GREET, OPEN, Opened, Opening
 from protocol.edge_calls import EdgeError, call, listen
 from protocol.meeting import Continuation

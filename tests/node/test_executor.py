@@ -28,8 +28,8 @@ from flwr.supercore.run import Run
 from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.start_client_internal import _insert_message, run_clientappio_api_grpc
 
-from node import executor as node_executor
-from node.appio import open_channel
+from node.flower_1_32 import executor as node_executor
+from node.flower_1_32.appio import open_channel
 
 pytestmark = pytest.mark.faults
 
@@ -120,7 +120,7 @@ def running_executor(
 ) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [
-            *(sys.executable, "-P", "-m", "node.executor"),
+            *(sys.executable, "-P", "-m", "node.flower_1_32.executor"),
             *("--appio-address", node.address),
             *arguments,
         ],
@@ -376,7 +376,7 @@ def test_an_app_may_bring_packages_that_are_called_as_ours(
 
 def test_a_worker_imports_no_package_of_ours_but_its_own() -> None:
     """So that the bundle's are found, whichever it brings."""
-    code = "import sys, node.worker; print(*{name.partition('.')[0] for name in sys.modules})"
+    code = "import sys, node.flower_1_32.worker; print(*{n.partition('.')[0] for n in sys.modules})"
     imported = subprocess.check_output([sys.executable, "-P", "-c", code], text=True).split()
     ours = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert {"client", "fleet", "links", "node", "protocol", "server", "task"} <= ours

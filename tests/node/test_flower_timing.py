@@ -18,15 +18,15 @@ from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supernode import start_client_internal as flower_supernode
 from flwr.supernode.nodestate import NodeStateFactory
 
-from node import flower_timing
-from node.flower_timing import (
+from node.flower_1_32 import timing
+from node.flower_1_32.retries import patch_retries
+from node.flower_1_32.spacing import patch_spacing
+from node.flower_1_32.timing import (
     patch_intake,
     patch_pull_backoff,
     patch_supernode_sleep,
 )
 from node.pace import Pace
-from node.retries import patch_retries
-from node.spacing import patch_spacing
 from protocol.messages import LOOK_EVERY, PACE
 
 start_client_internal: Any = flower_supernode  # mypy: Flower does not export its `time`
@@ -64,13 +64,13 @@ class LateObject:
 
 
 def test_the_overrides_name_the_flower_that_is_installed() -> None:
-    assert version("flwr") == flower_timing.FLOWER_VERSION == "1.32.1"
+    assert version("flwr") == timing.FLOWER_VERSION == "1.32.1"
 
 
 def test_flower_1_32_1_still_sleeps_where_the_override_expects_it() -> None:
     constants = start_client_internal.start_client_internal.__code__.co_consts
-    assert flower_timing.IDLE_SLEEP in constants
-    assert flower_timing.REPLY_SLEEP in start_client_internal._push_messages.__code__.co_consts
+    assert timing.IDLE_SLEEP in constants
+    assert timing.REPLY_SLEEP in start_client_internal._push_messages.__code__.co_consts
 
 
 def test_an_object_that_comes_late_is_pulled_at_once() -> None:
@@ -130,7 +130,7 @@ def test_what_does_not_fit_is_left_alone_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     if attribute is not None:
-        monkeypatch.setattr(flower_timing, attribute, value)
+        monkeypatch.setattr(timing, attribute, value)
     else:
         monkeypatch.setattr(start_client_internal, "time", object())
         for puller in PULLERS:

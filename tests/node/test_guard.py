@@ -45,8 +45,8 @@ from links.records import VIRTUAL_DATA, Introduction
 from links.routes import Links
 from links.store import CONTINUES, NodeStore
 from links.transfer import introduce, send
-from node.flower_timing import patch_intake
-from node.guard import Guard, patch_guard
+from node.flower_1_32.guard import Guard, patch_guard
+from node.flower_1_32.timing import patch_intake
 from node.outbox import FOLDER, entries, virtual_data_file
 from node.policy import HOSPITAL, OPEN, STANDARD, Policy
 from protocol.method import Method
@@ -566,12 +566,14 @@ def test_a_parcel_for_a_key_that_no_authority_signed_does_not_leave(
     """The app checks that too, but one that was changed does not."""
 
     class Strict:
+        certificate = b""
+
         def check_peer(self, *route: object) -> None:
             raise LinkError("its key is not signed")
 
     node = make_node(SEALED, **HFLDD)
     message, reply = parcel_of(node, virtual())
-    monkeypatch.setattr("node.guard.Credentials.of", lambda node_config: Strict())
+    monkeypatch.setattr("node.flower_1_32.guard.Credentials.of", lambda node_config: Strict())
     assert refused(node.answers(message, "train.distill", reply), "replies")
 
 
@@ -602,6 +604,35 @@ def test_a_route_past_the_node_is_refused_before_the_app_can_take_it(make_node: 
     message, _ = parcel_of(node, virtual())
     message.config_records["route"].update({"link": "auto", "address": "127.0.0.1:1"})
     assert node.takes(message, "train.distill") is None
+
+
+@pytest.mark.parametrize(
+    ("payload", "rule"),
+    [(virtual(), ""), (virtual(method="raw"), "raw-data"), (virtual(init="real"), "starts")],
+)
+def test_virtual_data_for_the_server_are_judged_too(
+    payload: bytes, rule: str, make_node: MakeNode
+) -> None:
+    node = make_node(STANDARD, strategy="feddm")
+    reply = RecordDict({VIRTUAL_DATA: ConfigRecord({"payload": payload})})
+    answer = node.answers(train_message(), "train.feddm_distill", reply)
+    assert refused(answer, rule) if rule else answer.has_content()
+
+
+def test_other_bytes_of_a_plug_in_are_not_taken_for_virtual_data(make_node: MakeNode) -> None:
+    node = make_node(STANDARD, strategy="fedavg")
+    reply = trained(them=ConfigRecord({"payload": b"a sketch of some kind"}))
+    assert node.answers(train_message(), "train", reply).has_content()
+    assert node.log()[0]["virtual"] == []
+
+
+@pytest.mark.parametrize("blob", [b"a sketch", [b"a", b"sketch"]])
+def test_bytes_that_do_not_say_what_they_cost_stay_where_epsilon_is_bounded(
+    blob: Any, make_node: MakeNode
+) -> None:
+    node = make_node(STANDARD.model_copy(update={"most_epsilon": 10.0}), strategy="fedavg")
+    reply = RecordDict({"them": ConfigRecord({"blob": blob})})
+    assert refused(node.answers(train_message(), "train", reply), "most-epsilon")
 
 
 def test_the_open_policy_lets_everything_pass_and_writes_it_down(make_node: MakeNode) -> None:
@@ -639,7 +670,7 @@ def test_a_run_is_read_once_and_its_method_looked_up_once_a_message(
         return get_fused_config_from_fab(content, run)
 
     monkeypatch.setattr("node.rules.find_method", find)
-    monkeypatch.setattr("node.guard.get_fused_config_from_fab", read_config)
+    monkeypatch.setattr("node.flower_1_32.guard.get_fused_config_from_fab", read_config)
     node = make_node(SEALED, **PRIVATE)
     for run_id in (7, 7, 8):
         if run_id != node.run_id:
@@ -647,3 +678,61 @@ def test_a_run_is_read_once_and_its_method_looked_up_once_a_message(
         assert node.answers(train_message(), "train", trained()).has_content()
     assert looked_up == ["fedavg"] * 3
     assert read == [7, 8]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"name": "a patient's name"},
+        {"dataset": "another"},
+        {"class-names": ["a", "patient's", "record"]},
+        {"classes": [3, 1, 2]},
+        {"classes": [1, 1]},
+    ],
+    ids=lambda said: str(next(iter(said))),
+)
+def test_what_a_node_says_of_itself_is_what_its_owner_knows(
+    said: dict[str, Any], make_node: MakeNode
+) -> None:
+    """These are free texts and numbers, which an app could fill with samples."""
+    node = make_node(SEALED, **PRIVATE)
+    metrics = MetricRecord({"num-examples": 10})
+    honest = {"name": "ward-3", "classes": [0, 1, 5]}
+    for config, leaves in ((honest, True), ({**honest, **said}, False)):
+        reply = RecordDict({"metrics": metrics, "config": ConfigRecord(config)})
+        answer = node.answers(RecordDict(), "query.describe", reply)
+        lacks = answer.content.config_records["config"].get("lacks", [])
+        assert leaves == (not lacks), lacks
+
+
+@pytest.mark.parametrize("said", [{"certificate": PLANTED}, {"address": "192.0.2.1:80"}])
+def test_a_node_introduces_itself_with_its_own_certificate_and_address(
+    said: dict[str, Any], make_node: MakeNode
+) -> None:
+    node = make_node(SEALED, **PRIVATE)
+    introduction = ConfigRecord({"public-key": b"k" * 32, **said})
+    metrics = MetricRecord({"num-examples": 10})
+    reply = RecordDict({"metrics": metrics, "introduction": introduction})
+    answer = node.answers(RecordDict(), "query.describe", reply)
+    assert "replies" in str(answer.content.config_records["config"]["lacks"])
+
+
+def test_an_apps_errors_are_bounded_over_a_day(make_node: MakeNode) -> None:
+    node = make_node(SEALED, **PRIVATE)
+    told = []
+    for number in range(60):
+        message = node.takes(train_message(), "train")
+        assert message
+        node.push(Message(Error(1, f"{number} " + "x" * 300), reply_to=message))
+        answer = node.arrived()
+        assert answer
+        told.append(answer.error.reason or "")
+    assert sum(len(text) for text in told if "x" in text[:20]) <= 10_000
+    assert "used up" in told[-1]
+    node.now += datetime.timedelta(days=1)
+    message = node.takes(train_message(), "train")
+    assert message
+    node.push(Message(Error(1, "something else"), reply_to=message))
+    answer = node.arrived()
+    assert answer
+    assert answer.error.reason == "something else"

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from node import child, nursery, processes
-from node.child import Child, ChildDiedError
+from node import nursery, processes
+from node.flower_1_32 import child
+from node.flower_1_32.child import Child, ChildDiedError
 from node.nursery import NURSERY, ForkedProcess
 from node.processes import Process, kill_group, start_bound, stop
 

@@ -12,12 +12,13 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from node.policy import HOSPITAL, OPEN, PRESETS, Policy, in_words, read_policy
-from node.rules import Asked, judge_message, judge_reply, judge_spending
+from node.rules import Asked, OwnWords, judge_message, judge_reply, judge_spending
 from node.settings import NodeError, NodeSettings, load_settings
 from node.supervisor import Node
 from protocol.arrays import as_record
 from task.settings import SettingsError
 
+NOBODY = OwnWords({}, [], b"", "")
 NOON = datetime.datetime(2026, 1, 5, 12)
 SETTINGS = ["dp-noise", "dp-delta", "dp-epsilon", "local-epochs", "start", "share-raw-data", "lr"]
 VALUES = st.one_of(
@@ -209,6 +210,45 @@ def test_no_epsilon_leaves_beyond_the_most(spent: float, most: float) -> None:
 
 
 MODEL = {"weight": np.zeros((3, 2), np.float32), "bias": np.zeros(3, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("run_config", "said"),
+    [
+        ({"dataset": "shutil:rmtree"}, {}),
+        ({"model": "os:system"}, {}),
+        ({"hfldd.distiller": "my_pkg.mod:distil"}, {}),
+        ({"strategy-args": '{"distiller": "my_pkg.mod:distil"}'}, {}),
+        ({}, {"config": {"distiller": "my_pkg.mod:distil"}}),
+        ({}, {"config": {"settings": '{"network": "my_pkg.mod:Net"}'}}),
+    ],
+)
+def test_who_runs_known_bundles_alone_imports_nothing_else(run_config, said):
+    """Settings can name code, and a submitter may set them whatever the bundle."""
+    asked = Asked.by(
+        RecordDict({name: ConfigRecord(values) for name, values in said.items()}),
+        message_type="train",
+        bundle="0" * 64,
+        run_config={"strategy": "hfldd", **run_config},
+    )
+    known = OPEN.model_copy(update={"bundles": ("0" * 64,)})
+    refusal = judge_message(known, asked, NOON)
+    assert refusal is not None
+    assert refusal.rule == "bundles"
+    assert "runs no other code" in refusal.reason
+    assert judge_message(OPEN, asked, NOON) is None
+
+
+def test_known_bundles_run_with_models_that_are_no_code_and_strategies_of_the_server():
+    asked = Asked.by(
+        RecordDict(),
+        message_type="train",
+        bundle="0" * 64,
+        run_config={"strategy": "my_pkg.mod:Strategy", "model": "torchvision:resnet18"},
+    )
+    assert judge_message(OPEN.model_copy(update={"bundles": ("0" * 64,)}), asked, NOON) is None
+
+
 SUMS = {"strategy": "fedavg", "secure-sums": True}
 IN_SUMS = Policy(replies="declared", single_updates="never")
 
@@ -258,4 +298,4 @@ def test_what_leaves_in_a_secure_sum_is_masked_numbers_as_many_as_the_model_need
     reply = RecordDict({name: masked, "metrics": MetricRecord(metrics)})
     content = RecordDict({"arrays": as_record(MODEL), "config": ConfigRecord()})
     message = Asked.by(content, message_type="train", bundle="0" * 64, run_config=SUMS)
-    assert (judge_reply(IN_SUMS, message, reply, {}) is None) == leaves
+    assert (judge_reply(IN_SUMS, message, reply, {}, NOBODY) is None) == leaves

@@ -14,7 +14,7 @@ from flwr.supernode import start_client_internal
 
 from links.folder import LinkFolder
 from links.store import NodeStore
-from node.run_ends import patch_run_ends, remove_links_of_ended_runs
+from node.flower_1_32.run_ends import patch_run_ends, remove_links_of_ended_runs
 from node.secret import appio_secret
 from node.settings import NodeSettings
 from node.supervisor import Node

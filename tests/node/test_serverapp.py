@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.serverapp import NAME, program
+from fleet.flower_1_32.serverapp import NAME, program
 from node.nursery import NURSERY, SERVER_APPS, can_fork
 from node.processes import start_bound, stop
 

@@ -11,8 +11,8 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.proto.message_pb2 import ObjectTree
 
-import node.worker
-from node.worker import Note, Worker
+import node.flower_1_32.worker
+from node.flower_1_32.worker import Note, Worker
 
 LOST = "CUDA error: device-side assert triggered"
 
@@ -43,9 +43,9 @@ def notes_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Note]]:
             context = Context(1, 5, {"device": "auto"}, RecordDict(), run_config, 1)
             return Message(RecordDict(), 5, "train"), context, None, None
 
-        monkeypatch.setattr(node.worker, "_pull", pull)
+        monkeypatch.setattr(node.flower_1_32.worker, "_pull", pull)
         for name in ("push_message", "push_task_output"):
-            monkeypatch.setattr(node.worker, name, lambda *_, **__: None)
+            monkeypatch.setattr(node.flower_1_32.worker, name, lambda *_, **__: None)
         executor: Any = Executor()
         worker = Worker(grpc.insecure_channel("127.0.0.1:1"), executor, "cuda:1")
         monkeypatch.setattr(worker, "_load", lambda *_: app)

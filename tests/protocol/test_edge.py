@@ -3,9 +3,11 @@
 import threading
 import time
 
+import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from protocol.arrays import as_arrays, as_record
 from protocol.edge import check_plain, from_bytes, task_of, to_bytes, why_not_above
 from protocol.edge_calls import EdgeError, NobodyThereError, call, listen
 from task.settings import SettingsError
@@ -58,12 +60,24 @@ def test_a_socket_where_nobody_listens_is_told_apart(tmp_path):
 
 
 def test_a_message_comes_back_from_bytes_as_it_was():
-    content = RecordDict({"config": ConfigRecord({"lr": 0.5, "names": ["a"]})})
+    arrays = {"b": np.array(3), "a": np.arange(6, dtype=np.float32).reshape(2, 3).T}
+    records = {
+        "arrays": as_record(arrays),
+        "config": ConfigRecord({"lr": 0.1, "names": ["a"], "on": True}),
+        "metrics": MetricRecord({"num-examples": 2**60, "train-loss": 1 / 3}),
+    }
+    content = RecordDict(records)
     message = Message(content, 7, "train", ttl=9.0)
     again = from_bytes(to_bytes(message))
-    assert again.content == content
     assert again.metadata.message_type == "train"
-    assert again.metadata.dst_node_id == 7
+    assert list(again.content) == list(content)
+    for name in ("config", "metrics"):
+        assert type(again.content[name]) is type(content[name])
+        assert dict(again.content[name]) == dict(content[name])
+    assert list(again.content["arrays"]) == ["b", "a"]
+    for name, values in as_arrays(again.content["arrays"]).items():
+        np.testing.assert_array_equal(values, arrays[name])
+        assert values.dtype == arrays[name].dtype
 
 
 @pytest.mark.parametrize(

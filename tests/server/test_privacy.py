@@ -152,7 +152,7 @@ def test_what_looks_at_single_models_is_refused_with_secure_sums(setting, reason
 
 def test_strategies_that_need_a_mean_alone_take_secure_sums():
     summed = {name for name, method in built_in_methods().items() if method.summed}
-    assert {"fedavg", "fedprox", "fedavgm", "fedadam", "hfldd"} <= summed
+    assert {"fedavg", "fedprox", "fedavgm", "fedadam", "fedlgd", "hfldd"} <= summed
     for name in summed:
         settings = RunSettings.from_run_config({"strategy": name, "secure-sums": True})
         check_secure_sums(settings, find_strategy(name)[1])

@@ -11,7 +11,7 @@ PROCESS = """
 import time
 from flwr.supercore.exit import register_signal_handlers
 from flwr.supercore.telemetry import EventType
-from server.shutdown import ignore_signals_at_the_end
+from server.flower_1_32.shutdown import ignore_signals_at_the_end
 
 def finish():
     print("ending", flush=True)

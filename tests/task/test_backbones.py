@@ -1,13 +1,14 @@
 """Frozen networks with a linear head: what they see, what trains, and how they are told apart."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from task.backbones import Frozen, fingerprint
+from task.backbones import Frozen, copy_to_train, fingerprint, seen_spec, whole_state
 from task.datasets import DataSpec, load_dataset
 from task.models import ModelError, create_model, model_of
 from task.settings import TaskSettings
@@ -120,10 +121,62 @@ def test_a_tail_that_is_named_trains_with_all_that_follows():
     assert trained(model) == {name for name, _ in model.named_parameters()}
 
 
-def test_the_head_takes_features_in_place_of_images():
+def test_the_head_takes_vectors_of_features_in_place_of_images():
     model = Frozen(Parts(), 6, SPEC).eval()
     images = torch.randn(5, *SPEC.shape)
-    torch.testing.assert_close(model(model.features(images)), model(images))
+    vectors = model.vectors(images)
+    assert vectors.shape == (5, 6, 1, 1)
+    torch.testing.assert_close(vectors.square().mean((1, 2, 3)), torch.ones(5))  # as of pixels
+    torch.testing.assert_close(model(vectors), model(images))
+    with pytest.raises(ModelError, match=r"of 64 features cannot tell .* another number"):
+        Frozen(Parts(), 64, replace(SPEC, shape=(64, 1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        ({"model": "random-features"}, (1024, 1, 1)),
+        ({"model": "random-features", "train.augment": "shift"}, SPEC.shape),
+        ({"model": "random-features", "backbone.trains": "last-block"}, SPEC.shape),
+        ({"model": "digits-cnn"}, SPEC.shape),
+    ],
+)
+def test_training_sees_features_where_nothing_but_a_frozen_networks_head_trains(config, shape):
+    task = TaskSettings.from_run_config(config)
+    assert seen_spec(model_of(task, SPEC), SPEC, task.train).shape == shape
+
+
+@pytest.mark.parametrize("part", ["head", "last-block", "all"])
+def test_the_state_is_what_trains_and_a_model_of_the_same_settings_has_the_rest(part):
+    torch.manual_seed(0)
+    model = Frozen(Parts(), 6, SPEC)
+    other = Frozen(copy.deepcopy(model.network), 6, SPEC)
+    for one in (model, other):
+        one.thaw(part)
+    assert model.state_dict().keys() == trained(model)
+    for weight in model.parameters():
+        if weight.requires_grad:
+            nn.init.normal_(weight)
+    images = torch.randn(3, *SPEC.shape)
+    assert not torch.equal(other(images), model(images))
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(images), model(images))
+    torch.manual_seed(1)
+    anew = Frozen(Parts(), 6, SPEC)
+    anew.load_state_dict(whole_state(model))  # a file that stands alone
+    assert torch.equal(anew(images), model(images))
+    with pytest.raises(RuntimeError, match=r"Missing key.*head.bias"):
+        other.load_state_dict({"head.weight": model.head.weight})
+
+
+def test_copies_to_train_share_a_network_only_if_nobody_trains_it():
+    model = Frozen(Parts(), 6, SPEC)
+    copied = copy_to_train(model)
+    assert copied.network is model.network
+    assert copied.head.weight is not model.head.weight
+    assert copied.state_dict().keys() == trained(copied)
+    model.thaw("all")
+    assert copy_to_train(model).network is not model.network
 
 
 def test_a_networks_weights_come_from_a_file_which_may_have_a_head_of_its_own(tmp_path):

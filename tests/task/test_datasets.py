@@ -56,6 +56,15 @@ def test_inputs_are_normalised_channel_by_channel(spec):
         np.testing.assert_allclose(samples.inputs[:, channel].numpy(), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("spec", [GREY, COLOUR], ids=["grey", "colour"])
+def test_the_values_that_pixels_can_have_are_those_of_black_and_of_full_ones(spec):
+    raw = np.stack([np.full(spec.shape, value, dtype=np.uint8) for value in (0, 255)])
+    black, full = RawSamples(raw, np.zeros(2, dtype=np.int64)).to_samples(spec).inputs
+    least, most = spec.pixels
+    torch.testing.assert_close(least.expand(spec.shape), black)
+    torch.testing.assert_close(most.expand(spec.shape), full)
+
+
 def test_a_subset_holds_the_chosen_samples_in_order():
     raw = _raw(GREY, 5)
     chosen = raw.subset([4, 1])

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from task.datasets import DatasetError, DataSpec, load_private_data
-from task.datasets.private import class_names
+from task.image_files import class_names
 
 GREY = DataSpec("grey", (1, 6, 8), 3, (0.25,), (0.5,))
 COLOUR = DataSpec("colour", (3, 6, 8), 3, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))

@@ -5,7 +5,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from server.grid.batches import BATCH, push
+from server.flower_1_32.batches import BATCH, push
 
 MODEL = ArrayRecord([np.arange(1000.0), np.arange(10.0)])
 

@@ -11,9 +11,10 @@ from flwr.common.constant import ErrorCode
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.superlink.grid import GrpcGrid
 
-from server.grid import inbox as inbox_module
+from server.flower_1_32 import inbox as inbox_module
+from server.flower_1_32.inbox import PULLS
 from server.grid import metered
-from server.grid.inbox import PULLS, open_inbox
+from server.grid.exchange import exchange_over
 from server.grid.metered import MeteredGrid
 
 PARTS = 10
@@ -43,7 +44,7 @@ def messages_to(nodes):
 def inbox_of(link):
     messages = messages_to(link.ids)
     sent = dict(zip(link.grid.push_messages(messages), messages, strict=True))
-    return open_inbox(link.grid, sent, lambda message: 10**6)
+    return exchange_over(link.grid).open_inbox(sent, lambda message: 10**6)
 
 
 def ask(link, deadline=5.0):

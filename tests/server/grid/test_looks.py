@@ -6,7 +6,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from client.app import app
 from client.session import Session
 from protocol.messages import CLIPPING_NORM, LOOK_EVERY, PACE
-from server.grid.looks import FEW, space_looks
+from server.flower_1_32.looks import FEW, space_looks
+from server.grid.exchange import exchange_over
 from server.grid.metered import MeteredGrid
 from task.models import create_model
 
@@ -17,9 +18,9 @@ def messages_to(nodes, **records):
 
 
 @pytest.mark.parametrize(("count", "apart"), [(2, None), (5, None), (20, 0.2), (300, 3.0)])
-def test_nodes_of_a_phase_look_a_hundred_times_a_second_in_all(superlink, count, apart):
+def test_nodes_of_a_phase_look_a_hundred_times_a_second_in_all(count, apart):
     messages = messages_to(range(1, count + 1))
-    space_looks(superlink().grid, messages)
+    space_looks(messages)
     told = {message.content.get(PACE, {}).get(LOOK_EVERY) for message in messages}
     assert told == {apart}
 
@@ -61,5 +62,5 @@ def test_the_client_app_trains_as_if_the_server_had_not_spaced_looks(superlink, 
 
 def test_a_simulation_starts_its_nodes_itself(memory_grid):
     messages = messages_to(range(10))
-    space_looks(memory_grid({}), messages)
+    exchange_over(memory_grid({})).prepare(messages)
     assert all(PACE not in message.content for message in messages)

@@ -13,6 +13,7 @@ from client.secure_sums import FOLDER, STATE
 from fleet.certificates import CertificateFolder, request_node
 from links.masks import digest, quantised
 from protocol.arrays import as_arrays, as_record
+from protocol.fedlgd import GRADIENT, LACKS_GLOBAL_DATA, VIRTUAL, VirtualTraining
 from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
 from protocol.registry import find_method, phases_of
 from protocol.secure_sums import (
@@ -52,7 +53,8 @@ def update_of(node):
 class Federation:
     """Nodes that run the real ClientApp around a training that is made up.
 
-    `tamper` may change what a node sends, or lose it (None); `lie` what it gets.
+    `tamper` may change what a node sends, or lose it (None); `lie` what it gets. `extra` are the
+    array records that answers hold besides the model, by node.
     """
 
     def __init__(
@@ -63,12 +65,19 @@ class Federation:
         start=START,
         update=update_of,
         node_config=lambda node: {},
+        strategy="fedavg",
+        asks=(),
+        extra=lambda node: {},
         **more,
     ):
-        self.folder, self.start, self.update = folder, start, update
+        self.folder, self.start, self.update, self.extra = folder, start, update, extra
+        method = find_method(strategy)
+        (self.message_type,) = method.summed
+        self.asks = RecordDict(dict(asks))
+        run_config = {**CONFIG, "strategy": strategy}
         self.tamper = lambda node, step, reply: reply
         self.lie = lambda node, step, content: None
-        self.seen = {}
+        self.seen, self.asked = {}, []
         self.apps = {node: self._app(node) for node in range(num_nodes)}
         self.contexts = {
             node: Context(
@@ -76,7 +85,7 @@ class Federation:
                 FIRST + node,
                 {"state-dir": str(folder), **node_config(node)},
                 RecordDict(),
-                CONFIG,
+                dict(run_config),
             )
             for node in range(num_nodes)
         }
@@ -84,27 +93,36 @@ class Federation:
         self.grid = SecureSumGrid(
             inner,
             **{"deadline": 60, "longest": 1000.0, "norm_threshold": 0.0, **more},
-            phases=phases_of(find_method("fedavg"), secure_sums=True),
+            phases=phases_of(method, secure_sums=True),
             model=start,
-            summed=("train",),
+            summed=method.summed,
             run_id=RUN,
+            run_config=run_config,
         )
 
     def _app(self, node):
         app = MethodApp()
+        handler = app._handler
 
-        @app.train()
         def train(message, context):
             model, samples = self.update(node)
             metrics = {NUM_EXAMPLES: samples, "train-loss": node / 4, "dp-epsilon": 0.5}
-            content = {ARRAYS: as_record(model), METRICS: MetricRecord(metrics)}
+            extra = {name: as_record(arrays) for name, arrays in self.extra(node).items()}
+            content = {ARRAYS: as_record(model), METRICS: MetricRecord(metrics), **extra}
             return Message(RecordDict(content), reply_to=message)
 
+        def trains(message, context):
+            own = message.metadata.message_type == self.message_type
+            return train if own else handler(message, context)
+
+        app._handler = trains
         return app
 
     def _node(self, node):
         def answer(message):
             step = message.metadata.message_type
+            step = "train" if step == self.message_type else step
+            self.asked.append((node, step))
             self.lie(node, step, message.content)
             reply = self.apps[node](message, self.contexts[node]).content
             reply = self.tamper(node, step, reply)
@@ -124,12 +142,44 @@ class Federation:
 
     def train(self, nodes=None):
         config = ConfigRecord({"lr": 0.1, "server-round": 1})
-        content = RecordDict({ARRAYS: as_record(self.start), "config": config})
+        content = RecordDict({ARRAYS: as_record(self.start), "config": config, **self.asks})
         nodes = self.apps if nodes is None else nodes
-        return self.grid.send_and_receive([Message(content, FIRST + n, "train") for n in nodes])
+        self.grid.begin_round(self.grid._round + 1)
+        self.asked.clear()
+        return self.grid.send_and_receive(
+            [Message(RecordDict(dict(content)), FIRST + n, self.message_type) for n in nodes]
+        )
+
+    def in_sum(self):
+        """Nodes that the last sum began with."""
+        return {node for node, step in self.asked if step == ANNOUNCE}
 
     def state(self, node):
         return self.folder / "runs" / str(RUN) / str(FIRST + node) / FOLDER / STATE
+
+
+VIRTUAL_TRAINING = VirtualTraining(per_class=1, first_steps=1, gradient=["weight"])
+FEDLGD = {
+    "strategy": "fedlgd",
+    "asks": {VIRTUAL: ConfigRecord(VIRTUAL_TRAINING.model_dump(by_alias=True))},
+    "extra": lambda node: {GRADIENT: {"weight": gradient_of(node)}},
+}
+"""A round of FedLGD in which nodes send gradients."""
+
+
+def gradient_of(node):
+    return np.random.default_rng(100 + node).normal(0, 0.01, (4, 6)).astype(np.float32)
+
+
+def check_gradient(replies, nodes):
+    weights = [update_of(node)[1] for node in nodes]
+    wanted = np.average([gradient_of(node).astype(np.float64) for node in nodes], 0, weights)
+    for reply in replies:
+        if reply.has_content():
+            gradient = as_arrays(reply.content[GRADIENT])
+            assert list(gradient) == ["weight"]
+            assert gradient["weight"].dtype == np.float32
+            np.testing.assert_allclose(gradient["weight"], wanted, rtol=1e-6, atol=1e-8)
 
 
 @pytest.fixture
@@ -180,6 +230,48 @@ def test_two_of_ten_nodes_that_drop_at_any_step_cost_the_round_nothing(federatio
     check_mean(ten.train(), [n for n in range(10) if n not in lost or step == UNMASK])
 
 
+@pytest.mark.parametrize("step", STEPS)
+def test_gradients_are_summed_with_the_models_whoever_drops(federation, step):
+    five = federation(5, **FEDLGD)
+    five.tamper = lambda node, at, reply: None if (node, at) == (3, step) else reply
+    replies = five.train()
+    left = range(5) if step == UNMASK else [0, 1, 2, 4]
+    check_mean(replies, left)
+    check_gradient(replies, left)
+
+
+def test_a_node_that_says_why_it_has_not_trained_costs_no_sum(federation):
+    """One that has lost the server's virtual data gets them again."""
+    four = federation(4, **FEDLGD)
+    lacking = {2}
+    train = {node: app._handler for node, app in four.apps.items()}
+
+    def says(node):
+        def lacks(message, context):
+            content = RecordDict({METRICS: MetricRecord({LACKS_GLOBAL_DATA: 1})})
+            return Message(content, reply_to=message)
+
+        def handler(message, context):
+            own = message.metadata.message_type == four.message_type
+            return lacks if own and node in lacking else train[node](message, context)
+
+        return handler
+
+    for node, app in four.apps.items():
+        app._handler = says(node)
+    replies = four.train()
+    told = {r.metadata.src_node_id - FIRST: r.content for r in replies if r.has_content()}
+    assert LACKS_GLOBAL_DATA in told.pop(2)[METRICS]
+    assert told.keys() == {0, 1, 3}
+    check_gradient([r for r in replies if r.metadata.src_node_id != FIRST + 2], [0, 1, 3])
+    lacking |= {3}
+    replies = four.train()
+    told = {r.metadata.src_node_id - FIRST: r.content for r in replies if r.has_content()}
+    assert told.keys() == {2, 3}
+    assert four.train() != []
+    assert four.in_sum() == {0, 1, 2, 3}
+
+
 def test_nodes_that_drop_one_after_the_other_cost_nothing_either(federation):
     ten = federation(10)
     lost = dict(zip((8, 1, 4), STEPS, strict=False))
@@ -208,20 +300,23 @@ def test_a_sum_of_one_or_two_is_refused(federation, num_nodes, caplog):
 
 def test_a_single_update_looks_like_noise_to_the_server(federation):
     """A pattern is planted: what is sent is uniform in every byte, and so are partial sums."""
-    size, planted, samples = 50_000, 0.25, 100
+    size, planted, samples = 25_000, 0.25, 100
+    pattern = {"weight": np.full(size, planted, np.float32)}
     three = federation(
         3,
         start={"weight": np.zeros(size, np.float32)},
-        update=lambda node: ({"weight": np.full(size, planted, np.float32)}, samples),
+        update=lambda node: (pattern, samples),
+        **{**FEDLGD, "extra": lambda node: {GRADIENT: pattern}},
     )
     replies = three.train()
-    assert (as_arrays(replies[0].content[ARRAYS])["weight"] == planted).all()
-    masked = {n: as_arrays(three.seen[n, "train"][MASKED])[MASKED][:size] for n in range(3)}
+    for record in (ARRAYS, GRADIENT):
+        assert (as_arrays(replies[0].content[record])["weight"] == planted).all()
+    masked = {n: as_arrays(three.seen[n, "train"][MASKED])[MASKED][: 2 * size] for n in range(3)}
     of_pairs = [masked[0] + masked[1], masked[0] - masked[1], masked[1] + masked[2]]
     of_all = masked[0] + masked[1] + masked[2]  # the nodes' own masks are still on
     for values in (*masked.values(), *of_pairs, of_all):
         assert chi_squared(values).max() < 255 + 6 * math.sqrt(2 * 255)
-    unmasked = quantised(np.full(size, planted), samples)
+    unmasked = quantised(np.full(2 * size, planted), samples)
     assert chi_squared(unmasked).max() > 1e6
     assert not {MASKED, METRICS} ^ set(three.seen[0, "train"])
     assert set(three.seen[0, "train"][METRICS]) == {"dp-epsilon"}
@@ -323,7 +418,9 @@ def test_a_node_of_such_a_run_trains_for_no_server_that_leaves_the_masks_out(fed
     assert "asks for a model without masks" in str(three.grid.failures)
 
 
-@pytest.mark.parametrize("what", ["another model", "lr", "longest", "most"])
+@pytest.mark.parametrize(
+    "what", ["another model", "lr", "clipping_norm", "a record", "run config", "longest", "most"]
+)
 def test_a_server_that_makes_the_others_updates_vanish_gets_nothing(federation, what, caplog):
     """Masks of nodes that were told different things do not cancel."""
     four = federation(4)
@@ -331,30 +428,18 @@ def test_a_server_that_makes_the_others_updates_vanish_gets_nothing(federation, 
     def lie(node, step, content):
         if step == "train" and node > 0 and what == "another model":
             content[ARRAYS] = as_record({**START, "weight": np.zeros((4, 6), np.float32)})
-        elif step == "train" and node > 0 and what == "lr":
-            content["config"] = ConfigRecord({**content["config"], "lr": 0.0})
+        elif step == "train" and node > 0 and what in ("lr", "clipping_norm"):
+            content["config"] = ConfigRecord({**content["config"], what: 0.0})
+        elif step == "train" and node > 0 and what == "a record":
+            content["control-variate"] = as_record({"weight": np.full((4, 6), 1e6)})
+        elif step == "train" and node > 0 and what == "run config":
+            four.contexts[node].run_config["train.lr"] = 0.0
         elif step == "train" and node > 0:
             content[SECURE] = ConfigRecord({**content[SECURE], what: 1 if what == "most" else 1e-9})
 
     four.lie = lie
     assert all(reply.has_error() for reply in four.train())
     assert "the masks do not cancel" in caplog.text
-
-
-def test_a_node_whose_masked_numbers_are_too_many_is_left_out(federation):
-    four = federation(4)
-
-    def longer(node, step, reply):
-        if (node, step) == (2, "train"):
-            values = np.zeros(num_masked(START) + 1, np.uint64)
-            reply[MASKED] = ArrayRecord({MASKED: Array(values)})
-        return reply
-
-    four.tamper = longer
-    replies = four.train()
-    check_mean(replies, [0, 1, 3])
-    (error,) = (reply for reply in replies if reply.has_error())
-    assert "masked is uint64" in error.error.reason
 
 
 def test_wrong_shares_of_a_helper_are_not_used(federation):
@@ -379,7 +464,122 @@ def test_a_node_that_shared_something_else_than_it_published_fails_the_sum_by_na
 
     four.tamper = other_commitment
     assert all(reply.has_error() for reply in four.train())
-    assert f"node {FIRST + 1} shared something else" in str(four.grid.failures)
+    assert f"node {FIRST + 1} (it shared something else" in str(four.grid.failures)
+    replies = four.train()
+    check_mean(replies, [0, 2, 3])
+    assert four.in_sum() == {0, 2, 3}
+
+
+def low_order(node, step, reply):
+    if (node, step) == (1, ANNOUNCE):
+        reply[SECURE]["mask-key"] = bytes(32)
+    return reply
+
+
+def fewer_shares(node, step, reply):
+    if (node, step) == (1, SHARE):
+        reply[SECURE]["sealed"] = reply[SECURE]["sealed"][:-1]
+    return reply
+
+
+def longer_model(node, step, reply):
+    if (node, step) == (1, "train"):
+        values = np.zeros(num_masked({ARRAYS: START}) + 1, np.uint64)
+        reply[MASKED] = ArrayRecord({MASKED: Array(values)})
+    return reply
+
+
+@pytest.mark.parametrize("tamper", [low_order, fewer_shares, longer_model])
+def test_who_answers_a_step_with_nonsense_costs_no_sum_and_is_in_no_further_one(federation, tamper):
+    four = federation(4)
+    four.tamper = tamper
+    check_mean(four.train(), [0, 2, 3])
+    four.tamper = lambda node, step, reply: reply
+    check_mean(four.train(), [0, 2, 3])
+    assert four.in_sum() == {0, 2, 3}
+
+
+def test_nodes_with_one_key_between_them_cost_no_sum(federation):
+    six = federation(6)
+
+    def same(node, step, reply):
+        if (node, step) == (4, ANNOUNCE):
+            reply[SECURE]["mask-key"] = six.seen[3, ANNOUNCE][SECURE]["mask-key"]
+        return reply
+
+    six.tamper = same
+    check_mean(six.train(), [0, 1, 2, 5])
+
+
+def sealed_nonsense(node, step, reply):
+    if (node, step) == (1, SHARE):
+        reply[SECURE]["sealed"] = [
+            b"" if not each else bytes(150) for each in reply[SECURE]["sealed"]
+        ]
+    return reply
+
+
+def other_digests(node, step, reply):
+    if (node, step) == (1, SHARE):
+        reply[SECURE]["seed-digests"] = [bytes(32)] * len(reply[SECURE]["seed-digests"])
+    return reply
+
+
+@pytest.mark.parametrize("tamper", [sealed_nonsense, other_digests])
+def test_who_shares_nonsense_fails_one_sum_by_name_and_is_in_no_further_one(
+    federation, tamper, caplog
+):
+    five = federation(5)
+    five.tamper = tamper
+    assert all(reply.has_error() for reply in five.train())
+    assert f"masks stay on, of node {FIRST + 1}" in caplog.text
+    check_mean(five.train(), [0, 2, 3, 4])
+    assert five.in_sum() == {0, 2, 3, 4}
+
+
+def test_a_helper_cannot_have_an_honest_node_left_out(federation, caplog):
+    """It denies another's share while a third is lost: nobody can tell which of the two lies."""
+    five = federation(5)
+
+    def deny_one(node, step, reply):
+        if (node, step) == (4, "train"):
+            return None
+        if (node, step) == (0, UNMASK):
+            shares = reply[SECURE]["shares"]
+            reply[SECURE]["shares"] = [shares[0], b"", *shares[2:]]
+        return reply
+
+    five.tamper = deny_one
+    assert all(reply.has_error() for reply in five.train())
+    assert "go on without node" not in caplog.text
+    five.tamper = lambda node, step, reply: reply
+    check_mean(five.train(), range(5))
+
+
+def test_who_is_silent_again_and_again_pauses_ever_longer_and_comes_back(federation):
+    six = federation(6)
+    six.tamper = lambda node, step, reply: None if step == "train" and node > 2 else reply
+    asked = []
+    for _ in range(4):
+        six.train()
+        asked.append(six.in_sum())
+    everyone, rest = {0, 1, 2, 3, 4, 5}, {0, 1, 2}
+    assert asked == [everyone, everyone, rest, everyone]
+    six.tamper = lambda node, step, reply: reply
+    for _ in range(4):
+        six.train()
+        asked.append(six.in_sum())
+    assert asked[4:] == [rest, rest, rest, everyone]
+
+
+def test_pauses_leave_three_nodes_in_a_sum(federation):
+    four = federation(4)
+    four.tamper = lambda node, step, reply: None if step == SHARE and node > 1 else reply
+    for _ in range(3):
+        assert all(reply.has_error() for reply in four.train())
+        assert four.in_sum() == {0, 1, 2, 3}
+    four.tamper = lambda node, step, reply: reply
+    check_mean(four.train(), range(4))
 
 
 def test_a_longer_update_is_cut_to_the_norm_by_the_node_itself(federation, caplog):
@@ -393,7 +593,7 @@ def test_a_longer_update_is_cut_to_the_norm_by_the_node_itself(federation, caplo
     )
     mean = as_arrays(three.train()[0].content[ARRAYS])["weight"]
     assert mean == pytest.approx(np.full(16, (1 + 1 + 8 / 4) / 3), rel=1e-6)
-    assert "norm of 4e+04 is cut to 8" in caplog.text
+    assert "norm of this node's arrays, 4e+04, is cut to 8" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -456,7 +656,7 @@ def certified(folder, num_nodes):
 
 @pytest.fixture(scope="module")
 def credentials(tmp_path_factory):
-    return certified(tmp_path_factory.mktemp("certificates"), 3)
+    return certified(tmp_path_factory.mktemp("certificates"), 5)
 
 
 def test_nodes_with_certificates_sum(federation, credentials):
@@ -466,7 +666,7 @@ def test_nodes_with_certificates_sum(federation, credentials):
 
 
 @pytest.mark.parametrize("what", ["its own keys", "keys of an earlier sum", "a node twice"])
-def test_nodes_with_certificates_take_no_keys_of_the_servers(federation, credentials, what):
+def test_nodes_with_certificates_take_no_keys_of_the_servers(federation, credentials, what, caplog):
     three = federation(3, node_config=credentials.__getitem__)
     three.train()
     earlier = three.seen[2, ANNOUNCE][SECURE]
@@ -487,8 +687,37 @@ def test_nodes_with_certificates_take_no_keys_of_the_servers(federation, credent
 
     three.lie = lie
     assert all(reply.has_error() for reply in three.train())
-    reason = "is twice" if what == "a node twice" else "not signed with a certificate"
-    assert reason in str(three.grid.failures)
+    assert "not signed with a certificate" in caplog.text
+    assert "of 3 nodes shared their secrets, and it needs 3" in caplog.text
+
+
+def test_a_node_without_a_certificate_is_left_out_by_those_that_have_one(
+    federation, credentials, caplog
+):
+    five = federation(5, node_config=lambda node: credentials[node] if node != 3 else {})
+    assert all(reply.has_error() for reply in five.train())
+    assert f"without node {FIRST + 3}: 4 of 5 nodes refuse its keys" in caplog.text
+    check_mean(five.train(), [0, 1, 2, 4])
+
+
+def test_who_shows_anothers_certificate_is_left_out_and_its_owner_is_not(federation, credentials):
+    five = federation(5, node_config=credentials.__getitem__)
+
+    def show(node, step, reply):
+        if (node, step) == (3, ANNOUNCE):
+            for key in ("certificate", "signature"):
+                reply[SECURE][key] = five.seen[1, ANNOUNCE][SECURE][key]
+        return reply
+
+    five.tamper = show
+    five.train()
+    check_mean(five.train(), [0, 1, 2, 4])
+
+
+def test_one_certificate_under_two_ids_is_in_no_sum(federation, credentials):
+    five = federation(5, node_config=lambda node: credentials[min(node, 3)])
+    five.train()
+    check_mean(five.train(), [0, 1, 2])
 
 
 def test_what_a_node_signs_names_the_sum_and_all_its_keys():

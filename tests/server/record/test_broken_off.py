@@ -23,7 +23,7 @@ NODES = """
 """
 SERVER = """
 from pathlib import Path
-from server.grid.inbox import SuperLinkInbox
+from server.flower_1_32.inbox import SuperLinkInbox
 
 def telling(pull):
     def pull_and_tell(self, tree, most):

@@ -13,19 +13,19 @@ from pathlib import Path
 
 from flwr.supernode.cli import flower_supernode
 
-from node.flower_timing import (
+from node.flower_1_32.guard import Guard, patch_guard
+from node.flower_1_32.retries import patch_retries
+from node.flower_1_32.run_ends import patch_run_ends
+from node.flower_1_32.spacing import patch_spacing
+from node.flower_1_32.timing import (
     patch_intake,
     patch_nonce_cleanup,
     patch_pull_backoff,
     patch_supernode_sleep,
 )
-from node.guard import Guard, patch_guard
 from node.pace import Pace
 from node.policy import OPEN, Policy
-from node.retries import patch_retries
-from node.run_ends import patch_run_ends
 from node.settings import NODE_CONFIG
-from node.spacing import patch_spacing
 
 _REMEDIES = {
     "No SuperNode found with the given public key": (

@@ -4,15 +4,19 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import softmax
-from scipy.stats import norm
+from scipy.stats import binomtest, norm
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.lira import (
+from distill.membership import (
     auc,
     balanced_halves,
+    curve,
+    least_epsilon,
+    left_out_scores,
     logit_confidence,
     membership_scores,
+    share_bounds,
     true_positives_at,
 )
 
@@ -91,3 +95,61 @@ def test_an_overfitted_model_leaks():
     observed, *shadows = confidences
     scores = membership_scores(observed, np.stack(shadows), trained_on[1:])
     assert auc(members[0], scores) > 0.8
+
+
+def test_scores_with_a_set_left_out_are_those_of_all_other_sets():
+    generator = np.random.default_rng(4)
+    members = generator.random((9, 7)) < 0.5
+    observed = generator.normal(size=(9, 7)) + members
+    scores = left_out_scores(observed, members)
+    for i, k in np.ndindex(9, 7):
+        others = np.arange(9) != i
+        inside, outside = (observed[others & (members[:, k] == m), k] for m in (True, False))
+        expected = 0.0
+        if min(len(inside), len(outside)) >= 2:
+            densities = (
+                norm.logpdf(observed[i, k], s.mean(), s.std(ddof=1)) for s in (inside, outside)
+            )
+            expected = next(densities) - next(densities)
+        assert scores[i, k] == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+def test_bounds_of_a_share_are_those_of_an_exact_binomial_test():
+    for found, trials in [(0, 10), (3, 50), (50, 50)]:
+        exact = binomtest(found, trials).proportion_ci(0.95, method="exact")
+        assert share_bounds(found, trials) == pytest.approx((exact.low, exact.high))
+
+
+def test_a_curve_s_values_are_those_of_the_plain_functions_equal_scores_too():
+    generator = np.random.default_rng(0)
+    members = generator.random((3, 400)) < 0.5
+    for scores in (generator.random((3, 400)), generator.integers(0, 9, (3, 400)) * 1.0):
+        plain = members.ravel(), scores.ravel()
+        found = curve(members, scores, generator)
+        assert found.auc.value == pytest.approx(auc(*plain))
+        assert found.at_1pct.value == pytest.approx(true_positives_at(0.01, *plain))
+        assert found.at_01pct.value == pytest.approx(true_positives_at(0.001, *plain))
+        assert found.auc.low < found.auc.value < found.auc.high
+        assert 0.02 < found.auc.high - found.auc.low < 0.12
+
+
+def test_what_is_known_has_no_interval():
+    generator = np.random.default_rng(0)
+    members = generator.random((3, 400)) < 0.5
+    assert curve(members, members * 1.0, generator) == ((1, 1, 1),) * 3
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+def test_the_proven_epsilon_is_below_that_of_a_known_mechanism_and_near_it(epsilon):
+    """Randomised response has exactly this epsilon, and no delta."""
+    generator = np.random.default_rng(5)
+    truth = generator.random((2, 40_000)) < np.exp(epsilon) / (1 + np.exp(epsilon))
+    inside, outside = truth[0] * 1.0, ~truth[1] * 1.0
+    proven = least_epsilon(inside, outside, 0.0)
+    assert 0.9 * epsilon < proven <= epsilon
+
+
+def test_no_epsilon_is_proven_where_nothing_leaks():
+    generator = np.random.default_rng(6)
+    proven = [least_epsilon(*generator.normal(size=(2, 400)), 1e-5) for _ in range(40)]
+    assert sum(p > 0 for p in proven) <= 4  # 95 % bounds

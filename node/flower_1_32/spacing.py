@@ -1,7 +1,7 @@
 """How the server spaces a node's looks for messages.
 
-Apart from `node.flower_timing`, which the worker imports too: there, names of our other packages
-are the app bundle's own.
+Apart from `timing`, which the worker imports too: there, names of our other packages are the app
+bundle's own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from flwr.app import ConfigRecord
 from flwr.supercore.inflatable.inflatable_object import get_object_type_from_object_content
 
-from node.flower_timing import can_override
+from node.flower_1_32.timing import can_override
 from node.pace import Pace
 from protocol.messages import LOOK_EVERY
 

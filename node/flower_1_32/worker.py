@@ -1,8 +1,8 @@
 """The warm child of a node: torch, the app, its data and its CUDA context, kept between messages.
 
-Started by `node.executor`. It exchanges payloads with the SuperNode, and only short notes of
-built-in types with the executor. Of our packages it imports only `node`, so that an app bundle's
-own packages of the same names are found first.
+Started by the executor. It exchanges payloads with the SuperNode, and only short notes of built-in
+types with the executor. Of our packages it imports only `node`, so that an app bundle's own
+packages of the same names are found first.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from flwr.cli.install import install_from_fab
 from flwr.clientapp import ClientApp
 from flwr.clientapp.client_app import LoadClientAppError
 from flwr.clientapp.utils import get_load_client_app_fn
+from flwr.common import log
 from flwr.common.constant import ErrorCode, SubStatus
-from flwr.common.logger import log
 from flwr.common.serde import context_from_proto, fab_from_proto, run_from_proto
 from flwr.proto.appio_pb2 import PullTaskInputRequest
 from flwr.proto.clientappio_pb2_grpc import ClientAppIoStub
@@ -41,9 +41,9 @@ from flwr.supercore.interceptors import AppIoTokenClientInterceptor
 from flwr.supercore.run import Run
 from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
-from node.appio import open_channel
 from node.device import UnfitError, take_device
-from node.flower_timing import patch_pull_backoff
+from node.flower_1_32.appio import open_channel
+from node.flower_1_32.timing import patch_pull_backoff
 from node.gpus import give_memory_back, is_cuda_lost, is_out_of_memory, memory_remedy
 
 Note = tuple[str, int, str]
@@ -149,7 +149,7 @@ def _preload(modules: list[str]) -> None:
 
 def main() -> None:
     """Run the worker; only the executor starts it."""
-    parser = argparse.ArgumentParser(prog="node.worker", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="node.flower_1_32.worker", description=main.__doc__)
     parser.add_argument("--appio-address", required=True)
     parser.add_argument("--root-certificates", type=Path)
     parser.add_argument("--preload", action="append", default=[])

@@ -28,8 +28,8 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.app.message import remove_content_from_message
+from flwr.common import log
 from flwr.common.config import get_fused_config_from_fab
-from flwr.common.logger import log
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import (
@@ -52,13 +52,14 @@ from links.records import Delivery, Parcel, Peered, Route
 from links.seal import unseal
 from links.store import NodeStore
 from node.account import LifetimeAccount
-from node.flower_timing import can_override
+from node.flower_1_32.timing import can_override
 from node.outbox import FOLDER, Outbox, OutboxError
 from node.permissions import raw_data_allowed
 from node.policy import Policy
 from node.rules import (
     Asked,
     Form,
+    OwnWords,
     Refusal,
     claimed_epsilon,
     judge_message,
@@ -73,6 +74,8 @@ from node.rules import (
 from protocol.meeting import DESCRIBE, identity, one_line
 from protocol.messages import CONFIG, DELIVERY, METRICS
 from protocol.replies import REFUSED
+from task.errors import DatasetError
+from task.image_files import class_names
 from task.settings import SettingsError
 from task.survey import survey, survey_class_folders
 from task.words import counted
@@ -82,6 +85,9 @@ _LONGEST_WAIT = 600.0
 """Seconds for an object of a message whose others are here."""
 _MOST_MODELS = 16
 """Runs whose model's form is remembered."""
+_MOST_WORDS = 10_000
+"""Characters of the app's errors that leave in a day: they may quote samples."""
+_DAY = datetime.timedelta(days=1)
 _MOST_RECORDS = 100
 """Records of a reply that a line of the outbox names."""
 
@@ -127,6 +133,7 @@ class Guard:
         self._now = now
         self._account = LifetimeAccount(state_dir / "lifetime-epsilon.json")
         self._pending: dict[str, _Pending] = {}
+        self._words: list[tuple[datetime.datetime, int]] = []
         self._models: dict[int, Mapping[str, Form]] = {}
         self._run_configs: dict[tuple[int, str], Mapping[str, Any]] = {}
 
@@ -142,6 +149,30 @@ class Guard:
         data = Path(self._node_config["data"])
         found = survey_class_folders(data) if data.is_dir() else survey(data)
         return sum(count >= fewest for count in found.counts.values())
+
+    def _own_words(self) -> OwnWords:
+        metrics, config = identity(self._node_config)
+        credentials = Credentials.of(self._node_config)
+        try:
+            data = self._node_config.get("data")
+            names = list(class_names(str(data))) if data is not None else []
+        except DatasetError:
+            names = []
+        return OwnWords(
+            identity={**metrics, **config},
+            class_names=names,
+            certificate=credentials.certificate if credentials else b"",
+            address=str(self._node_config.get("peer-address", "")),
+        )
+
+    def _said(self, words: str) -> str:
+        """What leaves of the app's own words: one line, and no more than a bound a day."""
+        now, line = self._now(), one_line(words)
+        self._words = [(when, size) for when, size in self._words if now - when < _DAY]
+        if sum(size for _, size in self._words) + len(line) > _MOST_WORDS:
+            return "the app failed, and its words of a day are used up (the node's log says why)"
+        self._words.append((now, len(line)))
+        return line
 
     def admit(self, message: Message, run: Run, bundle: Fab) -> Message | None:
         """Judge a message that has come; return the refusal to answer with, None if there is none.
@@ -197,7 +228,7 @@ class Guard:
             if reply.has_error():
                 text = reply.error.reason or ""
                 if self._policy.replies == "declared":
-                    text = one_line(text)
+                    text = self._said(text)
                 error = Error(reply.error.code, text)
                 return self._leave(pending, Message(error, reply_to=pending.message))
             refusal = self._judge(pending, reply, num_bytes)
@@ -261,12 +292,12 @@ class Guard:
         run = self._first_run(pending.message)
         policy = self._policy_for(pending.message)
         refusal = judge_reply(
-            policy, asked, content, opened, self._large_classes
+            policy, asked, content, opened, self._own_words(), self._large_classes
         ) or judge_spending(
             self._policy,
             epsilon=self._account.after(pending.data, run, claim),
             num_bytes=self._outbox.bytes_of_a_day(self._now()) + num_bytes,
-            counted=claim is not None or not releases(content),
+            counted=claim is not None or not releases(asked, content),
         )
         if refusal is not None:
             return refusal

@@ -1,7 +1,7 @@
 """A node waits for a SuperLink that has too much to do, as for one that is away.
 
-Apart from `node.flower_timing`, which the worker imports too: there, names of our other packages
-are the app bundle's own.
+Apart from `timing`, which the worker imports too: there, names of our other packages are the app
+bundle's own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from flwr.supercore.retry import RetryInvoker
 
-from node.flower_timing import can_override
+from node.flower_1_32.timing import can_override
 from protocol.superlink import overloaded, retry_also
 
 

@@ -15,7 +15,7 @@ from logging import WARNING
 from types import ModuleType
 from typing import Any, TypeVar
 
-from flwr.common.logger import log
+from flwr.common import log
 from flwr.supercore.run import RunNotRunningException
 
 from node.pace import Pace

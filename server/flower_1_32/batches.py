@@ -6,21 +6,18 @@ from collections.abc import Iterator, Sequence
 
 from flwr.app import Message
 from flwr.serverapp import Grid
-from flwr.superlink.grid import GrpcGrid
 
 BATCH = 16
 """Messages that a SuperLink takes in before their objects are sent."""
 
 
 def push(grid: Grid, messages: Sequence[Message]) -> list[str]:
-    """Push messages through any Flower Grid; return their ids.
+    """Push messages to a SuperLink; return their ids.
 
     A SuperLink stores equal objects once, but shows a message to its node before it has them, and
     the node asks again and again. So the first message goes alone, with what the others share,
     and then a few at a time.
     """
-    if not isinstance(grid, GrpcGrid):
-        return list(grid.push_messages(messages))
     return [name for batch in batches(messages) for name in grid.push_messages(batch)]
 
 

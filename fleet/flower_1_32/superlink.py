@@ -24,6 +24,7 @@ from flwr.proto.control_pb2_grpc import ControlStub
 from flwr.supercore.fab import Fab
 from flwr.supercore.grpc import GRPC_MAX_MESSAGE_LENGTH
 
+from fleet.line import why_another
 from task.settings import RunConfigValue
 
 _OUTAGE = {
@@ -72,11 +73,18 @@ class Control:
     """A connection to the Control API of a SuperLink; without root certificates, without TLS.
 
     A `user` is for a gate that asks who calls.
+
+    Raises
+    ------
+    SuperLinkError
+        If the installed Flower is of another line.
     """
 
     def __init__(
         self, address: str, root_certificates: Path | None = None, user: User | None = None
     ) -> None:
+        if reason := why_another():
+            raise SuperLinkError(reason)
         self._address = address
         self._root_certificates = root_certificates
         if root_certificates is None:

@@ -7,8 +7,6 @@ and those of a hundred nodes would hold up the replies that the phase still wait
 from collections.abc import Sequence
 
 from flwr.app import ConfigRecord, Message
-from flwr.serverapp import Grid
-from flwr.superlink.grid import GrpcGrid
 
 from protocol.messages import LOOK_EVERY, PACE
 
@@ -18,12 +16,9 @@ FEW = 5
 """Nodes whose looks need no spacing."""
 
 
-def space_looks(grid: Grid, messages: Sequence[Message]) -> None:
-    """Write into a phase's messages how long nodes wait between looks, if they are many.
-
-    Only a SuperLink is looked at; a simulation starts its nodes itself.
-    """
-    if not isinstance(grid, GrpcGrid) or len(messages) <= FEW:
+def space_looks(messages: Sequence[Message]) -> None:
+    """Write into a phase's messages how long nodes wait between looks, if they are many."""
+    if len(messages) <= FEW:
         return
     record = ConfigRecord({LOOK_EVERY: len(messages) / LOOKS})
     for message in messages:

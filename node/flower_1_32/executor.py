@@ -1,7 +1,7 @@
 """Executes ClientApp tasks in one warm process; Flower would start a process for every message.
 
 The executor speaks the ClientAppIo API to a SuperNode with ``--isolation process``. It imports no
-torch, so its heartbeats go on whatever its child (`node.worker`) does.
+torch, so its heartbeats go on whatever its child (`worker`) does.
 
 If the child dies, or does not answer a message within its time-to-live and `GRACE`, the executor
 reports an error and starts another. It also starts another for a different app bundle, for a new
@@ -41,10 +41,10 @@ from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.interceptors import AppIoTokenClientInterceptor
 
-from node.appio import open_channel
-from node.child import Child, ChildDiedError
 from node.device import UnfitError
 from node.door import door_from_inside, open_door
+from node.flower_1_32.appio import open_channel
+from node.flower_1_32.child import Child, ChildDiedError
 from node.pace import Pace
 from node.packages import installed_packages
 
@@ -241,7 +241,7 @@ class _Task:
 
 def main() -> None:
     """Run an executor beside a SuperNode that was started with `--isolation process`."""
-    parser = argparse.ArgumentParser(prog="node.executor", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="node.flower_1_32.executor", description=main.__doc__)
     parser.add_argument("--appio-address", required=True, help="the SuperNode's ClientAppIo API")
     parser.add_argument("--root-certificates", type=Path, help="for TLS on the ClientAppIo API")
     parser.add_argument("--secret-file", type=Path, help="what claims of tasks are signed with")

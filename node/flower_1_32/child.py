@@ -1,4 +1,4 @@
-"""Starts the executor's child (`node.worker`) and talks to it."""
+"""Starts the executor's child (`worker`) and talks to it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Child:
     Parameters
     ----------
     arguments : sequence of str
-        Of `node.worker`.
+        Of `node.flower_1_32.worker`.
     box : sequence of str
         Command that boxes in the one behind it (`node.sandbox`); empty for none.
     """
@@ -40,7 +40,7 @@ class Child:
             self._process = start_bound(
                 [
                     *box,
-                    *(sys.executable, "-P", "-m", "node.worker"),
+                    *(sys.executable, "-P", "-m", "node.flower_1_32.worker"),
                     *arguments,
                     *("--notes-fd", str(child_notes.fileno())),
                 ],

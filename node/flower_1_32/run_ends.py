@@ -14,10 +14,10 @@ from logging import DEBUG, INFO
 from pathlib import Path
 from typing import Any
 
-from flwr.common.logger import log
+from flwr.common import log
 from flwr.supercore.run import RunNotRunningException
 
-from node.flower_timing import can_override
+from node.flower_1_32.timing import can_override
 
 EVERY = 60.0
 """Seconds between questions to the SuperLink, about: a thousand nodes are not to ask at once."""

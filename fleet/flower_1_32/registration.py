@@ -10,7 +10,7 @@ from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, Unregi
 from flwr.supercore.constant import NodeStatus
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from fleet.superlink import Control, SuperLinkError
+from fleet.flower_1_32.superlink import Control, SuperLinkError
 
 
 class SecureControl(Control):

@@ -1,0 +1,237 @@
+"""What virtual data give away: membership attacks on them, and accuracy with noisy means.
+
+``python -m benchmarks.audit --out DIR [--data digits] [--data-root DIR] [--sets 257] [--classes N]
+[--canaries 10] [--plot FILE.svg] [--json FILE]``; ``--quick`` is a small grid with fewer sets.
+
+Each setting (distiller, start, images of a class, formation) is a file in ``--out``: an audit that
+was stopped goes on. A setting's halves are drawn of the same images, and every set is attacked with
+all others as shadows. Then images under differential privacy: the accuracy of the data set's
+network trained on them, and the epsilon that the best attack on the release proves, which must not
+be above the claimed one.
+"""
+
+import argparse
+import itertools
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+from sklearn.metrics import roc_curve
+
+from benchmarks.dp import DELTA, virtual_accuracy
+from distill.audit import Attacked, Finding, Setting, attack, findings
+from distill.augmentation import draw_augmentation
+from distill.distribution_matching import WIDTH
+from distill.errors import DistillError
+from distill.features import RandomConvNet
+from distill.membership import least_epsilon
+from distill.private_matching import (
+    BANK,
+    REFERENCE,
+    UnitFeatures,
+    noise_for,
+    with_noise,
+)
+from task.datasets import Dataset, Samples, load_dataset
+
+STARTS = ("class-stats", "pixel-stats", "noise", "real")
+GRID = [
+    *(
+        Setting(d, s, n)
+        for d in ("dm", "kip", "kip-negatives")
+        for s in STARTS
+        for n in (1, 10, 50)
+    ),
+    *(Setting("dm", s, n, formation=2) for s in STARTS for n in (1, 10)),
+]
+QUICK_GRID = [
+    *(Setting("dm", s, n, steps=100) for s in ("class-stats", "real") for n in (1, 10)),
+    *(Setting("kip", s, n, steps=100) for s in ("class-stats", "real") for n in (1, 10)),
+]
+"""With fewer steps, so that it ends in minutes."""
+QUICK_SETS, QUICK_CLASSES = 33, 3
+EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
+CANARY_SETTINGS = list(itertools.product(EPSILONS, ("noise", "full"), (10, 100)))
+"""Claimed epsilon, kind of the image in question, images of its class: 20 settings."""
+
+
+def candidates(data: Dataset, classes: int) -> Samples:
+    """Training images of the first classes, in one order for all settings."""
+    samples = data.train.to_samples(data.spec)
+    return samples.subset((samples.labels < classes).nonzero()[:, 0])
+
+
+def name_of(setting: Setting) -> str:
+    """Short name of a setting, for files and the legend."""
+    steps = "" if setting.steps is None else f"-{setting.steps}"
+    shape = f"{setting.per_class}-f{setting.formation}"
+    return f"{setting.distiller}-{setting.start}-{shape}{steps}"
+
+
+def attacked(file: Path, samples: Samples, setting: Setting, options: Any) -> Attacked:
+    """Read a setting's attack, or run it."""
+    if not file.exists():
+        result = attack(
+            samples.inputs,
+            samples.labels,
+            setting,
+            num_classes=options.num_classes,
+            sets=options.sets,
+            canaries=options.canaries,
+            seed=0,
+        )
+        fresh = file.with_suffix(".tmp.npz")
+        np.savez_compressed(fresh, **result._asdict())
+        fresh.replace(file)
+    with np.load(file) as saved:
+        return Attacked(saved["members"], saved["scores"], saved["kinds"])
+
+
+def release_scores(
+    epsilon: float, kind: str, count: int, trials: int, generator: torch.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """The best attack on the noisy means of a class: with an image in question, and without it.
+
+    The attacker knows all other images (noise), the networks and the count, and projects the noisy
+    means on what the image adds to them: the most powerful test between two normal distributions.
+    ``full`` is an image with all pixels white; the other kind is noise.
+    """
+    images = torch.randn(count, 1, 8, 8, generator=generator)
+    if kind == "full":
+        images[-1] = 3.0
+    noise = noise_for(epsilon, DELTA) * BANK**0.5
+    inside, outside = torch.zeros(trials), torch.zeros(trials)
+    for _ in range(BANK):
+        augment = draw_augmentation(8, 8, generator)
+        convnet = RandomConvNet.draw(1, 8, WIDTH, generator)
+        reference = augment(torch.randn(REFERENCE, 1, 8, 8, generator=generator))
+        network = UnitFeatures(convnet, convnet(reference).mean(0))
+        features = network(augment(images))
+        own, others = features[-1], features[:-1].sum(0)
+        for scores, total in ((inside, others + own), (outside, others)):
+            means = (total / count).expand(trials, -1)
+            released = with_noise(means, [count] * trials, noise, generator)
+            scores += (released - others / count) @ own
+    return inside.double().numpy(), outside.double().numpy()
+
+
+def row_of(setting: Setting, own: Attacked) -> dict[str, Any]:
+    """A line of the table: the attack with the largest area under its curve."""
+    found: Finding = max(findings(own), key=lambda f: f.curve.auc.value)
+    curve = {"auc": found.curve.auc, "tpr_at_1pct": found.curve.at_1pct}
+    curve["tpr_at_01pct"] = found.curve.at_01pct
+    return {
+        **asdict(setting),
+        "attack": found.attack,
+        **{name: share.value for name, share in curve.items()},
+        **{f"{name}_interval": share[1:] for name, share in curve.items()},
+        "worst": {kind: tuple(share) for kind, share in found.worst.items()},
+        "shadows": len(own.members) - 1,
+    }
+
+
+def table_of(rows: Iterable[dict[str, Any]]) -> Table:
+    """The rows for people."""
+    table = Table(
+        "distiller", "start", "a class", "best attack", "AUC", "at 1 %", "at 0.1 %", "worst"
+    )
+    for row in rows:
+        worst = max(row["worst"].items(), key=lambda item: item[1][0])
+        cells = [
+            "{:.3f} ({:.3f} to {:.3f})".format(row[key], *row[f"{key}_interval"])
+            for key in ("auc", "tpr_at_1pct", "tpr_at_01pct")
+        ]
+        found = "{}: {:.3f} ({:.3f} to {:.3f})".format(worst[0], *worst[1])
+        per_class = f"{row['per_class']}, {row['formation']} x {row['formation']}"
+        table.add_row(row["distiller"], row["start"], per_class, row["attack"], *cells, found)
+    return table
+
+
+def picture(attacks: dict[str, Attacked]) -> Figure:
+    """ROC curves of usual images on logarithmic axes, all attacks joined."""
+    figure = Figure(figsize=(6, 5), layout="constrained")
+    axes = figure.subplots()
+    for name, own in attacks.items():
+        usual = own.kinds == "usual"
+        members, scores = own.members[:, usual].ravel(), own.scores[-1][:, usual].ravel()
+        false, true, _ = roc_curve(members, scores)
+        axes.plot(false, true, label=name, linewidth=1)
+    axes.plot([1e-4, 1], [1e-4, 1], color="grey", linestyle="--", linewidth=1, label="guess")
+    axes.set(xscale="log", yscale="log", xlim=(1e-4, 1), ylim=(1e-4, 1))
+    axes.set(xlabel="others accused", ylabel="members found")
+    axes.legend(fontsize=6)
+    return figure
+
+
+def main() -> None:
+    """Audit, and write the table, the curves and the numbers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--data", default="digits")
+    parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--sets", type=int, default=257, help="one more than the shadows")
+    parser.add_argument("--classes", type=int, default=10, help="the first ones of the data set")
+    parser.add_argument("--canaries", type=int, default=10, help="of each of three kinds")
+    parser.add_argument("--trials", type=int, default=4000, help="of a release with noise")
+    parser.add_argument("--out", type=Path, help="folder for a file of each setting")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    if options.quick:
+        options.sets, options.classes, options.trials = QUICK_SETS, QUICK_CLASSES, 1000
+    elif options.out is None:
+        parser.error("--out is needed, so that an audit that was stopped can go on")
+    logging.getLogger("distill").setLevel(logging.ERROR)  # of each set that starts as real images
+    console = Console()
+    data = load_dataset(options.data, options.data_root)
+    options.num_classes = data.spec.num_classes
+    samples = candidates(data, options.classes)
+    rows, attacks = [], {}
+    with tempfile.TemporaryDirectory() as folder:
+        out = options.out or Path(folder)
+        out.mkdir(parents=True, exist_ok=True)
+        grid = QUICK_GRID if options.quick else GRID
+        for number, setting in enumerate(grid, start=1):
+            begin, name = time.perf_counter(), name_of(setting)
+            drawn = f"{options.data}-{options.classes}-{options.sets}-{options.canaries}"
+            try:
+                attacks[name] = attacked(out / f"{drawn}-{name}.npz", samples, setting, options)
+            except DistillError as error:
+                console.print(f"{name}: {error}")
+                continue
+            rows.append(row_of(setting, attacks[name]))
+            took = time.perf_counter() - begin
+            console.print(f"{number} of {len(grid)}: {name}, {took:.0f} s")
+    console.print(table_of(rows))
+    private = [{"epsilon": e, "accuracy": virtual_accuracy(data, e)} for e in (1.0, 10.0)]
+    generator = torch.Generator().manual_seed(0)
+    proven = []
+    for epsilon, kind, count in CANARY_SETTINGS:
+        inside, outside = release_scores(epsilon, kind, count, options.trials, generator)
+        least = least_epsilon(inside, outside, DELTA)
+        proven.append({"claimed": epsilon, "kind": kind, "count": count, "at_least": least})
+    table = Table("claimed epsilon", "image", "of a class", "at least")
+    for line in proven:
+        cells = (f"{line['claimed']:g}", line["kind"], line["count"], f"{line['at_least']:.2f}")
+        table.add_row(*map(str, cells))
+    console.print(table)
+    console.print(*(f"epsilon {p['epsilon']:g}: accuracy {p['accuracy']:.3f}" for p in private))
+    if options.json is not None:
+        results = {"rows": rows, "dp": private, "empirical_epsilon": proven}
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    if options.plot is not None:
+        picture(attacks).savefig(options.plot)
+
+
+if __name__ == "__main__":
+    main()

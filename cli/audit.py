@@ -1,0 +1,80 @@
+"""`flwr-distill audit`: attack virtual data of one's own images, before they are sent."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cli.errors import exit_on
+from cli.options import DataRoot
+
+
+def audit(
+    source: str,
+    method: Annotated[
+        str, typer.Option(help="auto, dm, kip, kip-negatives or package.module:function.")
+    ] = "auto",
+    per_class: Annotated[int, typer.Option(min=1, help="Virtual images of each class.")] = 10,
+    start: Annotated[
+        str, typer.Option(help="Start images: class-stats, pixel-stats, noise or real.")
+    ] = "class-stats",
+    formation: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=4,
+            help="Smaller images along each side of a virtual image; 0: the method chooses.",
+        ),
+    ] = 0,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps.", show_default="the method's own")
+    ] = None,
+    sets: Annotated[
+        int, typer.Option(min=8, help="Random halves of the images that are distilled.")
+    ] = 65,
+    most: Annotated[
+        int, typer.Option(min=20, help="Images of each class that are used, at most.")
+    ] = 100,
+    canaries: Annotated[
+        int, typer.Option(min=0, help="Wrongly labelled, strange and copied images, of each.")
+    ] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
+    data_root: DataRoot = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            help="Channels x height x width for the images of a folder, as in 3x32x32.",
+            show_default="their own",
+        ),
+    ] = None,
+) -> None:
+    """Measure what virtual data made of your images would tell of single ones.
+
+    SOURCE is as for flwr-distill distill. Random halves of the images are distilled; an attacker
+    who knows all the images, the method and the seed then guesses which half each came from, with
+    the other halves as examples (LiRA). That is more than anyone who gets your virtual data knows,
+    so that a real attacker finds fewer. Nothing leaves this machine.
+
+    More sets make the attack stronger and the numbers surer. An attack that finds nothing is no
+    proof: differential privacy is one (hfldd.dp-epsilon).
+    """
+    # Here, because every subcommand imports this file, and the node command must not import torch.
+    from cli.auditing import Options, report
+    from cli.distillation import REFUSALS
+
+    options = Options(
+        source=source,
+        method=method,
+        per_class=per_class,
+        start=start,
+        formation=formation,
+        steps=steps,
+        sets=sets,
+        most=most,
+        canaries=canaries,
+        seed=seed,
+        data_root=data_root,
+        shape=shape,
+    )
+    with exit_on(*REFUSALS, command="audit"):
+        report(options, Console())

@@ -1,0 +1,91 @@
+"""The work of `flwr-distill audit`: load, attack, say what was found."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from cli.distillation import at_most, progress_bar
+from cli.source import load_source
+from distill import distiller
+from distill.audit import Finding, Setting, attack, findings
+from distill.auto import resolved
+from distill.membership import FEW, FEWER, Interval
+from distill.registry import formation_arguments
+from task.words import counted
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line; each field is an option of `flwr-distill audit`."""
+
+    source: str
+    method: str
+    per_class: int
+    start: str
+    formation: int
+    steps: int | None
+    sets: int
+    most: int
+    canaries: int
+    seed: int
+    data_root: Path | None
+    shape: str | None
+
+
+def report(options: Options, console: Console) -> None:
+    """Attack the virtual data of a source, and print a table and what it means."""
+    logging.getLogger("distill").setLevel(logging.ERROR)  # a warning of each set
+    distiller(options.method)  # an unknown one is refused before anything is loaded
+    source = load_source(
+        options.source, data_root=options.data_root, shape=options.shape, seed=options.seed
+    )
+    samples = at_most(source.train, options.most, options.seed)
+    images, labels = samples.inputs, samples.labels
+    method = resolved(options.method, images, labels, source.spec.num_classes)
+    formation = formation_arguments(method, options.formation).get("formation", 1)
+    setting = Setting(method, options.start, options.per_class, formation, options.steps)
+    with progress_bar(f"{method}, {options.sets} halves", console) as update:
+        attacked = attack(
+            images,
+            labels,
+            setting,
+            num_classes=source.spec.num_classes,
+            sets=options.sets,
+            canaries=options.canaries,
+            seed=options.seed,
+            progress=update,
+        )
+    found = findings(attacked, options.seed)
+    console.print(_table(found))
+    strongest = max(found, key=lambda f: f.curve.at_1pct.value)
+    console.print(
+        f"{counted(len(images), 'image')} in halves, {options.sets} of these distilled by {method} "
+        f"from {options.start}, {options.per_class} virtual images of a class."
+    )
+    found_of_100 = 100 * strongest.curve.at_1pct.value
+    console.print(
+        f"Of 100 images that were distilled, the strongest attack ({strongest.attack}) finds "
+        f"{found_of_100:.1f} while it accuses 1 of 100 others falsely; a guess finds 1."
+    )
+    for kind, share in strongest.worst.items():
+        console.print(
+            f"Images that are {kind}: {_shown(share)} are found at {FEWER:.1%} falsely accused."
+        )
+
+
+def _table(found: list[Finding]) -> Table:
+    table = Table(title="What an attacker finds (95 % interval)")
+    table.add_column("attack by")
+    for title in ("area under ROC curve", f"found at {FEW:.0%} accused", f"at {FEWER:.1%}"):
+        table.add_column(title, justify="right")
+    for one in found:
+        table.add_row(one.attack, *map(_shown, one.curve))
+    table.caption = "A guess has an area of 0.5, and finds as many as it accuses."
+    return table
+
+
+def _shown(share: Interval) -> str:
+    return f"{share.value:.3f} ({share.low:.3f} to {share.high:.3f})"

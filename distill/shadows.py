@@ -1,0 +1,319 @@
+"""Shadow nodes: what virtual data look like that are made from one half of some images or another.
+
+The attacker is a strong one. It knows the images in question, the distiller, its settings and the
+seed of all its draws (a server does: it sends the run's seed), so that all sets have the same start
+and the same random networks, and differ by their real images alone. Many are then distilled
+together: the networks see each real image once, and a set's class means are a matrix product.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from distill.augmentation import Augmentation, draw_augmentation
+from distill.distribution_matching import (
+    LEARNING_RATE,
+    REAL_PER_CLASS,
+    REAL_PER_GROUP,
+    SMALL_LEARNING_RATE,
+    Effort,
+    Probe,
+    alike,
+    falling,
+    match_means,
+    own_effort,
+    own_groups,
+)
+from distill.errors import DistillError
+from distill.features import RandomConvNet
+from distill.formation import Formation, best_formation
+from distill.kip import RIDGE
+from distill.many import distill_many
+from distill.membership import Flags, Floats
+from distill.ntk import ntk
+from distill.registry import Progress
+from distill.starts import start
+from distill.virtual_data import VirtualData
+
+ATTACKS = ("nearest image", "features", "trained network")
+"""What is seen of an image: how near the nearest virtual one of its class is; how much its features
+are like the mean ones of its class, by the networks that were matched; how sure a network of
+infinite width is of its label, trained on the virtual data (regression with its tangent kernel)."""
+SETS_AT_ONCE = 16
+"""Distilled by KIP, or observed, together; bounds the memory."""
+
+
+class Canaries(NamedTuple):
+    """Images, labels, and of each the kind: "usual", or a record that is found most easily.
+
+    `twin` (n,) is the place whose membership an image shares: its own, but for a duplicate's.
+    """
+
+    images: Tensor
+    labels: Tensor
+    kinds: NDArray[np.str_]
+    twin: NDArray[np.int64]
+
+
+def with_canaries(
+    images: Tensor, labels: Tensor, each: int, generator: torch.Generator
+) -> Canaries:
+    """Make some of the images the worst records that a node may have.
+
+    Parameters
+    ----------
+    images, labels : Tensor
+        float32 (n, C, H, W) and int64 (n,).
+    each : int
+        How many become "mislabelled" (the label of another class that is present), "strange" (noise
+        of the images' mean and deviation), and "duplicated" (another image becomes their copy).
+    generator : torch.Generator
+        On the CPU.
+
+    Raises
+    ------
+    DistillError
+        If there are too few images, or classes.
+    """
+    classes = torch.unique(labels)
+    if 8 * each > len(images) or (each and len(classes) < 2):
+        raise DistillError(
+            f"{each} canaries of each kind need {8 * each} images of two classes at least, got "
+            f"{len(images)} of {len(classes)}; take fewer canaries or more images"
+        )
+    images, labels = images.clone(), labels.clone()
+    kinds = np.full(len(images), "usual", dtype="<U11")
+    twin = np.arange(len(images))
+    order = torch.randperm(len(images), generator=generator)
+    wrong, strange, first = (order[i * each : (i + 1) * each] for i in range(3))
+    kinds[wrong.numpy()], kinds[strange.numpy()] = "mislabelled", "strange"
+    place = torch.searchsorted(classes, labels[wrong])
+    turn = torch.randint(1, max(2, len(classes)), (each,), generator=generator)
+    labels[wrong] = classes[(place + turn) % len(classes)]
+    noise = torch.randn(each, *images.shape[1:], generator=generator)
+    images[strange] = images.mean() + images.std() * noise
+    spare = [int(i) for i in order[3 * each :]]
+    for own in first.tolist():
+        copy = next(i for i in spare if labels[i] == labels[own])
+        spare.remove(copy)
+        images[copy] = images[own]
+        kinds[[own, copy]], twin[copy] = "duplicated", own
+    return Canaries(images, labels, kinds, twin)
+
+
+def draw_members(sets: int, canaries: Canaries, generator: np.random.Generator) -> Flags:
+    """Which images each set is made from, bool (sets, n): independently with probability 1/2.
+
+    A set with a class of which no image was drawn is drawn again.
+    """
+    present = np.unique(canaries.labels.numpy())
+    rows: list[Flags] = []
+    for _ in range(100 * sets):
+        row = (generator.random(len(canaries.twin)) < 0.5)[canaries.twin]
+        if len(np.unique(canaries.labels.numpy()[row])) == len(present):
+            rows.append(row)
+        if len(rows) == sets:
+            return np.stack(rows)
+    raise DistillError("a class has too few images to draw halves of it; give at least 10 of each")
+
+
+def distil_subsets(
+    method: str,
+    images: Tensor,
+    labels: Tensor,
+    members: Flags,
+    *,
+    num_classes: int,
+    per_class: int,
+    init: str = "class-stats",
+    steps: int | None = None,
+    formation: int = 1,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[VirtualData]:
+    """Distil each of the subsets with the same seed.
+
+    Parameters
+    ----------
+    method : str
+        A distiller; "dm" shares its networks' passes between the subsets (`dm_of_subsets`), others
+        are called as they are.
+    images, labels : Tensor
+        See `distill.registry.Distiller`, also for other arguments.
+    members : ndarray
+        bool (sets, n).
+    seed : int (default: 0)
+        Of each set's draws.
+    """
+    if method == "dm":
+        return dm_of_subsets(
+            images,
+            labels,
+            members,
+            per_class=per_class,
+            init=init,
+            steps=steps,
+            formation=formation,
+            seed=seed,
+            progress=progress,
+        )
+    made: list[VirtualData] = []
+    for rows in np.array_split(members, -(-len(members) // SETS_AT_ONCE)):
+        own = [torch.from_numpy(row) for row in rows]
+        made += distill_many(
+            method,
+            [(images[row], labels[row]) for row in own],
+            num_classes=num_classes,
+            per_class=per_class,
+            init=init,
+            steps=steps,
+            formation=formation,
+            generators=[torch.Generator().manual_seed(seed) for _ in rows],
+        )
+        if progress is not None:
+            progress(len(made), len(members), 0.0)
+    return made
+
+
+def dm_of_subsets(
+    images: Tensor,
+    labels: Tensor,
+    members: Flags,
+    *,
+    per_class: int,
+    init: str = "class-stats",
+    steps: int | None = None,
+    formation: int = 1,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[VirtualData]:
+    """Distil subsets by distribution matching, all with one bank of networks.
+
+    As :func:`distill.distribution_matching.distill_dm` does each, with its groups, rates and sizes,
+    but that the bank does not depend on the sizes of classes, and that pixels stay within the
+    values of all images instead of the subset's.
+    """
+    formation = formation or best_formation(images.shape)
+    tiles, usual = Formation.of(formation, images.shape), own_effort(images.shape, formation, None)
+    steps = usual.steps if steps is None else steps
+    real, rates, within = images, [LEARNING_RATE] * steps, None
+    if usual.small:
+        rates, within = falling(SMALL_LEARNING_RATE, steps), images.aminmax()
+        real, tiles = tiles.shrunk(images), tiles.in_small()
+    owns = [torch.from_numpy(row).nonzero()[:, 0] for row in members]
+    classes = [[own[labels[own] == c] for c in torch.unique(labels)] for own in owns]
+    each = own_groups(min(len(c) for own in classes for c in own), per_class)
+    groups = [c[g] for own in classes for c in own for g in alike(images[c], each)]
+    starts = [
+        start(init, images[own], labels[own], per_class, _seeded(seed), formation) for own in owns
+    ]
+    generator = _seeded(seed)
+    most = max(REAL_PER_CLASS // each, REAL_PER_GROUP)
+    probes = []
+    for network, augment in bank(real.shape, usual, min(usual.bank, steps), seed):
+        features = _features(network, augment, real)
+        orders = [torch.randperm(len(g), generator=generator)[:most] for g in groups]
+        means = [features[g[o]].mean(0) for g, o in zip(groups, orders, strict=True)]
+        probes.append(Probe(network, augment, torch.stack(means)))
+    virtual = torch.cat([made for made, _ in starts])
+    virtual = virtual.reshape(len(groups), per_class // each, *images.shape[1:]).clone()
+    match_means(virtual, probes, rates, tiles, progress, within=within)
+    finished = virtual.reshape(len(members), -1, *images.shape[1:])
+    return [
+        VirtualData(own, of, "dm", steps, seed, init, initial_images=first, formation=formation)
+        for own, (first, of) in zip(finished, starts, strict=True)
+    ]
+
+
+def bank(
+    shape: Sequence[int], effort: Effort, size: int, seed: int
+) -> list[tuple[RandomConvNet, Augmentation]]:
+    """Networks and augmentations for images of shape (..., C, H, W), from the seed alone."""
+    channels, height, width = shape[-3:]
+    generator = _seeded(seed)
+    return [
+        (
+            RandomConvNet.draw(channels, min(height, width), effort.width, generator),
+            draw_augmentation(height, width, generator),
+        )
+        for _ in range(size)
+    ]
+
+
+def observed(
+    images: Tensor,
+    labels: Tensor,
+    made: Sequence[VirtualData],
+    *,
+    num_classes: int,
+    seed: int = 0,
+    networks: int = 10,
+) -> Floats:
+    """What each attack sees of each image in each set, float64 (attacks, sets, n); see `ATTACKS`.
+
+    Parameters
+    ----------
+    images, labels : Tensor
+        The candidates, (n, C, H, W) and (n,).
+    made : Sequence[VirtualData]
+        As they arrive; all with one formation and the same labels.
+    seed : int (default: 0)
+        Of the sets' draws, which the attacker knows.
+    networks : int (default: 10)
+        Of the bank, used by "features".
+    """
+    formation = Formation.of(made[0].formation, images.shape)
+    effort = own_effort(images.shape, made[0].formation, None)
+    coarse = formation.coarse(images)
+    seen_as = formation.shrunk(images) if effort.small else images
+    virtual_labels = made[0].decoded().labels
+    usable = min(images.shape[-2:]) >= 4
+    pairs = bank(seen_as.shape, effort, networks, seed) if usable else []
+    features = [_features(*pair, seen_as) for pair in pairs]
+    middles = [of_real.mean(0) for of_real in features]
+    real_features = [functional.normalize(x - m) for x, m in zip(features, middles, strict=True)]
+    one_hot = functional.one_hot(virtual_labels, num_classes).double() - 1 / num_classes
+    rows = []
+    for virtual in made:
+        decoded = virtual.decoded().images
+        nearest = torch.empty(len(images), dtype=torch.float64)
+        alikeness = torch.zeros(len(images), dtype=torch.float64)
+        small = formation.shrunk(decoded) if effort.small else decoded
+        virtual_features = [
+            functional.normalize(_features(*pair, small) - middle)
+            for pair, middle in zip(pairs, middles, strict=True)
+        ]
+        for c in torch.unique(labels):
+            own, theirs = labels == c, virtual_labels == c
+            distances = torch.cdist(coarse[own].flatten(1), decoded[theirs].flatten(1))
+            nearest[own] = -distances.amin(1).double()
+            for real, of_virtual in zip(real_features, virtual_features, strict=True):
+                alikeness[own] += (real[own] @ of_virtual[theirs].mean(0)).double()
+        rows.append(torch.stack([nearest, alikeness, _margins(decoded, one_hot, images, labels)]))
+    return torch.stack(rows, dim=1).numpy()
+
+
+def _margins(virtual: Tensor, targets: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+    """Of the true class before the best other one (n,), by kernel ridge regression."""
+    points = virtual.flatten(1)
+    system = ntk(points)[0].double()
+    system.diagonal().add_(RIDGE * system.diagonal().mean())
+    weights = torch.linalg.lstsq(system, targets).solution
+    outputs = ntk(points, images.flatten(1))[0].double() @ weights
+    own = outputs.gather(1, labels[:, None])[:, 0]
+    others = outputs.scatter(1, labels[:, None], -torch.inf).amax(1)
+    return own - others
+
+
+@torch.no_grad()
+def _features(network: RandomConvNet, augment: Augmentation, images: Tensor) -> Tensor:
+    return torch.cat([network(augment(chunk)) for chunk in torch.split(images, 256)])
+
+
+def _seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

@@ -1,0 +1,59 @@
+"""Shamir's secret sharing (1979) of secrets of any length.
+
+PyCryptodome shares 16 bytes; here a secret is padded (PKCS #7) and shared block by block. A share
+is the number of its holder, from 1, in four bytes (little-endian), and its part of each block, as
+Flower's own SecAgg+ writes shares.
+"""
+
+from collections.abc import Sequence
+
+from Crypto.Protocol.SecretSharing import Shamir
+from Crypto.Util.Padding import pad, unpad
+
+_BLOCK = 16
+_NUMBER = 4
+
+
+def create_shares(secret: bytes, threshold: int, count: int) -> list[bytes]:
+    """Share a secret among so many holders.
+
+    Parameters
+    ----------
+    secret : bytes
+        Of any length.
+    threshold : int
+        Shares that open it; fewer tell nothing but its length.
+    count : int
+        Holders, from `threshold` on.
+
+    Returns
+    -------
+    list[bytes]
+        A share for each holder.
+    """
+    padded = pad(secret, _BLOCK)
+    shares = [holder.to_bytes(_NUMBER, "little") for holder in range(1, count + 1)]
+    for start in range(0, len(padded), _BLOCK):
+        for holder, part in Shamir.split(
+            threshold, count, padded[start : start + _BLOCK], ssss=False
+        ):
+            shares[holder - 1] += part
+    return shares
+
+
+def combine_shares(shares: Sequence[bytes]) -> bytes:
+    """Open a secret with `threshold` of its shares.
+
+    Raises
+    ------
+    ValueError
+        If they are not of one secret, or too few; 1 time in 255 that goes unnoticed.
+    """
+    padded = b""
+    for start in range(_NUMBER, len(shares[0]), _BLOCK):
+        parts = [
+            (int.from_bytes(share[:_NUMBER], "little"), share[start : start + _BLOCK])
+            for share in shares
+        ]
+        padded += Shamir.combine(parts, ssss=False)
+    return unpad(padded, _BLOCK)

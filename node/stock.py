@@ -1,0 +1,87 @@
+"""A node on a Flower whose private modules we do not use: its own SuperNode does all the work.
+
+Flower then starts a process for each message, and there is nothing between SuperLink and app.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from node.policy import OPEN
+from node.settings import NodeError, NodeSettings
+
+LINE = "1.32."
+"""The Flower for which there are a SuperNode, an executor and a worker of ours."""
+OVER_HTTP = (1, 35)
+"""Since this Flower, a SuperNode serves its apps over HTTP."""
+
+
+def is_stock() -> bool:
+    """Whether the installed Flower's own SuperNode does the work."""
+    return not version("flwr").startswith(LINE)
+
+
+def check_stock(settings: NodeSettings) -> str:
+    """Return what to log of a stock node.
+
+    Raises
+    ------
+    NodeError
+        If the settings ask for what it cannot do.
+    """
+    installed = version("flwr")
+    if settings.policy != OPEN:
+        raise NodeError(
+            f"policy: it cannot be kept with flwr {installed}: give policy=open, which lets runs "
+            "ask for anything, or install flwr==1.32.1"
+        )
+    if settings.metrics_port is not None:
+        raise NodeError(
+            f"metrics-port={settings.metrics_port}: nothing is known of Flower's own SuperNode "
+            f"with flwr {installed}: drop it, or install flwr==1.32.1"
+        )
+    return (
+        f"flwr {installed}: Flower's own SuperNode does the work, with a process for each message, "
+        "which is slower (docs/flower.md)"
+    )
+
+
+def environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which a SuperNode finds Flower's other programs."""
+    programs = str(Path(sys.executable).parent)
+    return {**env, "PATH": os.pathsep.join([programs, env.get("PATH", os.defpath)])}
+
+
+def supernode_command(settings: NodeSettings, node_config: Path, port: int) -> list[str]:
+    """Return the command of Flower's own SuperNode.
+
+    Parameters
+    ----------
+    node_config : Path
+        TOML file with what apps see.
+    port : int
+        A free one on loopback, for its apps.
+    """
+    command = [
+        str(Path(sys.executable).with_name("flower-supernode")),
+        *("--superlink", settings.superlink, "--node-config", str(node_config)),
+    ]
+    if tuple(map(int, version("flwr").split(".")[:2])) < OVER_HTTP:
+        command += ["--clientappio-api-address", f"127.0.0.1:{port}"]
+    else:
+        command += ["--port", str(port)]
+    return command + connection_arguments(settings)
+
+
+def connection_arguments(settings: NodeSettings) -> list[str]:
+    """Return any SuperNode's arguments for TLS and its key."""
+    arguments = ["--insecure"] if settings.insecure else []
+    if settings.root_certificates is not None:
+        arguments += ["--root-certificates", str(settings.root_certificates)]
+    if settings.auth_key is not None:
+        arguments += ["--auth-supernode-private-key", str(settings.auth_key)]
+    return arguments

@@ -1,0 +1,1 @@
+"""What the server uses of the private modules of Flower 1.32."""

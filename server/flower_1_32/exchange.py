@@ -1,0 +1,51 @@
+"""Messages and replies through a SuperLink, in fewer and shorter waits than Flower's own."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+from flwr.supercore.retry import exponential
+from flwr.superlink.grid import GrpcGrid
+
+from protocol.superlink import overloaded, retry_also
+from server.flower_1_32.batches import push
+from server.flower_1_32.inbox import SuperLinkInbox
+from server.flower_1_32.looks import space_looks
+from server.grid.exchange import Exchange
+from server.grid.inbox import Inbox
+
+LONGEST_RETRY = 2
+"""Seconds until the next attempt, at most, while the SuperLink is away (Flower: up to 20)."""
+
+
+class SuperLinkExchange(Exchange):
+    """Waits for a SuperLink with too much to do, and notices soon that it is back.
+
+    A phase cannot end before.
+    """
+
+    _grid: GrpcGrid
+
+    def __init__(self, grid: GrpcGrid) -> None:
+        super().__init__(grid)
+        retry_also(grid._retry_invoker, overloaded)
+        grid._retry_invoker.wait_gen_factory = lambda: exponential(max_delay=LONGEST_RETRY)
+
+    def prepare(self, messages: Sequence[Message]) -> None:
+        """Space the looks of nodes, if they are many."""
+        space_looks(messages)
+
+    def push(self, messages: Sequence[Message]) -> list[str]:
+        """Push messages in batches; return their ids."""
+        return push(self._grid, messages)
+
+    def open_inbox(
+        self, messages: Mapping[str, Message], most_bytes: Callable[[Message], int]
+    ) -> Inbox:
+        """Open an inbox that fetches replies piece by piece."""
+        return SuperLinkInbox(self._grid, messages, most_bytes)
+
+
+def exchange_over(grid: Grid) -> Exchange | None:
+    """Open the exchange for a SuperLink's grid; None for a simulation's."""
+    return SuperLinkExchange(grid) if isinstance(grid, GrpcGrid) else None

@@ -1,0 +1,154 @@
+"""Fetches replies through a SuperLink piece by piece."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import cast
+
+from flwr.app import Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.proto.appio_pb2 import PullAppMessagesRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectIdNotPreregisteredError,
+    ObjectUnavailableError,
+    inflate_object_from_contents,
+    pull_objects,
+)
+from flwr.superlink.grid import GrpcGrid
+
+from protocol.replies import UNREADABLE
+from server.grid.inbox import Inbox, too_large, unreadable
+
+MOST_PARTS = 10_000
+"""Objects in a reply: an array is one or more, a record another."""
+PULLS = 64
+"""Announced replies to try in one fetch, so that its cost does not grow with the nodes."""
+CHECK_SENDERS = 5.0
+"""Seconds between checks that the senders of incomplete replies are still connected."""
+
+
+class SuperLinkInbox(Inbox):
+    """Replies through a SuperLink, each as soon as it is complete.
+
+    A SuperLink announces a reply before its objects have arrived. Flower's `pull_messages` waits
+    for them one reply after the other, so if a sender dies midway, it blocks all replies behind
+    it. This inbox looks for the objects sent last; if they are missing, it tries the next reply.
+
+    A SuperLink also keeps messages that their nodes never fetched, each with a model, until the
+    run ends. `close` makes it drop them.
+    """
+
+    _grid: GrpcGrid
+
+    def __init__(
+        self,
+        grid: GrpcGrid,
+        messages: Mapping[str, Message],
+        most_bytes: Callable[[Message], int],
+    ) -> None:
+        super().__init__(grid, messages, most_bytes)
+        self._announced: dict[str, ObjectTree] = {}
+        """Objects of each incomplete reply, by the id of the message it answers."""
+        self._next_check = time.monotonic() + CHECK_SENDERS
+
+    def fetch(self, end: float) -> Iterator[Message]:
+        """Yield the replies that are complete; see `Inbox`."""
+        if unknown := self.waiting - self._announced.keys():
+            request = PullAppMessagesRequest(message_ids=unknown)
+            response = self._grid._stub.PullMessages(request)
+            for reply, tree in zip(
+                response.messages_list, response.message_object_trees, strict=True
+            ):
+                self._announced[reply.metadata.reply_to_message_id] = tree
+        for message_id in list(islice(self._announced, PULLS)):
+            if time.monotonic() >= end:
+                return
+            tree = self._announced.pop(message_id)
+            if (answer := self._pull(tree, self._most_bytes(self._messages[message_id]))) is None:
+                self._announced[message_id] = tree  # to the end of the queue
+                continue
+            if isinstance(answer, Error):  # may be the SuperLink's own, for a lost node
+                self._drop(message_id)
+            yield self._reply(message_id, answer)
+        if self._announced and time.monotonic() > self._next_check:
+            self._next_check = time.monotonic() + CHECK_SENDERS
+            yield from self._lost_senders()
+
+    @property
+    def coming(self) -> bool:
+        """Whether a reply is announced but incomplete; see `Inbox`."""
+        return bool(self._announced)
+
+    def close(self) -> None:
+        """Make the SuperLink drop messages and incomplete replies."""
+        for message_id in self.waiting:
+            self._drop(message_id)
+        for tree in self._announced.values():
+            self._drop(tree.object_id)
+
+    def _pull(self, tree: ObjectTree, most: int) -> RecordDict | Error | None:
+        """Pull a reply of at most so many bytes; None if it is incomplete."""
+        parts = [part.object_id for part in islice(iterate_object_tree(tree), MOST_PARTS + 1)]
+        if len(parts) > MOST_PARTS:
+            self._drop(tree.object_id)
+            return Error(UNREADABLE, f"Its reply has more than {MOST_PARTS:,} parts")
+        pull_object = _bounded(
+            make_pull_object_fn_protobuf(
+                self._grid._stub.PullObject, self._grid.node, self._grid.run.run_id
+            ),
+            most,
+        )
+        try:
+            contents = pull_objects(parts[::-1], pull_object, max_tries_per_object=1)
+        except _TooLargeError:
+            self._drop(tree.object_id)
+            return too_large(most)
+        except ObjectUnavailableError:
+            return None
+        except ObjectIdNotPreregisteredError as error:
+            return unreadable(error)
+        self._drop(tree.object_id)
+        try:
+            reply = cast(Message, inflate_object_from_contents(tree.object_id, contents))
+            return reply.error if reply.has_error() else reply.content
+        except Exception as error:  # a node may send anything
+            return unreadable(error)
+
+    def _lost_senders(self) -> Iterator[Message]:
+        """Errors for nodes that were lost while they sent."""
+        connected = set(self._grid.get_node_ids())
+        for message_id, tree in list(self._announced.items()):
+            if self._messages[message_id].metadata.dst_node_id not in connected:
+                del self._announced[message_id]
+                self._drop(tree.object_id)
+                reason = "The node was lost while it sent its reply"
+                yield self._reply(message_id, Error(ErrorCode.NODE_UNAVAILABLE, reason))
+
+    def _drop(self, object_id: str) -> None:
+        self._grid._stub.ConfirmMessageReceived(
+            ConfirmMessageReceivedRequest(
+                node=self._grid.node, run_id=self._grid.run.run_id, message_object_id=object_id
+            )
+        )
+
+
+class _TooLargeError(Exception):
+    """A reply has more bytes than it may have."""
+
+
+def _bounded(pull: Callable[[str], bytes], most: int) -> Callable[[str], bytes]:
+    """The same function, which raises when it has pulled more than so many bytes."""
+    left = most
+
+    def pull_bounded(object_id: str) -> bytes:
+        nonlocal left
+        content = pull(object_id)
+        left -= len(content)
+        if left < 0:
+            raise _TooLargeError
+        return content
+
+    return pull_bounded

@@ -1,0 +1,54 @@
+"""How a run's messages go out and its replies come in, by what the installed Flower offers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from logging import INFO
+
+from flwr.app import Message
+from flwr.common import log
+from flwr.serverapp import Grid
+
+from server.grid.inbox import Inbox, OneByOneInbox
+from server.line import module_of_line
+
+
+class Exchange:
+    """Sends messages and fetches replies over any Flower Grid, by its public methods alone.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's own.
+    inbox : type[Inbox]
+        What replies are fetched by.
+    """
+
+    def __init__(self, grid: Grid, inbox: type[Inbox] = Inbox) -> None:
+        self._grid = grid
+        self._inbox = inbox
+
+    def prepare(self, messages: Sequence[Message]) -> None:
+        """Write into a phase's messages what nodes need to know besides."""
+
+    def push(self, messages: Sequence[Message]) -> list[str]:
+        """Push messages; return their ids, empty for those that the SuperLink refused."""
+        return [name or "" for name in self._grid.push_messages(messages)]
+
+    def open_inbox(
+        self, messages: Mapping[str, Message], most_bytes: Callable[[Message], int]
+    ) -> Inbox:
+        """Open the inbox for the replies to pushed messages; see `Inbox`."""
+        return self._inbox(self._grid, messages, most_bytes)
+
+
+def exchange_over(grid: Grid) -> Exchange:
+    """Open the exchange for a grid: the one of the installed Flower's line, if there is one.
+
+    Else Flower's own way, which is slower; the log says so.
+    """
+    if line := module_of_line("exchange"):
+        own: Exchange | None = line.exchange_over(grid)
+        return own or Exchange(grid)
+    text = "Flower %s: messages and replies go Flower's own way, which is slower (docs/flower.md)"
+    log(INFO, text, version("flwr"))
+    return Exchange(grid, OneByOneInbox)

@@ -1,0 +1,156 @@
+"""Subsets distilled together are as each alone; what is seen tells what they were made of."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from distill import DistillError, distill_dm
+from distill.audit import Setting, attack, findings
+from distill.distribution_matching import own_effort, real_means
+from distill.formation import Formation
+from distill.kip import distill_kip
+from distill.shadows import (
+    Canaries,
+    bank,
+    distil_subsets,
+    dm_of_subsets,
+    draw_members,
+    with_canaries,
+)
+
+
+def samples(n: int = 60, classes: int = 3) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(n) % classes
+    return torch.randn(n, 1, 8, 8, generator=generator) + labels[:, None, None, None], labels
+
+
+def halves(n: int = 60, sets: int = 4) -> np.ndarray:
+    images, labels = samples(n)
+    usual = np.full(n, "usual")
+    return draw_members(
+        sets, Canaries(images, labels, usual, np.arange(n)), np.random.default_rng(0)
+    )
+
+
+def test_a_subset_becomes_the_same_with_others_and_alone() -> None:
+    images, labels = samples()
+    members = halves()
+    asked = {"per_class": 2, "init": "pixel-stats", "steps": 5}
+    together = dm_of_subsets(images, labels, members, **asked)
+    for row, own in zip(members, together, strict=True):
+        (alone,) = dm_of_subsets(images, labels, row[None], **asked)
+        torch.testing.assert_close(own.images, alone.images)
+        assert own.labels.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_subset_s_means_are_of_its_own_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is matched are the means that `real_means` has of the same images and networks."""
+    images, labels = samples()
+    members = halves(sets=2)
+    seen = []
+    monkeypatch.setattr(
+        "distill.shadows.match_means", lambda virtual, probes, *_, **__: seen.extend(probes)
+    )
+    dm_of_subsets(images, labels, members, per_class=1, steps=3)
+    pairs = bank(images.shape, own_effort(images.shape, 1, None), 3, 0)
+    for probe, (network, augment) in zip(seen, pairs, strict=True):
+        expected = []
+        for row in members:
+            own = torch.from_numpy(row)
+            order = labels[own].argsort(stable=True)
+            counts = torch.bincount(labels[own]).tolist()
+            expected.append(real_means(network, augment, images[own][order], counts))
+        torch.testing.assert_close(probe.means, torch.cat(expected))
+
+
+@pytest.mark.parametrize(("side", "per_class"), [(8, 2), (16, 4)])
+def test_matching_is_as_the_distiller_s_own(
+    monkeypatch: pytest.MonkeyPatch, side: int, per_class: int
+) -> None:
+    """Start, rates, groups, limits and formation, for small and for whole images."""
+    calls: list[tuple[Any, ...]] = []
+
+    def spy(
+        virtual: Tensor,
+        probes: list[Any],
+        rates: list[float],
+        tiles: Formation,
+        progress: None = None,
+        within: Any = None,
+    ) -> None:
+        calls.append((virtual.clone(), len(probes), rates, tiles.factor, within))
+
+    for module in ("distill.shadows", "distill.distribution_matching"):
+        monkeypatch.setattr(f"{module}.match_means", spy)
+    generator = torch.Generator().manual_seed(0)
+    images, labels = torch.randn(300, 1, side, side, generator=generator), torch.arange(300) % 2
+    everyone = np.ones((1, 300), dtype=bool)
+    dm_of_subsets(images, labels, everyone, per_class=per_class, formation=0, steps=30)
+    distill_dm(
+        images,
+        labels,
+        num_classes=2,
+        per_class=per_class,
+        formation=0,
+        steps=30,
+        generator=torch.Generator().manual_seed(0),
+    )
+    (ours, *our_rest), (theirs, *their_rest) = calls
+    assert torch.equal(ours, theirs)
+    assert our_rest == their_rest
+
+
+def test_other_distillers_are_called_as_they_are() -> None:
+    images, labels = samples()
+    members = halves(sets=3)
+    asked = {"num_classes": 3, "per_class": 1, "steps": 3}
+    made = distil_subsets("kip", images, labels, members, seed=5, **asked)
+    own = torch.from_numpy(members[2])
+    alone = distill_kip(
+        images[own], labels[own], generator=torch.Generator().manual_seed(5), **asked
+    )
+    torch.testing.assert_close(made[2].images, alone.images, rtol=1e-3, atol=1e-4)
+
+
+def test_canaries_are_what_they_are_called_and_copies_share_their_membership() -> None:
+    images, labels = samples()
+    made = with_canaries(images, labels, 4, torch.Generator().manual_seed(1))
+    kinds = {kind: made.kinds == kind for kind in ("mislabelled", "strange", "duplicated")}
+    assert [int(own.sum()) for own in kinds.values()] == [4, 4, 8]
+    usual = torch.from_numpy(made.kinds == "usual")
+    assert torch.equal(made.images[usual], images[usual])
+    assert (made.labels != labels).numpy().tolist() == kinds["mislabelled"].tolist()
+    copies = np.flatnonzero(made.twin != np.arange(60))
+    assert torch.equal(made.images[copies], made.images[made.twin[copies]])
+    assert torch.equal(made.labels[copies], made.labels[made.twin[copies]])
+    members = draw_members(20, made, np.random.default_rng(0))
+    assert (members[:, copies] == members[:, made.twin[copies]]).all()
+    assert 0.35 < members.mean() < 0.65
+
+
+def test_too_few_images_are_refused() -> None:
+    images, labels = samples(12)
+    with pytest.raises(DistillError, match="take fewer canaries or more images"):
+        with_canaries(images, labels, 4, torch.Generator())
+    usual = Canaries(images, labels, np.full(12, "usual"), np.arange(12))
+    nobody = cast(np.random.Generator, SimpleNamespace(random=np.ones))
+    with pytest.raises(DistillError, match="at least 10 of each"):
+        draw_members(4, usual, nobody)
+
+
+@pytest.mark.slow
+def test_copies_of_real_images_are_found_and_noise_that_has_seen_none_is_not() -> None:
+    """The attack is not blind, and does not see what is not there."""
+    images, labels = samples(80, classes=2)
+    asked = {"num_classes": 2, "sets": 24, "canaries": 0, "seed": 0}
+    copies = findings(attack(images, labels, Setting("dm", "real", 10, steps=1), **asked))
+    nothing = findings(attack(images, labels, Setting("dm", "noise", 1, steps=1), **asked))
+    nearest = {found.attack: found for found in copies}["nearest image"]
+    assert nearest.curve.auc.low > 0.55
+    assert nearest.curve.at_1pct.value > 0.05
+    assert nothing[0].curve.auc.low < 0.55

@@ -1,0 +1,114 @@
+"""Whole runs in which members and server distil features of a frozen network, not images."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from benchmarks.in_process import run_in_process
+from distill.virtual_data import VirtualData
+from protocol.arrays import as_arrays, as_record
+from server.record.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from task.backbones.random_features import WIDTH
+from task.settings import SettingsError
+
+NODES = 5
+CONFIG = {
+    "dataset": "digits",
+    "model": "random-features",
+    "num-rounds": 2,
+    "partition.classes": 2,
+    "train.lr": 1.0,
+    "train.holdout": 0.0,
+    "hfldd.auxiliary-size": 20,
+    "hfldd.distilled-size": 10,
+    "fedlgd.per-class": 4,
+    "fedlgd.first-steps": 20,
+    "fedlgd.refine-steps": 2,
+    "fedlgd.every": 2,
+    "fedlgd.global-per-class": 2,
+    "fedlgd.global-steps": 2,
+}
+HEAD = 10 * (WIDTH + 1)
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
+
+def play(folder, **settings):
+    """Rows of a run, and its folder."""
+    nodes = [{"num-partitions": NODES}] * NODES
+    return run_in_process(CONFIG | settings, nodes, folder), folder / "1"
+
+
+def parcels(folder):
+    """The virtual data that heads keep."""
+    files = (folder / "nodes").glob("runs/1/*/parcel-*")
+    return [VirtualData.from_bytes(file.read_bytes()) for file in files]
+
+
+def test_members_of_hfldd_send_features_and_heads_learn_from_them(tmp_path):
+    rows, folder = play(tmp_path, strategy="hfldd", start="analytic", **{"train.holdout": 0.1})
+    received = parcels(tmp_path)
+    assert len(received) >= NODES - 1
+    assert {virtual.images.shape for virtual in received} == {(10, WIDTH, 1, 1)}
+    assert {virtual.method for virtual in received} == {"dm"}
+    assert all(virtual.card is not None for virtual in received)
+    most = 10 * WIDTH / 2 + 2500  # 4 bits a number, header and seal
+    assert 0 < rows[-1]["link_bytes"] <= len(received) * most
+    assert rows[-1]["accuracy"] > 0.9
+    heads = load_file(folder / "model.safetensors")["head.weight"]
+    start = as_arrays(load_checkpoint(checkpoints(folder)[0]).arrays)["head.weight"]
+    assert not np.array_equal(heads, start)
+
+
+def test_fedlgd_distils_features_on_nodes_and_server_without_a_picture(tmp_path):
+    rows, folder = play(tmp_path, strategy="fedlgd")
+    virtual = VirtualData.from_safetensors((folder / "virtual.safetensors").read_bytes())
+    assert virtual.images.shape == (20, WIDTH, 1, 1)
+    assert virtual.steps == 2  # gradients were matched
+    assert not (folder / "virtual.png").exists()
+    assert len(rows) == 3
+
+
+def test_messages_hold_the_head_and_files_the_whole_model(tmp_path):
+    rows, folder = play(tmp_path, strategy="fedavg")
+    each_way = 4 * HEAD
+    sent = rows[2]["server_bytes"] - rows[1]["server_bytes"]
+    assert 2 * NODES * each_way < sent < 2 * NODES * (each_way + 5000)
+    whole = {"network.waves", "network.phases", "head.weight", "head.bias"}
+    assert load_file(folder / "model.safetensors").keys() == whole
+    last = load_checkpoint(checkpoints(folder)[2])
+    assert as_arrays(last.arrays).keys() == whole
+    formulas = json.loads((folder / "traffic.json").read_text())["formulas"]
+    assert formulas["fedavg (eq. 3)"] == NODES * HEAD * 3 * 4
+
+
+def test_a_run_goes_on_only_with_the_network_that_it_began_with(tmp_path):
+    play(tmp_path, strategy="fedavg", **{"num-rounds": 1})
+    rows, _ = play(tmp_path, strategy="fedavg", resume="1")
+    assert [row["round"] for row in rows] == [0, 1, 2]
+
+    checkpoint = load_checkpoint(checkpoints(tmp_path / "1")[2])
+    arrays = as_arrays(checkpoint.arrays)
+    other = as_record({**arrays, "network.waves": arrays["network.waves"] + 1})
+    save_checkpoint(tmp_path / "1", replace(checkpoint, arrays=other), 3)
+    with pytest.raises(SettingsError, match=r"frozen network had another network.waves"):
+        play(tmp_path, strategy="fedavg", resume="1", **{"num-rounds": 3})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"hfldd.network": "a:B", "hfldd.distiller": "dm"}, "hfldd.network = a:B"),
+        ({"hfldd.refresh-every": 2}, "hfldd.refresh-every = 2: .*set backbone.trains"),
+        (
+            {"hfldd.dp-epsilon": 1.0, "hfldd.start": "noise", "hfldd.distiller": "dm"},
+            "hfldd.dp-epsilon = 1.0: .*no differential privacy",
+        ),
+        ({"hfldd.formation": 2}, r"hfldd.formation = 2, but samples are of shape \(1024, 1, 1\)"),
+    ],
+)
+def test_settings_that_need_virtual_images_are_refused_by_name(tmp_path, settings, said):
+    with pytest.raises((SettingsError, ValueError), match=said):
+        play(tmp_path, strategy="hfldd", **settings)

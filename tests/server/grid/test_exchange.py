@@ -1,0 +1,109 @@
+"""A Flower for which there is no folder: replies come by Flower's own grid, one by one."""
+
+import logging
+import time
+from importlib.metadata import version
+
+import grpc
+import pytest
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+
+from server import line
+from server.grid import exchange as exchange_module
+from server.grid.exchange import Exchange, exchange_over
+from server.grid.inbox import ASKED, OneByOneInbox
+from server.grid.metered import MeteredGrid
+
+END = 2.0**40
+
+
+class OtherFlower:
+    """`version` of another Flower."""
+
+    def __init__(self, monkeypatch, number):
+        for module in (line, exchange_module):
+            monkeypatch.setattr(module, "version", lambda name: number)
+
+
+def messages_to(nodes):
+    return [Message(RecordDict({"config": ConfigRecord()}), node, "train") for node in nodes]
+
+
+def answer(number):
+    return lambda message: RecordDict({"metrics": MetricRecord({"num-examples": number})})
+
+
+def inbox_of(grid, count):
+    messages = messages_to(range(1, count + 1))
+    sent = dict(zip(grid.push_messages(messages), messages, strict=True))
+    return OneByOneInbox(grid, sent, lambda message: 10**6)
+
+
+@pytest.mark.parametrize("number", ["1.33.0", "1.41.0", "1.43.0.dev20261026"])
+def test_another_flower_goes_its_own_way_and_the_log_says_so_once(
+    number, memory_grid, monkeypatch, caplog
+):
+    OtherFlower(monkeypatch, number)
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    with caplog.at_level(logging.INFO):
+        grid = MeteredGrid(memory_grid({1: answer(5), 2: answer(6)}), deadline=10)
+        for _ in range(2):
+            replies = grid.send_and_receive(messages_to([1, 2]))
+            assert [r.content["metrics"]["num-examples"] for r in replies] == [5, 6]
+    said = [r.getMessage() for r in caplog.records if "Flower's own way" in r.getMessage()]
+    assert len(said) == 1
+    assert number in said[0]
+
+
+def test_the_flower_of_the_lock_has_a_folder_and_a_simulation_needs_none(memory_grid, superlink):
+    assert version("flwr").startswith("1.32.")
+    assert type(exchange_over(memory_grid({}))) is Exchange
+    assert type(exchange_over(superlink().grid)).__name__ == "SuperLinkExchange"
+
+
+def test_a_reply_that_cannot_be_read_takes_no_other_with_it(superlink, monkeypatch):
+    OtherFlower(monkeypatch, "1.41.0")
+    link = superlink(answer(1), answer(2), answer(3))
+    pull = link.grid.pull_messages
+
+    def fails_for_the_second(message_ids):
+        replies = list(pull(message_ids))
+        if any(reply.metadata.src_node_id == link.ids[1] for reply in replies):
+            raise ValueError("no object is of this kind")
+        return replies
+
+    monkeypatch.setattr(link.grid, "pull_messages", fails_for_the_second)
+    replies = MeteredGrid(link.grid, deadline=10).send_and_receive(messages_to(link.ids))
+    by_node = {reply.metadata.src_node_id: reply for reply in replies}
+    assert set(by_node) == set(link.ids)
+    assert "cannot be read: no object is of this kind" in by_node[link.ids[1]].error.reason
+    assert [by_node[node].content["metrics"]["num-examples"] for node in link.ids[::2]] == [1, 3]
+
+
+def test_a_superlink_that_is_away_is_no_fault_of_a_node(memory_grid, monkeypatch):
+    grid = memory_grid({1: answer(1)})
+    inbox = inbox_of(grid, 1)
+
+    class Away(grpc.RpcError):
+        __module__ = "grpc._channel"
+
+    def away(message_ids):
+        raise Away
+
+    monkeypatch.setattr(grid, "pull_messages", away)
+    with pytest.raises(Away):
+        list(inbox.fetch(END))
+    assert len(inbox.waiting) == 1
+
+
+def test_many_nodes_are_asked_for_in_turn_and_a_few_at_a_time(memory_grid, monkeypatch):
+    count = 2 * ASKED + 10
+    grid = memory_grid({node: lambda message: None for node in range(1, count + 1)})
+    inbox, asked = inbox_of(grid, count), []
+    monkeypatch.setattr(grid, "pull_messages", lambda ids: asked.extend(ids) or [])
+    for fetch in range(1, 4):
+        assert list(inbox.fetch(END)) == []
+        assert len(asked) == fetch * ASKED
+    assert set(asked) == inbox.waiting
+    assert list(inbox.fetch(time.monotonic() - 1)) == []
+    assert len(asked) == 3 * ASKED
