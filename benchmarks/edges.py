@@ -39,6 +39,10 @@ COMMON: dict[str, bool | int | float | str] = {
 }
 
 
+DISTIL: Settings = {"fedhead.least-gain": 0.0}
+"""Leaders distil however little their samples say; by default none of them would, with so few."""
+
+
 def full(settings: Settings) -> dict[str, Any]:
     """As Flower hands a run config out: with all keys."""
     return flat(RunSettings.from_run_config(settings).model_dump(by_alias=True))
@@ -53,7 +57,12 @@ def accuracies(folder: Path) -> list[float]:
 def alone(strategy: str, edges: int, nodes: int, settings: Settings, folder: Path) -> list[float]:
     """All nodes on one server; FedHEAD with as many sectors as there are edges."""
     total = edges * nodes
-    own = {"strategy": strategy, "fedhead.sectors": edges, "min-nodes": total}
+    own: dict[str, Any] = {
+        "strategy": strategy,
+        "fedhead.sectors": edges,
+        "min-nodes": total,
+        **DISTIL,
+    }
     config = full({**settings, **own, "runs-dir": str(folder / "runs")})
     grid = InProcessGrid(partition_nodes(range(total), total, folder / "nodes")(1, config))
     server_app(grid, Context(1, 1, {}, RecordDict(), config))
@@ -64,13 +73,22 @@ def in_tiers(
     strategy: str, edges: int, nodes: int, settings: Settings, folder: Path
 ) -> list[float]:
     """Edges whose runs below have the strategy, below FedAvg."""
-    own = {"strategy": "fedavg", "min-nodes": edges, "runs-dir": str(folder / "runs")}
+    own: dict[str, Any] = {
+        "strategy": "fedavg",
+        "min-nodes": edges,
+        "runs-dir": str(folder / "runs"),
+    }
     config, above = full({**settings, **own}), {}
     with ExitStack() as stack:
         for i in range(edges):
             below = range(i * nodes, (i + 1) * nodes)
             control = ThreadControl(partition_nodes(below, edges * nodes, folder / "nodes"))
-            mine: Settings = {"strategy": strategy, "min-nodes": nodes, "keep-checkpoints": 1}
+            mine: dict[str, Any] = {
+                "strategy": strategy,
+                "min-nodes": nodes,
+                "keep-checkpoints": 1,
+                **DISTIL,
+            }
             state = folder / f"edge-{i}"
             _, sockets = stack.enter_context(edge_in_process(control, mine, state / "below"))
             node = edge_node(1, FIRST_NODE + i, f"edge-{i}", sockets, state, config)

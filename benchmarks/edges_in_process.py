@@ -94,7 +94,11 @@ def edge_node(
     run_id: int, node_id: int, name: str, sockets: Path, state_dir: Path, run_config: Settings
 ) -> Node:
     """The node above of an edge."""
-    config = {"name": name, "edge": str(sockets), "state-dir": str(state_dir)}
+    config: dict[str, bool | int | float | str] = {
+        "name": name,
+        "edge": str(sockets),
+        "state-dir": str(state_dir),
+    }
     context = Context(run_id, node_id, config, RecordDict(), dict(run_config))
     return lambda message: client_app(message, context).content
 
@@ -104,7 +108,7 @@ def partition_nodes(places: range, total: int, state_dir: Path) -> Any:
 
     def nodes(run_id: int, run_config: Settings) -> dict[int, Node]:
         def node(place: int) -> Node:
-            config = {
+            config: dict[str, bool | int | float | str] = {
                 **{"partition-id": place, "num-partitions": total, "device": "cpu"},
                 "state-dir": str(state_dir),
             }

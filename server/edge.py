@@ -276,16 +276,16 @@ class EdgeRounds(Rounds):
         replies = self.grid.send_and_receive(messages, timeout=self.settings.phase_timeout)
         spent = _spent(replies)
         arrays, metrics = self.strategy.aggregate_train(server_round, replies)
-        told = {key: (metrics or {}).get(key) for key in (TRAIN_LOSS, TRAIN_ACCURACY)}
+        told = metrics or MetricRecord()
         samples = self._samples()
         self.end_round(server_round, self._model if arrays is None else arrays)
         if self._failures:
             raise EdgeError(f"round {server_round} failed: {self._failures[-1]}")
-        numbers = {key: value for key, value in told.items() if isinstance(value, float)}
+        means = {key: told[key] for key in (TRAIN_LOSS, TRAIN_ACCURACY) if key in told}
         return RecordDict(
             {
                 ARRAYS: as_record(_typed(as_arrays(self._model), as_arrays(self.task.start))),
-                METRICS: MetricRecord({NUM_EXAMPLES: samples, **numbers, **spent}),
+                METRICS: MetricRecord({NUM_EXAMPLES: samples, **means, **spent}),
             }
         )
 
@@ -306,8 +306,8 @@ class EdgeRounds(Rounds):
         self._begin(server_round + 1)
         if not metrics:
             raise EdgeError(f"no node evaluated in round {server_round}")
-        samples = sum(int(c.metric_records[METRICS][NUM_EXAMPLES]) for c in answered)
-        return RecordDict({METRICS: MetricRecord({**metrics, NUM_EXAMPLES: samples})})
+        counts: list[Any] = [c.metric_records[METRICS][NUM_EXAMPLES] for c in answered]
+        return RecordDict({METRICS: MetricRecord({**metrics, NUM_EXAMPLES: sum(counts)})})
 
     def _begin(self, server_round: int) -> None:
         self.grid.begin_round(server_round)
@@ -332,8 +332,8 @@ def _round_of(config: ConfigRecord) -> int:
 
 def _spent(replies: list[Message]) -> dict[str, float]:
     """The largest epsilon that a node has spent, and its delta; nothing without any."""
-    spent = [
-        (float(epsilon), float(metrics["dp-delta"]))
+    spent: list[tuple[Any, Any]] = [
+        (epsilon, metrics["dp-delta"])
         for reply in replies
         if reply.has_content()
         for metrics in reply.content.metric_records.values()
