@@ -11,6 +11,7 @@ from cli.data import data
 from cli.demo import demo
 from cli.distill import distill
 from cli.doctor import doctor
+from cli.edge import edge
 from cli.node import node
 from cli.outbox import outbox
 from cli.partition import partition
@@ -53,7 +54,7 @@ def _main(
 
 
 for command in (
-    *(demo, distill, audit, partition, settings, doctor, node, outbox),
+    *(demo, distill, audit, partition, settings, doctor, node, edge, outbox),
     *(up, status, stop, register, run, report, predict),
 ):
     app.command()(command)

@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.common import log
 
 from client.clipping import clipped
+from client.edge import pass_down
 from client.features import as_seen
 from client.lacks import lacking
 from client.local_round import LocalRound, build_model, received_arrays
@@ -22,6 +23,7 @@ from protocol.meeting import Continuation, Requirement, identity
 from protocol.messages import (
     ARRAYS,
     CONFIG,
+    EDGE,
     INTRODUCTION,
     METRICS,
     NUM_EXAMPLES,
@@ -54,6 +56,8 @@ class MethodApp(ClientApp):
             If a plug-in's code fails; the text has its file and line.
         """
         message.content.pop(PACE, None)
+        if EDGE in context.node_config:
+            return pass_down(message, context)
         with products_in("float32"):  # whatever PyTorch's defaults on a GPU
             try:
                 return summed(message, context, self._handler(message, context))

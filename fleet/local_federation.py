@@ -20,6 +20,13 @@ from fleet.federation_record import FederationFile, FederationRecord
 from fleet.flower_1_32.serverapp import PRELOAD, program
 from fleet.line import why_another
 from fleet.run_config import read_run_config
+from fleet.servers import (
+    QUIET,
+    Addresses,
+    serverapps_command,
+    start_nursery,
+    superlink_command,
+)
 from fleet.submission import RunOutcome, submit
 from node.nursery import NODE, NODES, NURSERY, SERVER_APPS, WORKERS, can_fork
 from node.processes import Process, kill_group, start_bound, stop
@@ -36,8 +43,6 @@ CONNECTION = "flwr-distill-local"
 OnWait = Callable[[Sequence["LocalNode"]], None]
 """Called again and again with the nodes that are still awaited."""
 
-_QUIET_FLOWER = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-
 
 class LocalNode:
     """One node of a local federation; its `index` is also its partition."""
@@ -52,6 +57,11 @@ class LocalNode:
     def start(self) -> None:
         """Start the node's main process."""
         self._process = self._start()
+
+    @property
+    def started(self) -> bool:
+        """Whether the node was ever started."""
+        return self._process is not None
 
     @property
     def process(self) -> Process:
@@ -242,7 +252,7 @@ class LocalFederation:
 
     def stop(self) -> None:
         """End all processes: nodes first, so that they sign off, then the SuperLink."""
-        stop([node.process for node in self.nodes if node._process is not None])
+        stop([node.process for node in self.nodes if node.started])
         servers = [self._superlink, self._serverapps]
         stop([process for process in servers if process is not None])
         self._superlink = self._serverapps = None
@@ -386,7 +396,7 @@ class LocalFederation:
     def _environment(self, flower_home: Path) -> dict[str, str]:
         commands = str(Path(sys.executable).parent)
         path = os.pathsep.join([commands, os.environ.get("PATH", os.defpath)])
-        return {**os.environ, **_QUIET_FLOWER, "PATH": path, "FLWR_HOME": str(flower_home)}
+        return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(flower_home)}
 
     def _control(self) -> Control:
         from fleet.flower_1_32.superlink import Control  # here: imports Flower
@@ -411,47 +421,35 @@ class LocalFederation:
             raise RuntimeError(f"the SuperLink did not start: see {self.superlink_log}") from error
 
     def _start_superlink(self) -> None:
-        fleet, control, serverappio = (f"127.0.0.1:{port}" for port in self._three_ports())
-        self.fleet_address, self.control_address = fleet, control
+        addresses = Addresses(*(f"127.0.0.1:{port}" for port in self._three_ports()))
+        self.fleet_address, self.control_address = addresses.fleet, addresses.control
         home = Path(self.env["FLWR_HOME"])
         home.mkdir(parents=True, exist_ok=True)
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n'
-            f'[superlink.{CONNECTION}]\naddress = "{control}"\ninsecure = true\n',
+            f'[superlink.{CONNECTION}]\naddress = "{addresses.control}"\ninsecure = true\n',
             encoding="utf-8",
         )
         self._file.write(
             FederationRecord(
                 pid=os.getpid(),
-                control_address=control,
+                control_address=addresses.control,
                 flower_home=str(home),
                 node_dirs=[str(node.state_dir) for node in self.nodes],
             )
         )
+        secret = appio_secret(self.state_dir)
         self._superlink = self._start_server(
-            [
-                *("flower-superlink", "--insecure", "--disable-runtime-dependency-installation"),
-                *("--fleet-api-address", fleet),
-                *("--control-api-address", control),
-                *("--serverappio-api-address", serverappio, "--isolation", "process"),
-                *(("--database", str(self._database)) if self._database else ()),
-            ]
+            superlink_command(addresses, secret, None, self._database)
         )
-        self._serverapps_command = [
-            *("flower-superexec", "--insecure", "--plugin-type", "serverapp"),
-            *("--appio-api-address", serverappio, "--parent-pid", str(self._superlink.pid)),
-        ]
+        self._serverapps_command = serverapps_command(addresses, secret, self._superlink.pid)
         self._serverapps = self._start_server(self._serverapps_command)
 
     def _start_server(self, command: Sequence[str]) -> Process:
-        """Start the SuperLink, or what starts ServerApps for it; both know a secret.
-
-        A SuperLink that starts the second itself has none, and any user could claim its tasks.
-        """
+        """Start the SuperLink, or what starts ServerApps for it."""
         nurseries = [self.env[NURSERY]] if NURSERY in self.env else []  # with `flwr-serverapp`
-        secret = ("--superexec-auth-secret-file", str(appio_secret(self.state_dir)))
         return start_bound(
-            [*command, *secret],
+            command,
             log=self.superlink_log,
             env={**self.env, "PATH": os.pathsep.join([*nurseries, self.env["PATH"]])},
             cwd=self._cwd,
@@ -476,17 +474,8 @@ class LocalFederation:
             (WORKERS, preload, of_nodes, None),
             (SERVER_APPS, PRELOAD, self.env, self._cwd),
         ):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-                listener.bind(str(Path(folder, name)))
-                listener.listen(socket.SOMAXCONN)
-                command = [sys.executable, "-P", "-m", "node.nursery", name, str(listener.fileno())]
-                nursery = start_bound(
-                    [*command, *modules],
-                    log=self.state_dir / "nursery.log",
-                    env=env,
-                    cwd=cwd,
-                    pass_fds=[listener.fileno()],
-                )
+            log = self.state_dir / "nursery.log"
+            nursery = start_nursery(Path(folder), name, modules, log=log, env=env, cwd=cwd)
             self._nurseries.callback(stop, [nursery])
 
     def _three_ports(self) -> list[int]:

@@ -99,12 +99,13 @@ def _python() -> list[str]:
 
 
 def _own_files(settings: NodeSettings) -> list[Path]:
-    """Data, and what links read; not the node's key for the SuperLink."""
+    """Data, what links read, and an edge's sockets; not the node's key for the SuperLink."""
     root = settings.node_config.get("data-root")
     files = [
         *(settings.data, Path(str(root)).expanduser().absolute() if root else None),
         *(settings.peer_certificate, settings.peer_key, settings.peer_revocations),
         settings.root_certificates,
+        settings.edge,
     ]
     return [path for path in files if path is not None]
 

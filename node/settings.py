@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from links.records import NodeName
 from node.policy import STANDARD, Policy, read_policy
-from protocol.messages import FEWEST_OF_A_CLASS
+from protocol.messages import EDGE, FEWEST_OF_A_CLASS
 
 NodeConfigValue = bool | int | float | str
 NODE_CONFIG = "node-config.toml"
@@ -22,6 +22,7 @@ NODE_CONFIG = "node-config.toml"
 
 _OWN_KEYS = {
     FEWEST_OF_A_CLASS,
+    EDGE,
     *("name", "partition-id", "num-partitions", "sector", "device", "data", "dataset"),
     "state-dir",
     *("peer-address", "peer-certificate", "peer-key", "peer-authority"),
@@ -66,6 +67,9 @@ class NodeSettings(BaseModel):
         What runs may ask of the node: a preset's name, a YAML file, or what such a file holds.
     poll_busy, poll_idle : float (default: 0.05, 20.0)
         Shortest and longest pause between looks for messages, in seconds; see `node.pace.pause`.
+    edge : Path | None (default: None)
+        Folder of the sockets of the edge that this node speaks for; ``flwr-distill edge`` sets it.
+        Such a node has no data.
     connect_timeout : float (default: 60.0)
         Seconds to wait for the SuperLink at the start. The node waits out later outages.
     """
@@ -95,6 +99,7 @@ class NodeSettings(BaseModel):
     keep_runs: float = Field(default=30.0, gt=0)
     poll_busy: float = Field(default=0.05, ge=0.01, le=60)
     poll_idle: float = Field(default=20.0, ge=0.01, le=600)
+    edge: Path | None = None
     metrics_port: int | None = Field(default=None, ge=1, le=65535)
     connect_timeout: float = Field(default=60.0, ge=0)
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
@@ -142,6 +147,12 @@ class NodeSettings(BaseModel):
             )
         if self.data is not None and self.dataset is not None:
             raise ValueError(f"data and dataset={self.dataset} exclude each other: drop one")
+        if self.edge is not None:
+            for name in ("data", "dataset", "partition_id", "sector", "peer_address"):
+                if (value := getattr(self, name)) is not None:
+                    raise ValueError(
+                        f"{name.replace('_', '-')}={value}: an edge has none, its nodes below have"
+                    )
         if self.policy.fewest_of_a_class > 1 and self.data is None:
             raise ValueError("policy: fewest-of-a-class needs data, which the node can count")
         if self.insecure and self.root_certificates is not None:
@@ -185,6 +196,7 @@ class NodeSettings(BaseModel):
             "peer-key": self.peer_key,
             "peer-revocations": self.peer_revocations,
             "peer-names": self.peer_names,
+            EDGE: self.edge,
             FEWEST_OF_A_CLASS: fewest if (fewest := self.policy.fewest_of_a_class) > 1 else None,
         }
         config = {

@@ -58,3 +58,6 @@ NAME = "name"
 
 SECTOR = "sector"
 """Key of the node config and of the describe reply: the sector declared by the node's owner."""
+
+EDGE = "edge"
+"""Key of the node config of an edge's node: folder of the edge's sockets."""

@@ -9,6 +9,7 @@ from flwr.serverapp import Grid, ServerApp
 from protocol.arrays import as_arrays
 from protocol.meeting import requirement_of
 from protocol.registry import phases_of
+from server.edge import Commands, EdgeRounds, check_below, commands_from_above
 from server.grid.screening import ScreeningGrid
 from server.grid.secure_sums import SecureSumGrid
 from server.line import module_of_line
@@ -33,14 +34,21 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Check the settings, meet the nodes, and run the strategy under Flower's own loop."""
+    """Run what the run config says; below an edge, what that is asked for."""
     if shutdown := module_of_line("shutdown"):
         shutdown.ignore_signals_at_the_end()
     settings = RunSettings.from_run_config(context.run_config)
+    with commands_from_above(settings.edge) as commands:
+        _run(grid, context, settings, commands)
+
+
+def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands | None) -> None:
+    """Check the settings, meet the nodes, and run the strategy."""
     check_secure_sums(settings, find_strategy(settings.strategy)[1])
     settings = settings.defended(find_strategy(settings.strategy)[1])
     strategy_class, method = find_strategy(settings.strategy)  # the defence may take another
     check_privacy(settings, method)
+    check_below(settings, strategy_class, method)
     starting = method_of_start(settings, method)
     of_start = settings_of_start(settings)
     check_privacy(of_start, starting)
@@ -83,7 +91,10 @@ def main(grid: Grid, context: Context) -> None:
             getattr(strategy, "check_nodes", lambda count: None)(len(roster.nodes))
             record = checkpoint.record if checkpoint else None
             recorder = RunRecorder(folder, settings, screening.ledger, journal, record)
-            rounds = Rounds(
+            rounds_of: Callable[..., Rounds] = Rounds
+            if commands is not None:
+                rounds_of = partial(EdgeRounds, commands=commands)
+            rounds = rounds_of(
                 settings, context.run_id, task, method, strategy, screening, roster, recorder, start
             )
             rounds.run(checkpoint)

@@ -82,18 +82,16 @@ class Rounds:
         model if any round has changed it.
         """
         self._follow_roster()
-        done, strategy = 0, self.strategy
-        evaluate: EndOfRound = self.end_round
+        done = None
         if checkpoint:
             done, self._model = checkpoint.round, self.task.sent(checkpoint.arrays)
             continue_on_nodes(self.grid, checkpoint, self.roster, self.settings.phase_timeout)
-            restore(strategy, checkpoint, self.roster)
+            restore(self.strategy, checkpoint, self.roster)
             self.grid.begin_round(done + 1)
-            strategy, evaluate = OffsetRounds(strategy, done), offset_evaluate(done, evaluate)
         try:
             if self.start and not checkpoint:
                 self._model = self._first_model(self.start)
-            arrays = self._learn(strategy, self.settings.num_rounds - done, evaluate)
+            arrays = self.learn(done)
         except Exception as error:
             learnt = not self._personal and self._model is not self.task.start
             self.recorder.break_off(error, self.task.whole(self._model) if learnt else None)
@@ -114,7 +112,7 @@ class Rounds:
             initial_arrays=self._model,
             num_rounds=1,
             timeout=self.settings.phase_timeout,
-            train_config=self._train_config(),
+            train_config=self.train_config(),
         )
         if not result.arrays:
             reasons = told(self.grid.failures) or "the log says why"
@@ -123,23 +121,27 @@ class Rounds:
             )
         return result.arrays
 
-    def _learn(self, strategy: Strategy, rounds: int, evaluate: EndOfRound) -> ArrayRecord:
-        """The model after some rounds of a strategy.
+    def learn(self, done: int | None) -> ArrayRecord:
+        """The model after the rounds that are left; `done` are those before, None if it is new.
 
         Raises
         ------
         NothingLearntError
             If no round changed it, or too many in a row did not.
         """
+        strategy, rounds = self.strategy, self.settings.num_rounds - (done or 0)
+        evaluate: EndOfRound = self.end_round
+        if done is not None:
+            strategy, evaluate = OffsetRounds(strategy, done), offset_evaluate(done, evaluate)
         try:
-            self._forget_broken_rounds()
+            self.forget_broken_rounds()
             self._schedule_learning_rate()
             result = strategy.start(
                 grid=self.grid,
                 initial_arrays=self._model,
                 num_rounds=rounds,
                 timeout=self.settings.phase_timeout,
-                train_config=self._train_config(),
+                train_config=self.train_config(),
                 evaluate_fn=evaluate,
             )
         except NothingUsableError as error:
@@ -152,7 +154,7 @@ class Rounds:
             )
         return result.arrays
 
-    def _forget_broken_rounds(self) -> None:
+    def forget_broken_rounds(self) -> None:
         """Have the strategy forget a round after which it or its model holds NaN or infinity."""
         aggregate = self.strategy.aggregate_train
 
@@ -249,7 +251,7 @@ class Rounds:
         keep, best = self.settings.keep_checkpoints, self.recorder.best_round
         save_checkpoint(self.recorder.folder, checkpoint, keep, best)
 
-    def _train_config(self) -> ConfigRecord:
+    def train_config(self) -> ConfigRecord:
         """Local training settings, sent with every train message."""
         own = {"holdout", "lr_schedule"}  # a node's own, and the server's
         return ConfigRecord(self.settings.train.model_dump(by_alias=True, exclude=own))

@@ -76,6 +76,9 @@ class RunSettings(TaskSettings):
         Id of a run in ``runs-dir``, or ``latest``, to resume from its last checkpoint.
     keep_checkpoints : int (default: 2)
         Checkpoints to keep: those of the last rounds, plus that of the best round.
+    edge : str (default: "")
+        Socket at which this run answers for an edge, in place of rounds of its own;
+        ``flwr-distill edge`` sets it.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -101,6 +104,7 @@ class RunSettings(TaskSettings):
     runs_dir: Annotated[str, Field(min_length=1)] = "runs"
     resume: str = ""
     keep_checkpoints: Annotated[int, Field(ge=1)] = 2
+    edge: str = ""
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, RunConfigValue]) -> "RunSettings":

@@ -11,6 +11,7 @@ from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from protocol.edge import SHARE
 from protocol.messages import ROUTE
 from protocol.method import Phase
 from protocol.registry import phases_of
@@ -37,6 +38,8 @@ ROOM = 2**26
 """Bytes that any reply may have."""
 MODELS = 4
 """Bytes that a reply may have besides, in units of what it answers."""
+LEAST_WAIT = 1.0
+"""Seconds that a phase may take in any case."""
 SAME_LOOK = 0.5
 """Seconds for which a list of connected nodes is reused within a phase."""
 
@@ -87,6 +90,8 @@ class MeteredGrid(Grid):
         """Partition of each virtual node that trains together with others."""
         self.left_out: Collection[int] = ()
         """Connected nodes that cannot take part."""
+        self.due = math.inf
+        """When an edge owes its answer above, in monotonic seconds: phases end well before it."""
         self._grid = grid
         self._exchange = exchange_over(grid)
         self._deadline = deadline
@@ -187,6 +192,7 @@ class MeteredGrid(Grid):
         if not messages:
             return []
         wait = min(self._deadline, math.inf if timeout is None else timeout)
+        wait = min(wait, max(LEAST_WAIT, SHARE * (self.due - time.monotonic())))
         for message in messages:
             message.metadata.ttl = min(message.metadata.ttl, wait)
         phase = messages[0].metadata.message_type

@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from logging import INFO
 from pathlib import Path
@@ -73,8 +73,7 @@ class RunRecorder:
             ledger.load_state_dict(state["traffic"])
         self._events = SummaryWriter(folder, purge_step=len(self.rows))
         self.write_json("settings.json", settings.model_dump(by_alias=True))
-        lines = (json.dumps(row) + "\n" for row in self._dicts())
-        (folder / "metrics.jsonl").write_text("".join(lines))
+        self._write_rows()
 
     def state_dict(self) -> dict[str, Any]:
         """Results so far, for a checkpoint."""
@@ -96,6 +95,18 @@ class RunRecorder:
         """Write ``content`` as a JSON file in the run's folder."""
         (self.folder / name).write_text(json.dumps(content, indent=2) + "\n")
 
+    def begin_round(self, server_round: int) -> None:
+        """Count what comes as of a round, where rounds are asked for from above an edge."""
+        self._journal.round = server_round
+
+    def record_evaluation(self, server_round: int) -> None:
+        """Record what nodes say of a model that came after the end of the round."""
+        if not self.rows or self.rows[-1].round != server_round:
+            return
+        accuracy = self._journal.mean("evaluate", "eval-accuracy")
+        self.rows[-1] = replace(self.rows[-1], node_accuracy=accuracy)
+        self._write_rows()
+
     def record_round(
         self, server_round: int, metrics: MetricRecord | None, topology: Mapping[str, Any] | None
     ) -> None:
@@ -112,6 +123,10 @@ class RunRecorder:
             self.write_json("topology.json", {**topology, "heads": self._heads})
         self._write_traffic({})
         self._journal.round = server_round + 1
+
+    def _write_rows(self) -> None:
+        lines = (json.dumps(row) + "\n" for row in self._dicts())
+        (self.folder / "metrics.jsonl").write_text("".join(lines))
 
     def _write_row(self, server_round: int, metrics: MetricRecord | None) -> None:
         row = RoundRow(

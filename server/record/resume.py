@@ -31,6 +31,7 @@ PAUSE = 0.2
 MAY_CHANGE_ON_RESUME = {
     "data-root",
     "download",
+    "edge",
     "keep-checkpoints",
     "links",
     "min-nodes",

@@ -1,6 +1,7 @@
 """What a boxed app can reach; skipped, loudly, where no box can be made."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from node.door import INSIDE, open_door
 from node.sandbox import DOOR, box, why_no_box
 from node.settings import NodeError, NodeSettings, load_settings
 from node.supervisor import Node
+from protocol.edge import DOOR as DOOR_OF_EDGE
+from protocol.edge import OPEN
+from protocol.edge_calls import listen
 
 needs_box = pytest.mark.skipif(bool(why_no_box()), reason=f"no box here: {why_no_box()}")
 
@@ -132,6 +136,28 @@ def test_what_the_policy_calls_readable_can_be_read(settings, tmp_path):
     boxed = box(settings.model_copy(update={"policy": policy}), {})
     command = [*boxed, "cat", str(tmp_path / "secret")]
     assert subprocess.run(command, capture_output=True, timeout=60).stdout == b"another user's"
+
+
+@needs_box
+def test_the_app_of_an_edges_node_can_call_the_edge_and_see_nothing_else_of_it(settings, tmp_path):
+    edge = tmp_path / "sockets"
+    edge.mkdir()
+    (tmp_path / "below").write_text("the edge's")
+    server = listen(edge / DOOR_OF_EDGE, {OPEN: lambda request, seconds: b"pong"}, threads=1)
+    settings = NodeSettings(edge=edge, state_dir=settings.state_dir, policy=BOXED)
+    code = (
+        "import sys; from pathlib import Path; from protocol.edge_calls import call; "
+        "print(call(Path(sys.argv[1]), sys.argv[2], b'', 60), Path(sys.argv[3]).exists())"
+    )
+    names = [str(edge / DOOR_OF_EDGE), OPEN, str(tmp_path / "below")]
+    ended = subprocess.run(
+        [*box(settings, dict(os.environ)), sys.executable, "-c", code, *names],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    server.stop(grace=None).wait()
+    assert ended.stdout.strip() == "b'pong' False", ended.stderr
 
 
 def test_a_node_that_must_box_in_does_not_start_where_it_cannot(settings, monkeypatch, capsys):

@@ -14,6 +14,7 @@ from server.settings import RunSettings
 MAY_CHANGE = {
     "data-root": "elsewhere",
     "download": True,
+    "edge": "/tmp/socket",
     "keep-checkpoints": 5,
     "links": "relay",
     "min-nodes": 3,

@@ -1,0 +1,235 @@
+"""An edge: takes part in a federation as one node, which is a federation of its own below."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+from fleet.edge_runs import EdgeRuns
+from fleet.federation_record import FederationFile
+from fleet.flower_1_32.bundle import app_bundle
+from fleet.flower_1_32.serverapp import PRELOAD, program
+from fleet.flower_1_32.superlink import Control
+from fleet.local_federation import LocalNode
+from fleet.servers import (
+    QUIET,
+    Addresses,
+    ServerCertificate,
+    serverapps_command,
+    start_nursery,
+    superlink_command,
+)
+from node.nursery import NODE, NURSERY, SERVER_APPS, can_fork
+from node.processes import Process, start_bound, stop
+from node.secret import appio_secret
+from task.settings import RunConfigValue
+
+LOOK = 1.0
+STARTS_WITHIN = 300.0
+"""Seconds for the SuperLink below; a machine with much to do takes its time."""
+SETTLED_AFTER = 30.0
+LONGEST_PAUSE = 10.0
+
+
+class EdgeStartError(RuntimeError):
+    """An edge cannot start, or cannot go on; names the setting and the remedy."""
+
+
+@dataclass(frozen=True)
+class Below:
+    """What an edge is for its own nodes.
+
+    Parameters
+    ----------
+    address : str
+        ``host:port`` of the Fleet API, where its nodes sign on. Its Control API and its ServerAppIo
+        API have the next two ports on loopback.
+    certificate : ServerCertificate, optional
+        For TLS; only registered nodes are then admitted. None: no TLS, and any node.
+    run_config : Mapping[str, bool | int | float | str]
+        Settings of its runs that are its own.
+    """
+
+    address: str
+    certificate: ServerCertificate | None
+    run_config: Mapping[str, RunConfigValue]
+
+    @property
+    def addresses(self) -> Addresses:
+        """Addresses of its SuperLink."""
+        _, _, port = self.address.rpartition(":")
+        return Addresses(self.address, f"127.0.0.1:{int(port) + 1}", f"127.0.0.1:{int(port) + 2}")
+
+
+class Edge:
+    """A SuperLink for nodes below, a node above, and the runs between them.
+
+    Parameters
+    ----------
+    node : Mapping[str, Any]
+        Settings of its node above, as in a file for ``flwr-distill node --config``.
+    state_dir : Path
+        The node's; what belongs to the SuperLink is in ``below`` in it.
+    below : Below
+        What it is for its own nodes.
+    app_dir : Path
+        Directory of the app.
+    """
+
+    def __init__(
+        self, node: Mapping[str, Any], state_dir: Path, below: Below, app_dir: Path
+    ) -> None:
+        self._below = below
+        self._app_dir = app_dir
+        self._state_dir = state_dir
+        self._state = state_dir / "below"
+        self._env = {
+            **os.environ,
+            **QUIET,
+            "FLWR_HOME": str(self._state / "flower"),
+            "PATH": os.pathsep.join(
+                [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+            ),
+        }
+        self._servers_env = dict(self._env)
+        self._node_settings = node
+        self._servers: list[Process] = []
+        self._started = 0.0
+        self._pause = LOOK
+
+    def run(self) -> None:
+        """Run until SIGINT or SIGTERM raises `KeyboardInterrupt`; then end the runs below.
+
+        Call it from the main thread: its processes end with the thread that starts them.
+
+        Raises
+        ------
+        EdgeStartError
+            If it cannot work.
+        FederationRunsError
+            If another edge runs in the same state directory.
+        """
+        file = FederationFile(self._state)
+        file.lock()
+        with (  # paths of sockets are short; the app above enters the first folder
+            TemporaryDirectory(prefix="edge-") as sockets,
+            TemporaryDirectory(prefix="edge-") as nursery,
+        ):
+            node = self._node(Path(sockets))
+            own = self._below.run_config
+            bundle = app_bundle(self._app_dir)
+            runs = EdgeRuns(Path(sockets), self._state, own, self._control, bundle)
+            server = runs.listen()
+            nurseries = self._start_nursery(Path(nursery))
+            try:
+                self._start_servers()
+                with self._control():
+                    pass
+                node.start()
+                while True:
+                    time.sleep(LOOK)
+                    self._restart_dead(node)
+            finally:
+                stop([node.process] if node.started else [])
+                runs.end()
+                server.stop(grace=None)
+                stop([*self._servers, *nurseries])
+                file.unlock()
+
+    def _node(self, sockets: Path) -> LocalNode:
+        """The node above, which knows the sockets."""
+        file = self._state_dir / "node.yaml"
+
+        def start() -> Process:
+            settings = {**self._node_settings, "edge": str(sockets), "device": "cpu"}
+            file.write_text(yaml.safe_dump(settings), encoding="utf-8")
+            command = [sys.executable, "-P", "-m", NODE, str(file)]
+            return start_bound(command, log=self._state_dir / "node.log", env=self._env)
+
+        return LocalNode(0, self._state_dir, start)
+
+    def _start_nursery(self, folder: Path) -> list[Process]:
+        """Start what ServerApps are forked from, where that is possible: a node waits for them."""
+        if not can_fork():
+            return []
+        program(folder)
+        self._servers_env |= {
+            NURSERY: str(folder),
+            "PATH": os.pathsep.join([str(folder), self._env["PATH"]]),  # with `flwr-serverapp`
+        }
+        log = self._state / "nursery.log"
+        return [start_nursery(folder, SERVER_APPS, PRELOAD, log=log, env=self._env)]
+
+    def _start_servers(self) -> None:
+        """Start the SuperLink, and what starts its ServerApps."""
+        addresses, secret = self._below.addresses, appio_secret(self._state)
+        for address in (addresses.fleet, addresses.control, addresses.serverappio):
+            _check_free(address)
+        command = superlink_command(
+            addresses, secret, self._below.certificate, self._state / "superlink.db"
+        )
+        self._started = time.monotonic()
+        superlink = self._start(command)
+        self._servers = [superlink]
+        self._servers.append(self._start(serverapps_command(addresses, secret, superlink.pid)))
+
+    def _start(self, command: list[str]) -> Process:
+        log = self._state / "superlink.log"
+        return start_bound(command, log=log, env=self._servers_env)
+
+    def _restart_dead(self, node: LocalNode) -> None:
+        """Start again what has died, after a pause that grows while it does not hold."""
+        if reason := node.why_unfit:
+            raise EdgeStartError(f"its node above cannot work: {reason}")
+        dead = [server for server in self._servers if server.poll() is not None]
+        if not dead and node.alive:
+            return
+        if time.monotonic() - self._started > SETTLED_AFTER:
+            self._pause = LOOK
+        print(f"flwr-distill edge: a part has died: again in {self._pause:.0f} s", file=sys.stderr)
+        time.sleep(self._pause)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        if dead:
+            stop(self._servers)
+            self._start_servers()
+        if not node.alive:
+            node.start()
+
+    def _control(self) -> Control:
+        """Open the Control API once the SuperLink answers."""
+        address, authority = self._below.addresses.control, None
+        if self._below.certificate:  # which names no addresses
+            address = address.replace("127.0.0.1", "localhost")
+            authority = self._below.certificate.authority
+        link = Control(address, authority)
+        link.wait(STARTS_WITHIN, is_up=lambda: self._servers[0].poll() is None)
+        return link
+
+
+def _check_free(address: str) -> None:
+    """Check that a port can be listened at.
+
+    Raises
+    ------
+    EdgeStartError
+        If not.
+    """
+    host, _, port = address.rpartition(":")
+    with socket.socket() as attempt:
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            attempt.bind((host, int(port)))
+        except (OSError, OverflowError) as error:
+            raise EdgeStartError(
+                f"below-address: {address} cannot be used ({error}); give another, with two free "
+                "ports after it"
+            ) from error

@@ -1,0 +1,350 @@
+"""The run below an edge: it answers what comes from above, in place of rounds of its own."""
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as OutOfTimeError
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common import log
+from flwr.serverapp.strategy import Strategy
+
+from protocol.arrays import Arrays, as_arrays, as_record, check_arrays
+from protocol.edge import ASK, END, GREET, from_bytes, to_bytes
+from protocol.edge_calls import EdgeError, listen
+from protocol.meeting import DESCRIBE, Requirement, one_line
+from protocol.messages import (
+    ARRAYS,
+    CONFIG,
+    METRICS,
+    NUM_EXAMPLES,
+    SERVER_ROUND,
+    TRAIN_ACCURACY,
+    TRAIN_LOSS,
+)
+from protocol.method import Method
+from protocol.replies import NothingUsableError
+from server.grid.metered import QuorumError
+from server.roster import TooFewNodesError, meet_nodes
+from server.rounds import Rounds
+from server.settings import RunSettings
+from task.backbones import fingerprint
+from task.settings import SettingsError
+
+THREADS = 8
+"""Calls at a time: an edge's node asks one thing after the other."""
+MOST_WAITING = 4
+LAST_WORDS = 5.0
+"""Seconds for which a run that has failed still says why."""
+PATIENCE = 3
+"""Phases here that a run waits for the next message: one above takes longer than one here."""
+REFUSED = (EdgeError, TooFewNodesError, NothingUsableError, QuorumError)
+"""What ends an answer, and not the run."""
+
+
+@dataclass
+class Command:
+    """A message from above.
+
+    Parameters
+    ----------
+    message : Message
+        The message.
+    due : float
+        When its answer is due, in monotonic seconds.
+    """
+
+    message: Message
+    due: float
+    answer: Future[RecordDict] = field(default_factory=Future)
+
+
+class Commands:
+    """What is asked of this run, in turn."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        """Whether the edge wants the run to end."""
+        self._waiting: queue.Queue[Command | None] = queue.Queue(MOST_WAITING)
+        self._over = ""
+        self._told = threading.Event()
+        self._unanswered: set[Future[RecordDict]] = set()
+        self._lock = threading.Lock()
+
+    def next(self, seconds: float) -> Command | None:
+        """The next one that somebody still waits for; None after so long, or at the end."""
+        end = time.monotonic() + seconds
+        while not self.ended.is_set():
+            try:
+                command = self._waiting.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                return None
+            if command and time.monotonic() < command.due:
+                return command
+        return None
+
+    def ask(self, request: bytes, seconds: float) -> bytes:
+        """Have the run answer a message, from another thread."""
+        command = Command(from_bytes(request), time.monotonic() + seconds)
+        with self._lock:
+            if self._over:
+                self._told.set()
+                raise EdgeError(self._over)
+            self._unanswered.add(command.answer)
+        try:
+            self._waiting.put_nowait(command)
+            content = command.answer.result(seconds)
+        except queue.Full:
+            raise EdgeError("the run below has too many messages to answer") from None
+        except OutOfTimeError:
+            raise EdgeError(f"the run below did not answer within {seconds:.0f} s") from None
+        except EdgeError:
+            self._told.set()
+            raise
+        finally:
+            with self._lock:
+                self._unanswered.discard(command.answer)
+        return to_bytes(Message(content, 0, command.message.metadata.message_type))
+
+    def end(self, request: bytes, seconds: float) -> bytes:
+        """Have the run end once it has answered, from another thread."""
+        self.ended.set()
+        with suppress(queue.Full):
+            self._waiting.put_nowait(None)  # wakes who waits for the next
+        return b""
+
+    def close(self, reason: str, *, tell: float = 0.0) -> None:
+        """Refuse what waits and what comes; stay so long for one to be told."""
+        with self._lock:
+            self._over = reason
+            self._told.clear()
+            for answer in self._unanswered:
+                if not answer.done():
+                    answer.set_exception(EdgeError(reason))
+        self._told.wait(tell)
+
+
+@contextmanager
+def commands_from_above(socket: str) -> Iterator[Commands | None]:
+    """Take an edge's commands at a socket, in the block; None without a socket."""
+    if not socket:
+        yield None
+        return
+    commands = Commands()
+    answers = {ASK: commands.ask, END: commands.end, GREET: lambda request, seconds: b""}
+    server = listen(Path(socket), answers, threads=THREADS)
+    try:
+        yield commands
+        commands.close("the run below has ended")
+    except Exception as error:
+        reason = one_line(f"the run below has failed: {error}")
+        commands.close(reason, tell=LAST_WORDS)
+        raise
+    finally:
+        server.stop(grace=1.0).wait()
+
+
+def check_below(settings: RunSettings, strategy: type[Strategy], method: Method | None) -> None:
+    """Check that a strategy can serve below an edge.
+
+    Raises
+    ------
+    SettingsError
+        If it makes no model of the one that it is given.
+    """
+    if not settings.edge:
+        return
+    reason = ""
+    if strategy.start is not Strategy.start:
+        reason = "it has a loop of its own"
+    elif method and (method.personal or method.starts):
+        reason = "nodes keep models of their own" if method.personal else "it does not train on"
+    elif settings.start:
+        reason = "the first model comes from above (set start to nothing)"
+    if reason:
+        raise SettingsError(
+            f"strategy = {settings.strategy!r} cannot serve below an edge: {reason} (give the edge "
+            "another with --strategy, such as fedavg or fedhead)"
+        )
+
+
+@dataclass
+class EdgeRounds(Rounds):
+    """Rounds whose models come from above and go back there, when they are asked for.
+
+    A round, an evaluation or a description that fails is refused with the reason, and the run goes
+    on. It ends after its last round, or when the edge wants it to, or if it is asked no more.
+
+    Parameters
+    ----------
+    commands : Commands
+        From above.
+    """
+
+    commands: Commands = field(default_factory=Commands)
+
+    def learn(self, done: int | None) -> ArrayRecord:
+        """The model of the last round that was asked for."""
+        if done is None:
+            self.end_round(0, self._model)
+        self.forget_broken_rounds()
+        last = done or 0
+        while command := self.commands.next(PATIENCE * self.settings.phase_timeout):
+            self.grid.due = command.due
+            try:
+                content = self._answer(command.message)
+            except REFUSED as error:
+                log(WARNING, "Refused above: %s", error)
+                reason = error if isinstance(error, EdgeError) else EdgeError(one_line(error))
+                command.answer.set_exception(reason)
+            else:
+                command.answer.set_result(content)
+            last = self.recorder.rows[-1].round
+            if self._is_over(last, command.message):
+                return self._model
+        why = "the edge ended it" if self.commands.ended.is_set() else "it was asked no more"
+        self.roster.warnings.append(
+            f"Ended after round {last} of {self.settings.num_rounds}: {why}"
+        )
+        log(INFO, "%s", self.roster.warnings[-1])
+        return self._model
+
+    def _is_over(self, last: int, message: Message) -> bool:
+        """Whether this was the last message that the run above has for the edge."""
+        if last < self.settings.num_rounds:
+            return False
+        evaluates = self.settings.fraction_evaluate > 0
+        return not evaluates or message.metadata.message_type == MessageType.EVALUATE
+
+    def _answer(self, message: Message) -> RecordDict:
+        answers = {
+            DESCRIBE: self._describe,
+            MessageType.TRAIN: self._train,
+            MessageType.EVALUATE: self._evaluate,
+        }
+        self._wait_for_nodes()
+        return answers[message.metadata.message_type](message)
+
+    def _wait_for_nodes(self) -> None:
+        """Wait for ``min-nodes`` nodes, for half of the time that is left."""
+        if len(self._connected()) < self.settings.min_nodes:
+            seconds = max(1.0, (self.grid.due - time.monotonic()) / 2)
+            meet_nodes(self.grid, self.roster, self.settings.min_nodes, seconds)
+            self._follow_roster()
+
+    def _connected(self) -> list[int]:
+        return [node for node in self.grid.get_node_ids() if node in self.roster.nodes]
+
+    def _describe(self, message: Message) -> RecordDict:
+        """What the nodes hold together: samples as they count, and classes if all say theirs."""
+        record = message.content.config_records.get(CONFIG)
+        requirement = Requirement() if record is None else Requirement.checked(record, "message")
+        if requirement.frozen not in ("", fingerprint(self.task.model)):
+            raise EdgeError(
+                f"model = {self.settings.model!r} has other frozen weights on this edge than on "
+                "the server (install the same version of the package, or copy the file, that "
+                "brings them)"
+            )
+        config: dict[str, Any] = {}
+        held = [self.roster.nodes[node].classes for node in self._connected()]
+        if None not in held:
+            config["classes"] = sorted({label for labels in held for label in labels or ()})
+        if self.roster.class_names and not self.settings.private.classes:
+            config["class-names"] = list(self.roster.class_names)
+        metrics = MetricRecord({NUM_EXAMPLES: self._samples()})
+        return RecordDict({METRICS: metrics, CONFIG: ConfigRecord(config)})
+
+    def _samples(self) -> int:
+        """Samples of the nodes that are connected, as they count in this run."""
+        return sum(self.roster.directory.samples(self._connected()).values())
+
+    def _train(self, message: Message) -> RecordDict:
+        """Run a round, from the model that came from above."""
+        said = message.content.config_records.get(CONFIG, ConfigRecord())
+        server_round, self._model = _round_of(said), self._received(message)
+        self._begin(server_round)
+        config = self.train_config()
+        config.update({key: value for key, value in said.items() if key in config})
+        messages = self.strategy.configure_train(server_round, self._model, config, self.grid)
+        replies = self.grid.send_and_receive(messages, timeout=self.settings.phase_timeout)
+        spent = _spent(replies)
+        arrays, metrics = self.strategy.aggregate_train(server_round, replies)
+        told = metrics or MetricRecord()
+        samples = self._samples()
+        self.end_round(server_round, self._model if arrays is None else arrays)
+        if self._failures:
+            raise EdgeError(f"round {server_round} failed: {self._failures[-1]}")
+        means = {key: told[key] for key in (TRAIN_LOSS, TRAIN_ACCURACY) if key in told}
+        return RecordDict(
+            {
+                ARRAYS: as_record(_typed(as_arrays(self._model), as_arrays(self.task.start))),
+                METRICS: MetricRecord({NUM_EXAMPLES: samples, **means, **spent}),
+            }
+        )
+
+    def _evaluate(self, message: Message) -> RecordDict:
+        """Have nodes evaluate the model that came from above."""
+        said = message.content.config_records.get(CONFIG, ConfigRecord())
+        server_round, model = _round_of(said), self._received(message)
+        self._begin(server_round)
+        messages = list(self.strategy.configure_evaluate(server_round, model, said, self.grid))
+        if not messages:
+            raise EdgeError(
+                "no node evaluates below (start the edge with -c fraction-evaluate=1.0)"
+            )
+        replies = self.grid.send_and_receive(messages, timeout=self.settings.phase_timeout)
+        answered = [reply.content for reply in replies if reply.has_content()]
+        metrics = self.strategy.aggregate_evaluate(server_round, replies)
+        self.recorder.record_evaluation(server_round)
+        self._begin(server_round + 1)
+        if not metrics:
+            raise EdgeError(f"no node evaluated in round {server_round}")
+        counts: list[Any] = [c.metric_records[METRICS][NUM_EXAMPLES] for c in answered]
+        return RecordDict({METRICS: MetricRecord({**metrics, NUM_EXAMPLES: sum(counts)})})
+
+    def _begin(self, server_round: int) -> None:
+        self.grid.begin_round(server_round)
+        self.recorder.begin_round(server_round)
+
+    def _received(self, message: Message) -> ArrayRecord:
+        """The model from above, checked."""
+        (record,) = message.content.array_records.values()
+        start = as_arrays(self.task.start)
+        try:
+            return as_record(check_arrays(_typed(as_arrays(record), start), start))
+        except ValueError as error:
+            raise EdgeError(f"the model from above is not this run's: {error}") from error
+
+
+def _round_of(config: ConfigRecord) -> int:
+    number = config.get(SERVER_ROUND)
+    if not isinstance(number, int) or number < 1:
+        raise EdgeError(f"the message is of no round: {SERVER_ROUND} is {number!r}")
+    return number
+
+
+def _spent(replies: list[Message]) -> dict[str, float]:
+    """The largest epsilon that a node has spent, and its delta; nothing without any."""
+    spent: list[tuple[Any, Any]] = [
+        (epsilon, metrics["dp-delta"])
+        for reply in replies
+        if reply.has_content()
+        for metrics in reply.content.metric_records.values()
+        if isinstance(epsilon := metrics.get("dp-epsilon"), int | float)
+    ]
+    return dict(zip(("dp-epsilon", "dp-delta"), max(spent), strict=True)) if spent else {}
+
+
+def _typed(arrays: Arrays, like: Arrays) -> Arrays:
+    """Arrays in the types of the run's model: Flower's means of integers are none."""
+    return {
+        name: array.astype(like[name].dtype, copy=False) if name in like else array
+        for name, array in arrays.items()
+    }

@@ -1,0 +1,148 @@
+"""Two edges with two nodes each, as real processes with TLS; one edge is killed in mid-run."""
+
+import json
+import re
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cli.run import APP_DIR
+from fleet.certificates import CertificateFolder
+from fleet.flower_1_32.registration import SecureControl
+from fleet.local_federation import LocalFederation, free_ports
+from fleet.servers import Addresses, ServerCertificate, serverapps_command, superlink_command
+from fleet.submission import submit
+from node.nursery import NODE
+from node.processes import kill_group, start_bound, stop
+from node.secret import appio_secret
+
+READY = re.compile(r"round +(\d+)/")
+
+pytestmark = [pytest.mark.matrix, pytest.mark.timeout(2400)]
+ROUNDS = 1000
+"""More than there is time for: the run is stopped when the edge has come back."""
+KILLED_IN = 2
+COMMANDS = Path(sys.executable).parent
+
+
+def three_ports():
+    """A port with two free ones after it."""
+    while True:
+        (port,) = free_ports(1)
+        if port < 60_000:
+            return port
+
+
+class Tiers:
+    """A SuperLink above, edges, and nodes below, all of one authority."""
+
+    def __init__(self, folder, stack):
+        self.folder, self.stack, self.edges = folder, stack, []
+        self.authority = CertificateFolder(folder / "certs")
+        self.authority.create(30)
+        self.authority.issue_server(["127.0.0.1", "localhost"], 10)
+        server = folder / "certs" / "server"
+        self.certificate = ServerCertificate(
+            server / "ca.crt", server / "server.crt", server / "server.key"
+        )
+        self.env = LocalFederation(1, folder / "above").env
+        self.above = Addresses(*(f"127.0.0.1:{port}" for port in free_ports(3)))
+        secret = appio_secret(folder / "above")
+        database = folder / "above" / "superlink.db"
+        command = superlink_command(self.above, secret, self.certificate, database)
+        superlink = self.start("above", command)
+        self.start("above", serverapps_command(self.above, secret, superlink.pid))
+
+    def start(self, name, command):
+        log = self.folder / f"{name}.log"
+        process = start_bound(command, log=log, env=self.env, cwd=self.folder)
+        self.stack.callback(stop, [process], grace=300.0)
+        return process
+
+    def control(self, address=None):
+        address = (address or self.above.control).replace("127.0.0.1", "localhost")
+        control = SecureControl(address, self.authority.certificate)
+        control.wait(600.0)
+        return control
+
+    def key(self, name, address=None):
+        """The key of a node that is registered at a SuperLink."""
+        issued = self.authority.issue_node(name, ["localhost"], 10)
+        with self.control(address) as control:
+            control.register(issued.public_key)
+        return self.folder / "certs" / name / "node.key"
+
+    def edge(self, index, port, key):
+        return self.start(
+            f"edge-{index}",
+            [
+                *(str(COMMANDS / "flwr-distill"), "edge", "--name", f"region-{index}"),
+                *("--superlink", self.above.fleet, "--auth-key", str(key)),
+                *("--root-certificates", str(self.authority.certificate)),
+                *("--state-dir", str(self.folder / f"edge-{index}")),
+                *("--below-address", f"127.0.0.1:{port}"),
+                *("--below-certificates", str(self.folder / "certs" / "server")),
+            ],
+        )
+
+    def node(self, place, port):
+        key = self.key(f"node-{place}", f"localhost:{port + 1}")
+        settings = {
+            "superlink": f"127.0.0.1:{port}",
+            "root-certificates": str(self.authority.certificate),
+            "auth-key": str(key),
+            **{"partition-id": place, "num-partitions": 4, "threads": 1, "preload": []},
+            "state-dir": str(self.folder / f"node-{place}"),
+        }
+        file = self.folder / f"node-{place}.yaml"
+        file.write_text(yaml.safe_dump(settings))
+        self.start(f"node-{place}", [sys.executable, "-P", "-m", NODE, str(file)])
+
+
+def rows_below(folder):
+    files = Path(folder, "below", "runs").glob("*/metrics.jsonl")
+    return [[json.loads(line)["round"] for line in file.open()] for file in files]
+
+
+def test_a_run_goes_on_when_an_edge_is_killed_and_comes_back(tmp_path):
+    with ExitStack() as stack:
+        tiers = Tiers(tmp_path, stack)
+        ports, processes = [three_ports(), three_ports()], []
+        keys = [tiers.key(f"region-{index}") for index in range(2)]
+        for index, (port, key) in enumerate(zip(ports, keys, strict=True)):
+            processes.append(tiers.edge(index, port, key))
+        for place in range(4):
+            tiers.node(place, ports[place // 2])
+
+        def follow(line):
+            if not (done := READY.search(line)):
+                return
+            if int(done[1]) == KILLED_IN and len(killed_in) == 0:
+                killed_in.append(rows_below(tmp_path / "edge-0")[0][-1])
+                kill_group(processes[0])
+                processes[0] = tiers.edge(0, ports[0], keys[0])
+            elif killed_in and rows_below(tmp_path / "edge-0")[0][-1] > killed_in[0] + 1:
+                with tiers.control() as control:
+                    control.stop_run(control.unfinished_runs()[0])
+
+        killed_in = []
+        settings = {
+            **{"strategy": "fedavg", "num-rounds": ROUNDS, "min-nodes": 2, "model": "mlp"},
+            **{"train.local-epochs": 1, "partition.classes": 5, "phase-timeout": 300.0},
+            "runs-dir": str(tmp_path / "runs"),
+        }
+        outcome = submit(APP_DIR, settings, control=tiers.control, on_line=follow, timeout=1800)
+        assert outcome.status == "finished:stopped", "\n".join(outcome.lines[-30:])
+    (killed,), (other,) = rows_below(tmp_path / "edge-0"), rows_below(tmp_path / "edge-1")
+    assert other == list(range(len(other)))  # it took part in all rounds
+    assert killed[: KILLED_IN + 1] == list(range(KILLED_IN + 1))
+    assert killed == sorted(set(killed))  # no round counts twice
+    assert killed[-1] > KILLED_IN + 1, "it came back"
+    rows = (tmp_path / "runs" / str(outcome.run_id) / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(rows[-1])["accuracy"] > json.loads(rows[0])["accuracy"] + 0.2
+    for edge in range(2):  # SIGTERM had the runs below write theirs
+        (file,) = tmp_path.glob(f"edge-{edge}/below/runs/*/summary.json")
+        assert any("Ended after" in text for text in json.loads(file.read_text())["warnings"])
