@@ -24,6 +24,7 @@ All need the extra ``backbones``. Nodes run in this process, one after the other
 
 import argparse
 import json
+import shutil
 import statistics
 import tempfile
 from collections.abc import Iterable
@@ -262,6 +263,7 @@ def started(data_root: Path, console: Console) -> dict[str, Any]:
                     config = {**config_of("quick_cifar10", data_root, ""), "dataset": data}
                     config |= {**STARTED, "strategy": name, **change}
                     lines = run_in_process(config, [state] * NODES)
+                    shutil.rmtree(Path(folder) / "runs")  # all have the same id
                     curve = [line["accuracy"] for line in lines]
                     results[f"{data}, {name}, {label}"] = curve
                     console.print(f"{data}, {name}, {label}: {curve}")
