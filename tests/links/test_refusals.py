@@ -10,6 +10,8 @@ from distill import VirtualData
 from links import send
 from links.records import VIRTUAL_DATA
 from protocol.hfldd import ParcelBounds
+from task.datasets import DataSpec
+from task.settings import TaskSettings
 
 from .conftest import RECEIVER, SENDER, STRANGER
 
@@ -28,7 +30,8 @@ def parcels(request, party, listening, links_of):
     """What two nodes and the server do with parcels, over one kind of link."""
     sender, receiver, other = party(SENDER), listening(RECEIVER), party(STRANGER)
     for node in (receiver, other):
-        node.data = SimpleNamespace(spec=SimpleNamespace(shape=(1, 8, 8), num_classes=10))
+        node.task = TaskSettings()
+        node.data = SimpleNamespace(spec=DataSpec("digits", (1, 8, 8), 10, (0.5,), (0.5,)))
     mode = {"relay": "relay", "direct": "auto"}[request.param]
     links = links_of(sender, receiver, other, mode=mode)
     route = links.route(SENDER, RECEIVER, VIRTUAL_DATA)

@@ -264,7 +264,7 @@ def test_a_round_that_leaves_infinity_in_a_strategys_state_is_forgotten():
         return as_record(START), MetricRecord()
 
     strategy.aggregate_train = aggregate
-    rounds._forget_broken_rounds()
+    rounds.forget_broken_rounds()
     assert strategy.aggregate_train(1, []) == (None, None)
     assert strategy.c == {}
     assert rounds._broken == ["the strategy's new state"]
@@ -279,5 +279,5 @@ def test_a_strategy_may_keep_the_model_that_it_sent():
     rounds = Rounds.__new__(Rounds)
     rounds.strategy = strategy
     strategy.aggregate_train = lambda server_round, replies: (strategy.sent, MetricRecord())
-    rounds._forget_broken_rounds()
+    rounds.forget_broken_rounds()
     assert strategy.aggregate_train(1, [])[0] is strategy.sent
