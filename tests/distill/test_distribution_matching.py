@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from distill import DistillError, distill_dm
 from distill import distribution_matching as dm
 from distill.augmentation import draw_augmentation
-from distill.distribution_matching import Probe, _groups, alike, falling, real_means
+from distill.distribution_matching import Probe, alike, falling, own_groups, real_means
 from distill.features import RandomConvNet
 
 
@@ -183,7 +183,7 @@ def test_groups_share_out_all_images_evenly_and_look_alike(n: int, groups: int) 
 
 def test_groups_are_of_fifty_real_images_and_each_gets_as_many_virtual_ones() -> None:
     allowed = [(600, 10), (599, 10), (499, 10), (120, 10), (99, 10), (2000, 7), (2000, 1), (3, 4)]
-    assert [_groups(n, per_class) for n, per_class in allowed] == [10, 10, 5, 2, 1, 7, 1, 1]
+    assert [own_groups(n, per_class) for n, per_class in allowed] == [10, 10, 5, 2, 1, 7, 1, 1]
 
 
 def test_each_virtual_image_of_a_large_class_comes_nearest_to_its_own_group() -> None:
