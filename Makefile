@@ -22,9 +22,6 @@ OTHER := .flower/$(VERSION)
 COMPILE := $(BIN)/uv pip compile --quiet --no-header --no-annotate --no-emit-index-url \
 	--universal --python-version 3.11 --all-extras pyproject.toml
 
-# Long tests, most of which wait: those of a file, or of a group, in one process.
-SIDE_BY_SIDE := -n 3 --dist loadgroup --no-loadscope-reorder
-
 NODES ?= 10
 CLASSES ?= 2
 ROUNDS ?=
@@ -71,16 +68,16 @@ lint: $(READY)
 
 test: lint
 	$(BIN)/pytest -m "not slow and not faults and not docker and not matrix" -n 2
-	$(BIN)/pytest -m "slow or (faults and not all_faults)" $(SIDE_BY_SIDE)
+	$(BIN)/pytest -m "slow or (faults and not all_faults)" -n 3 --dist loadfile
 
 test-faults: $(READY)
-	$(BIN)/pytest -m "faults and not all_faults" $(SIDE_BY_SIDE)
+	$(BIN)/pytest -m "faults and not all_faults" -n 3 --dist loadfile
 
 test-matrix: $(READY)
 	$(BIN)/pytest -m matrix -n 2
 
 test-faults-all: $(READY)
-	$(BIN)/pytest -m faults $(SIDE_BY_SIDE)
+	$(BIN)/pytest -m faults -n 2 --dist loadfile
 
 fuzz: $(READY)
 	FUZZ_EXAMPLES=3500 $(BIN)/pytest tests/fuzz --timeout 900

@@ -22,19 +22,6 @@ settings.register_profile("shared cores", deadline=None)  # an example may have 
 settings.load_profile("shared cores")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """For ``--dist loadgroup``: a file's tests share processes, and what takes longest comes first.
-
-    A file that says which of its tests belong together has the long ones.
-    """
-    grouped = [item for item in items if item.get_closest_marker("xdist_group")]
-    others = [item for item in items if not item.get_closest_marker("xdist_group")]
-    for item in others:
-        item.add_marker(pytest.mark.xdist_group(item.location[0]))
-    items[:] = grouped + others
-
-
 def pytest_collection_finish():
     """Flower collects garbage for each array that it reads: do not look at what stays anyway."""
     gc.collect()

@@ -206,7 +206,6 @@ def reader(wards):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.xdist_group("first hour")
 def test_the_first_hour(reader, wards):
     (wards / "own.toml").write_text(OWN)
     assert "broken.png" in reader.type("flwr-distill data check a")

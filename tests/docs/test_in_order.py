@@ -80,7 +80,6 @@ def reader(clone):
     typing.close()
 
 
-@pytest.mark.xdist_group("tutorial")
 def test_the_tutorial_leads_from_nothing_to_a_prediction(reader, clone):
     for name, content in files(TUTORIAL).items():
         file = clone / "tutorial" / name
@@ -96,7 +95,6 @@ def test_the_tutorial_leads_from_nothing_to_a_prediction(reader, clone):
     assert sum("three" in line.split("%")[0].partition(".png")[2] for line in rows) > len(rows) / 2
 
 
-@pytest.mark.xdist_group("readme")
 def test_a_federation_of_the_readme_runs_is_stopped_and_resumes(reader):
     reader.env |= {"NODES": "2", "ROUNDS": "1"}  # what `make demo` takes from the environment
     demo, source, up, run, status, stop = IN_ORDER["README.md"]

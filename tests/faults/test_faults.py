@@ -314,16 +314,11 @@ def table(played):
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-TOGETHER = {"hfldd": "one", "cadis": "one", "fedhead": "two", "fedlgd": "two"}
-"""Strategies whose tests share a federation, of about as many minutes."""
 PAIRS = [
     pytest.param(
         strategy,
         fault,
-        marks=[
-            pytest.mark.xdist_group(f"faults {TOGETHER[strategy]}"),
-            *([] if fault in USUAL[strategy] else [pytest.mark.all_faults]),
-        ],
+        marks=[] if fault in USUAL[strategy] else [pytest.mark.all_faults],
         id=f"{strategy}-{fault.name}",
     )
     for strategy in STRATEGIES

@@ -36,7 +36,7 @@ def telling(pull):
 SuperLinkInbox._pull = telling(SuperLinkInbox._pull)
 """
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300), pytest.mark.xdist_group("broken off")]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
