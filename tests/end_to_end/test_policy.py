@@ -125,6 +125,7 @@ def test_a_hospitals_node_keeps_every_rule_against_real_runs_and_changed_apps(
             assert f"the node's policy refuses it: {rule}: " in answer
         without_noise = {"least-noise": 0.0, "most-epsilon": "any"}
         from_real = QUICK | {"strategy": "hfldd", "hfldd.start": "real"}
+        from_real["hfldd.allow-real-start"] = True  # the server refuses it by itself
         (answer,) = with_policy(without_noise, (ROOT, from_real))
         assert "the node's policy refuses it: starts: " in answer
 
