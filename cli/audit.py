@@ -6,29 +6,25 @@ import typer
 from rich.console import Console
 
 from cli.errors import exit_on
-from cli.options import DataRoot
+from cli.options import (
+    DataRoot,
+    FormationSide,
+    ImageShape,
+    Method,
+    PerClass,
+    Seed,
+    Start,
+    Steps,
+)
 
 
 def audit(
     source: str,
-    method: Annotated[
-        str, typer.Option(help="auto, dm, kip, kip-negatives or package.module:function.")
-    ] = "auto",
-    per_class: Annotated[int, typer.Option(min=1, help="Virtual images of each class.")] = 10,
-    start: Annotated[
-        str, typer.Option(help="Start images: class-stats, pixel-stats, noise or real.")
-    ] = "class-stats",
-    formation: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=4,
-            help="Smaller images along each side of a virtual image; 0: the method chooses.",
-        ),
-    ] = 0,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps.", show_default="the method's own")
-    ] = None,
+    method: Method = "auto",
+    per_class: PerClass = 10,
+    start: Start = "class-stats",
+    formation: FormationSide = 0,
+    steps: Steps = None,
     sets: Annotated[
         int, typer.Option(min=8, help="Random halves of the images that are distilled.")
     ] = 65,
@@ -38,15 +34,9 @@ def audit(
     canaries: Annotated[
         int, typer.Option(min=0, help="Wrongly labelled, strange and copied images, of each.")
     ] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
+    seed: Seed = 0,
     data_root: DataRoot = None,
-    shape: Annotated[
-        str | None,
-        typer.Option(
-            help="Channels x height x width for the images of a folder, as in 3x32x32.",
-            show_default="their own",
-        ),
-    ] = None,
+    shape: ImageShape = None,
 ) -> None:
     """Measure what virtual data made of your images would tell of single ones.
 

@@ -7,23 +7,23 @@ import typer
 from rich.console import Console
 
 from cli.errors import exit_on
-from cli.options import DataRoot
+from cli.options import (
+    DataRoot,
+    FormationSide,
+    ImageShape,
+    Method,
+    PerClass,
+    Seed,
+    Start,
+    Steps,
+)
 
 
 def distill(
     source: str,
-    method: Annotated[
-        str, typer.Option(help="auto, dm, kip, kip-negatives or package.module:function.")
-    ] = "auto",
-    per_class: Annotated[int, typer.Option(min=1, help="Virtual images of each class.")] = 10,
-    formation: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=4,
-            help="Smaller images along each side of a virtual image; 0: the method chooses.",
-        ),
-    ] = 0,
+    method: Method = "auto",
+    per_class: PerClass = 10,
+    formation: FormationSide = 0,
     bits: Annotated[int, typer.Option(min=1, max=8, help="Bits of a pixel.")] = 4,
     network: Annotated[
         str,
@@ -35,12 +35,8 @@ def distill(
     weights: Annotated[
         str, typer.Option(help="Its weights: a safetensors file.", show_default="as it draws them")
     ] = "",
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps.", show_default="the method's own")
-    ] = None,
-    start: Annotated[
-        str, typer.Option(help="Start images: class-stats, pixel-stats, noise or real.")
-    ] = "class-stats",
+    steps: Steps = None,
+    start: Start = "class-stats",
     allow_real_start: Annotated[
         bool,
         typer.Option(
@@ -48,16 +44,10 @@ def distill(
             help="Permit real: its copies stay nearly unchanged.",
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
+    seed: Seed = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     data_root: DataRoot = None,
-    shape: Annotated[
-        str | None,
-        typer.Option(
-            help="Channels x height x width for the images of a folder, as in 3x32x32.",
-            show_default="their own",
-        ),
-    ] = None,
+    shape: ImageShape = None,
     judge: Annotated[
         Literal["quick", "full"],
         typer.Option(

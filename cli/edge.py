@@ -12,9 +12,13 @@ import yaml
 from cli.errors import exit_on, fail
 from cli.options import (
     AuthKey,
+    ConnectTimeout,
     FleetAddress,
     Insecure,
+    LogLevel,
     NodeConfigFile,
+    PollBusy,
+    PollIdle,
     RootCertificates,
     StateDir,
     node_option,
@@ -77,20 +81,10 @@ def edge(
             help="More settings of the runs below (flwr-distill settings). Can be repeated.",
         ),
     ] = None,
-    poll_busy: Annotated[
-        float | None,
-        node_option("poll-busy", "Shortest pause between looks for messages, in seconds.", "0.05"),
-    ] = None,
-    poll_idle: Annotated[
-        float | None, node_option("poll-idle", "Longest pause between them, in seconds.", "20")
-    ] = None,
-    connect_timeout: Annotated[
-        float | None,
-        node_option("connect-timeout", "Seconds to wait for the SuperLink above.", "60"),
-    ] = None,
-    log_level: Annotated[
-        str | None, node_option("log-level", "DEBUG, INFO, WARNING or ERROR.", "INFO")
-    ] = None,
+    poll_busy: PollBusy = None,
+    poll_idle: PollIdle = None,
+    connect_timeout: ConnectTimeout = None,
+    log_level: LogLevel = None,
 ) -> None:
     """Run an edge: one node to the federation above, a SuperLink to nodes of its own.
 

@@ -11,15 +11,19 @@ import yaml
 from cli.errors import exit_on
 from cli.options import (
     AuthKey,
+    ConnectTimeout,
     Device,
     FleetAddress,
     Insecure,
+    LogLevel,
     NodeConfigFile,
     PeerAddress,
     PeerCertificate,
     PeerKey,
     PeerNames,
     PeerRevocations,
+    PollBusy,
+    PollIdle,
     RootCertificates,
     StateDir,
     node_option,
@@ -64,28 +68,17 @@ def node(
     threads: Annotated[
         int | None, node_option("threads", "Threads to compute with.", "all cores")
     ] = None,
-    log_level: Annotated[
-        str | None, node_option("log-level", "DEBUG, INFO, WARNING or ERROR.", "INFO")
-    ] = None,
+    log_level: LogLevel = None,
     metrics_port: Annotated[
         int | None, node_option("metrics-port", "Port for Prometheus metrics, without TLS.", "none")
     ] = None,
-    connect_timeout: Annotated[
-        float | None,
-        node_option("connect-timeout", "Seconds to wait for the SuperLink at the start.", "60"),
-    ] = None,
+    connect_timeout: ConnectTimeout = None,
     release_after: Annotated[
         float | None,
         node_option("release-after", "Idle seconds after which (GPU) memory is freed.", "120"),
     ] = None,
-    poll_busy: Annotated[
-        float | None,
-        node_option("poll-busy", "Shortest pause between looks for messages, in seconds.", "0.05"),
-    ] = None,
-    poll_idle: Annotated[
-        float | None,
-        node_option("poll-idle", "Longest pause, in seconds, after 17 minutes without work.", "20"),
-    ] = None,
+    poll_busy: PollBusy = None,
+    poll_idle: PollIdle = None,
     keep_runs: Annotated[
         float | None,
         node_option("keep-runs", "Days to keep what runs left behind, but for budgets.", "30"),

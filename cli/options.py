@@ -35,6 +35,29 @@ NodesDevice = Annotated[
     ),
 ]
 
+Method = Annotated[
+    str, typer.Option(help="auto, dm, kip, kip-negatives or package.module:function.")
+]
+PerClass = Annotated[int, typer.Option(min=1, help="Virtual images of each class.")]
+FormationSide = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=4,
+        help="Smaller images along each side of a virtual image; 0: the method chooses.",
+    ),
+]
+Steps = Annotated[int | None, typer.Option(min=1, help="Steps.", show_default="the method's own")]
+Start = Annotated[str, typer.Option(help="Start images: class-stats, pixel-stats, noise or real.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of every random draw.")]
+ImageShape = Annotated[
+    str | None,
+    typer.Option(
+        help="Channels x height x width for the images of a folder, as in 3x32x32.",
+        show_default="their own",
+    ),
+]
+
 
 def node_option(name: str, help_text: str, default: str | bool = False) -> Any:
     """An option that is also an environment variable."""
@@ -95,3 +118,16 @@ Device = Annotated[
 StateDir = Annotated[
     Path | None, node_option("state-dir", "Directory of this node's own files.", "state/node")
 ]
+ConnectTimeout = Annotated[
+    float | None,
+    node_option("connect-timeout", "Seconds to wait for the SuperLink at the start.", "60"),
+]
+PollBusy = Annotated[
+    float | None,
+    node_option("poll-busy", "Shortest pause between looks for messages, in seconds.", "0.05"),
+]
+PollIdle = Annotated[
+    float | None,
+    node_option("poll-idle", "Longest pause, in seconds, after 17 minutes without work.", "20"),
+]
+LogLevel = Annotated[str | None, node_option("log-level", "DEBUG, INFO, WARNING or ERROR.", "INFO")]

@@ -1,7 +1,7 @@
-"""What a policy says of a message that comes in, and of a reply that would leave: free functions.
+"""What a policy says of a message that comes in: free functions.
 
-They read what the run and the server ask for, and what the app has put into its reply. They believe
-neither: what cannot be read is refused.
+They read what the run and the server ask for, and do not believe it: what cannot be read is
+refused. Replies are judged in `node.replies`.
 """
 
 from __future__ import annotations
@@ -12,32 +12,18 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from flwr.app import ArrayRecord, RecordDict
 
-from links.records import VIRTUAL_DATA, Parcel
 from node.policy import Policy
 from protocol.arguments import method_settings, read_arguments
-from protocol.arrays import Arrays, check_arrays
 from protocol.messages import (
     ARRAYS,
-    CONFIG,
-    DATASET,
-    INTRODUCTION,
-    METRICS,
-    NAME,
-    PARCEL,
-    PARTITION_ID,
     ROUTE,
-    SECTOR,
 )
 from protocol.method import Method, Phase
-from protocol.registry import COMMON, find_method, phases_of
-from protocol.secure_sums import SECURE
+from protocol.registry import find_method, phases_of
 from task.settings import SettingsError, TrainSettings, nested
 
 Form = tuple[tuple[int, ...], str]
@@ -62,28 +48,6 @@ class Refusal:
 
     def __str__(self) -> str:
         return f"the node's policy refuses it: {self.rule}: {self.reason}"
-
-
-@dataclass(frozen=True)
-class OwnWords:
-    """What a node knows of itself.
-
-    Parameters
-    ----------
-    identity : Mapping[str, object]
-        Name, data set, partition and sector, where it has them.
-    class_names : list of str
-        Of its class folders; see :func:`task.datasets.private.class_names`.
-    certificate : bytes
-        For links; empty without one.
-    address : str
-        Of its mailbox; empty without one.
-    """
-
-    identity: Mapping[str, object]
-    class_names: list[str]
-    certificate: bytes
-    address: str
 
 
 @dataclass(frozen=True)
@@ -162,7 +126,11 @@ class Asked:
             bundle=bundle,
             run_config=nested(run_config),
             said=tuple(said),
-            routes={name: dict(record) for name, record in records.items() if _is(ROUTE, name)},
+            routes={
+                name: dict(record)
+                for name, record in records.items()
+                if name.partition(".")[0] == ROUTE
+            },
             model=model or {},
         )
 
@@ -173,7 +141,7 @@ class Asked:
         return (*train, *_settings_of(self.method, self.run_config), *self.said)
 
     @cached_property
-    def leaves(self) -> tuple[Setting, ...]:
+    def all_settings(self) -> tuple[Setting, ...]:
         """All settings of the run config, and those in settings that are JSON."""
         found, waiting = list[Setting](), [("", dict[str, Any](self.run_config))]
         waiting += [(s.where, {s.name: s.value}) for s in self.said]
@@ -238,78 +206,6 @@ def judge_message(policy: Policy, asked: Asked, now: datetime.datetime) -> Refus
     return next((refusal for refusal in refusals if refusal), None)
 
 
-def judge_reply(
-    policy: Policy,
-    asked: Asked,
-    reply: RecordDict,
-    opened: Mapping[str, bytes],
-    own: OwnWords,
-    most_classes: int | None = None,
-) -> Refusal | None:
-    """Why a policy refuses to let a reply leave; None if it does not.
-
-    Parameters
-    ----------
-    reply : RecordDict
-        What the app answers. If the policy lets only declared replies leave, its arrays are decoded
-        in place, so that what leaves is what was looked at.
-    opened : Mapping[str, bytes]
-        Payloads of its parcels, by the name of the record; one that is missing does not open.
-    own : OwnWords
-        The node's.
-    most_classes : int, optional (default: None)
-        Classes that virtual data may show; None for any number.
-    """
-    if policy.replies == "declared":
-        try:
-            _check_declared(asked, reply)
-            _check_own_words(reply, own)
-            for name in parcels_of(reply):
-                _check_parcel(policy, asked, name, reply.config_records[name], opened)
-        except ValueError as error:
-            reason = f"the app's reply is not what strategy = {asked.strategy!r} declares"
-            return Refusal("replies", f"{reason} (the node's log says more)", str(error))
-    if policy.raw_data == "allowed" and policy.starts is None and most_classes is None:
-        return None
-    for name in parcels_of(reply):
-        relayed = reply.config_records[name].get("link") != "direct"
-        if relayed and name not in opened and route_of(asked, name).get("purpose") == VIRTUAL_DATA:
-            reason = f"{name} is not sealed for the node that the route names, and cannot be judged"
-            return Refusal("replies", reason)
-    refusals = (
-        _judge_virtual_data(policy, payload, most_classes)
-        for payload in virtual_data(asked, reply, opened)
-    )
-    return next((refusal for refusal in refusals if refusal), None)
-
-
-def _check_own_words(reply: RecordDict, own: OwnWords) -> None:
-    """Check what a reply says of the node itself: the node knows that as well as the app.
-
-    Raises
-    ------
-    ValueError
-        If it says something else.
-    """
-    config = reply.config_records.get(CONFIG, ConfigRecord())
-    metrics = reply.metric_records.get(METRICS, MetricRecord())
-    for record in (config, metrics):
-        for key in (NAME, DATASET, PARTITION_ID, SECTOR):
-            if key in record and record[key] != own.identity.get(key):
-                raise ValueError(f"{key} is not the node's own")
-    if config.get("class-names", []) not in ([], own.class_names):
-        raise ValueError("class-names are not those of the node's folders")
-    classes = cast(list[int], config.get("classes", []))
-    if classes != sorted(set(classes)):
-        raise ValueError("classes are not labels in their order")
-    for name in (INTRODUCTION, SECURE):
-        record = reply.config_records.get(name, ConfigRecord())
-        if record.get("certificate", b"") not in (b"", own.certificate):
-            raise ValueError(f"{name}: its certificate is not the node's own")
-        if record.get("address", "") not in ("", own.address):
-            raise ValueError(f"{name}: its address is not the node's own")
-
-
 def judge_spending(
     policy: Policy, *, epsilon: float, num_bytes: int, counted: bool = True
 ) -> Refusal | None:
@@ -349,7 +245,7 @@ def _bundles(policy: Policy, asked: Asked) -> Refusal | None:
 def _named_code(policy: Policy, asked: Asked) -> Refusal | None:
     if policy.bundles is None and policy.publishers is None:
         return None
-    named = [s for s in (*asked.leaves, *asked.settings) if _code_in(s.value)]
+    named = [s for s in (*asked.all_settings, *asked.settings) if _code_in(s.value)]
     odd = [setting for setting in named if setting.name not in ("strategy", "start")]
     rule = "publishers" if policy.bundles is None else "bundles"
     return _first(rule, "runs no other code", odd, "name what the bundle has itself")
@@ -509,149 +405,9 @@ def _uncovered_of(method: Method | None, config: Mapping[str, Any], arguments: s
     return method.unprotected(settings, train)
 
 
-def _check_declared(asked: Asked, reply: RecordDict) -> None:
-    phase = asked.phase
-    if phase is None:
-        raise ValueError("the strategy does not declare it")
-    model = _arrays(asked.model, forms_of(reply.array_records.get(ARRAYS, ArrayRecord())))
-    reasons = []
-    for schema in phase.replies:
-        try:
-            return schema.check(reply, model)
-        except ValueError as error:
-            reasons.append(str(error))
-    raise ValueError(reasons[0])
-
-
-def _check_parcel(
-    policy: Policy, asked: Asked, name: str, record: ConfigRecord, opened: Mapping[str, bytes]
-) -> None:
-    """Check that a parcel goes where the message says, and that it holds what it should."""
-    parcel = Parcel.checked(record, name)
-    route = route_of(asked, name)
-    if route.get("token") != parcel.token:
-        raise ValueError(f"{name}: the message has no route for it")
-    if parcel.link == "direct":
-        if policy.direct_links:
-            return
-        raise ValueError(f"{name}: the app has sent it past the node")
-    if name not in opened:
-        raise ValueError(f"{name}: it is not sealed for the node that the route names")
-    if route.get("purpose") != VIRTUAL_DATA:
-        _check_model(name, opened[name], asked.model)
-
-
-def _check_model(name: str, payload: bytes, model: Mapping[str, Form]) -> None:
-    arrays = _loaded(payload)
-    check_arrays(arrays, _arrays(model, _forms(arrays)))
-    if save(dict(arrays)) != payload:
-        raise ValueError(f"{name}: more than a model")
-
-
-def model_of_parcel(payload: bytes) -> dict[str, Form]:
-    """Shapes and types of the model in a parcel; empty if it holds none."""
-    try:
-        return _forms(_loaded(payload))
-    except ValueError:
-        return {}
-
-
-def _loaded(payload: bytes) -> Arrays:
-    try:
-        return load(payload)
-    except (SafetensorError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"not a model ({type(error).__name__})") from None
-
-
-def _forms(arrays: Arrays) -> dict[str, Form]:
-    return {name: (array.shape, str(array.dtype)) for name, array in arrays.items()}
-
-
-def _judge_virtual_data(policy: Policy, payload: bytes, most_classes: int | None) -> Refusal | None:
-    from distill.errors import VirtualDataError  # here: imports torch
-    from distill.virtual_data import VirtualData
-
-    try:
-        virtual = VirtualData.from_bytes(payload)
-    except VirtualDataError as error:
-        return Refusal("replies", "the virtual data in the app's reply are none", str(error))
-    if policy.raw_data != "allowed" and virtual.method == "raw":
-        reason = f"{policy.raw_data}, and the reply holds {len(virtual)} samples as they are"
-        return Refusal("raw-data", reason)
-    if policy.starts is not None and virtual.method != "raw" and virtual.init not in policy.starts:
-        allowed = ", ".join(policy.starts)
-        reason = f"{allowed}, and the virtual data in the reply start from something else"
-        return Refusal("starts", reason, virtual.init)
-    shown = len(set(virtual.labels.tolist()))
-    if most_classes is not None and shown > most_classes:
-        reason = f"{shown} classes in the virtual data, and {most_classes} with as many samples"
-        return Refusal("fewest-of-a-class", f"{policy.fewest_of_a_class:,}: {reason}")
-    return None
-
-
-def parcels_of(reply: RecordDict) -> list[str]:
-    """Names of the records with parcels for other nodes."""
-    return [name for name in reply.config_records if _is(PARCEL, name)]
-
-
-def route_of(asked: Asked, parcel: str) -> Mapping[str, Any]:
-    """The route of a parcel, by the name of its record; empty if the message has none."""
-    return asked.routes.get(parcel.replace(PARCEL, ROUTE, 1), {})
-
-
-def virtual_data(asked: Asked, reply: RecordDict, opened: Mapping[str, bytes]) -> list[bytes]:
-    """Virtual data in a reply: in parcels for other nodes, or for the server in a record."""
-    payloads = [p for name, p in opened.items() if route_of(asked, name)["purpose"] == VIRTUAL_DATA]
-    plain = reply.config_records.get(VIRTUAL_DATA, ConfigRecord()).values()
-    return payloads + [value for value in plain if isinstance(value, bytes)]
-
-
-def claimed_epsilon(reply: RecordDict) -> float | None:
-    """Epsilon that the run has spent on this node, as the app says; None if it does not say."""
-    metrics = reply.metric_records.get(METRICS, MetricRecord())
-    value = metrics.get(EPSILON)
-    return float(value) if isinstance(value, int | float) else None
-
-
-def releases(asked: Asked, reply: RecordDict) -> bool:
-    """Whether a reply holds something that was made from samples: arrays, a parcel, or bytes.
-
-    At meetings and in steps of secure sums bytes are keys and shares.
-    """
-    values = (value for record in reply.config_records.values() for value in record.values())
-    has_bytes = any(
-        isinstance(part, bytes)
-        for value in values
-        for part in (value if isinstance(value, list) else [value])
-    )
-    common = any(asked.message_type == phase.message_type for phase in COMMON)
-    return bool(reply.array_records or parcels_of(reply) or (has_bytes and not common))
-
-
 def forms_of(record: ArrayRecord) -> dict[str, Form]:
     """Shapes and types of a record's arrays, as they are said."""
     return {name: (tuple(array.shape), array.dtype) for name, array in record.items()}
-
-
-def _arrays(model: Mapping[str, Form], answered: Mapping[str, Form]) -> Arrays:
-    """Arrays of these shapes and types that take no memory.
-
-    Single numbers have the types of the answer: Flower's strategies turn batch normalisation's
-    counts of batches into floats, and nodes return them as integers.
-    """
-    arrays = {}
-    for name, (shape, dtype) in model.items():
-        if shape == () == answered.get(name, ((0,), ""))[0]:
-            dtype = answered[name][1]
-        try:
-            arrays[name] = np.broadcast_to(np.zeros((), np.dtype(dtype)), shape)
-        except (TypeError, ValueError):
-            raise ValueError(f"{name} of type {dtype!r:.60} and shape {shape!r:.60}") from None
-    return arrays
-
-
-def _is(stem: str, name: str) -> bool:
-    return name.partition(".")[0] == stem
 
 
 def _table(config: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -56,21 +56,17 @@ from node.flower_1_32.timing import can_override
 from node.outbox import FOLDER, Outbox, OutboxError
 from node.permissions import raw_data_allowed
 from node.policy import Policy
-from node.rules import (
-    Asked,
-    Form,
+from node.replies import (
     OwnWords,
-    Refusal,
     claimed_epsilon,
-    judge_message,
     judge_reply,
-    judge_spending,
     model_of_parcel,
     parcels_of,
     releases,
     route_of,
     virtual_data,
 )
+from node.rules import Asked, Form, Refusal, judge_message, judge_spending
 from protocol.meeting import DESCRIBE, identity, one_line
 from protocol.messages import CONFIG, DELIVERY, METRICS
 from protocol.replies import REFUSED

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from node.policy import HOSPITAL, OPEN, PRESETS, Policy, in_words, read_policy
-from node.rules import Asked, OwnWords, judge_message, judge_reply, judge_spending
+from node.replies import OwnWords, judge_reply
+from node.rules import Asked, judge_message, judge_spending
 from node.settings import NodeError, NodeSettings, load_settings
 from node.supervisor import Node
 from protocol.arrays import as_record
