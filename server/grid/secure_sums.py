@@ -5,48 +5,35 @@ models is that mean. The protocol is in `protocol.secure_sums`, its maths in `li
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
 from logging import ERROR
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common import log
-from numpy.typing import NDArray
 
 from links.credentials import name_of
 from links.masks import (
     FEWEST,
-    LARGEST_VALUE,
     MOST,
-    MOST_WEIGHT,
     Masked,
-    dequantised,
-    digest,
     opened,
-    pair_mask,
-    public_bytes,
-    stream,
     threshold,
 )
-from protocol.arrays import VARIANCE, Arrays, as_arrays, as_record
-from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
+from protocol.arrays import Arrays, as_arrays, as_record
+from protocol.messages import ARRAYS, METRICS
 from protocol.method import Phase
 from protocol.replies import SET_ASIDE
 from protocol.secure_sums import (
     ANNOUNCE,
     MASKED,
-    REFUSED_KEYS,
     SECURE,
     SHARE,
-    SUMMED_METRICS,
     UNMASK,
     Announcement,
     Keys,
     Peers,
-    RefusedKeys,
     Shares,
     SumRequest,
     Unmasked,
@@ -58,49 +45,23 @@ from protocol.secure_sums import (
 )
 from server.grid.blame import Blame
 from server.grid.screening import ScreeningGrid
+from server.grid.sums import (
+    Sum,
+    SumError,
+    doubtful,
+    liars,
+    mask_of,
+    mean_of,
+    most_hostile,
+    refused_keys,
+    shares_of,
+    unusable_keys,
+)
 from strategies.common.directory import listed
 from task.settings import Block
 from task.words import counted
 
 _ONE_AUTHORITY = "give each node a --peer-certificate of one authority, and a name of its own"
-
-
-class SumError(RuntimeError):
-    """A secure sum has failed; what there is of it stays under masks.
-
-    Parameters
-    ----------
-    reason : str
-        For the log.
-    doubts : Iterable[int] (default: ())
-        Nodes that may be why.
-    """
-
-    def __init__(self, reason: str, doubts: Iterable[int] = ()) -> None:
-        super().__init__(reason)
-        self.doubts = set(doubts)
-
-
-@dataclass(frozen=True)
-class _Sum:
-    """A secure sum on its way.
-
-    `members` are places of the nodes whose shares the others hold, `shares` what these said of
-    them, by place; `context` is what masks depend on, `most` bounds the samples that count.
-    """
-
-    peers: Peers
-    context: bytes
-    needed: int
-    shares: Mapping[int, Shares]
-    most: int
-
-    @property
-    def members(self) -> list[int]:
-        return sorted(self.shares)
-
-    def node(self, place: int) -> int:
-        return int(self.peers.nodes[place])
 
 
 class SecureSumGrid(ScreeningGrid):
@@ -193,7 +154,7 @@ class SecureSumGrid(ScreeningGrid):
         answering = [message for message in asked if message.metadata.dst_node_id in masked]
         try:
             total = self._unmasked(the_sum, survivors, masked, timeout)
-            means, numbers = _means(total, records, len(survivors))
+            means, numbers = mean_of(total, records, len(survivors))
         except SumError as error:
             return [*self._failed(answering, error), *others]
         answers = []
@@ -244,7 +205,7 @@ class SecureSumGrid(ScreeningGrid):
     def _phase(self, message: Message) -> Phase:
         return self._phases[message.metadata.message_type]
 
-    def _agreed(self, messages: list[Message], timeout: float | None) -> _Sum:
+    def _agreed(self, messages: list[Message], timeout: float | None) -> Sum:
         """Have the nodes publish keys and share their secrets."""
         self._number += 1
         nodes = [message.metadata.dst_node_id for message in messages]
@@ -261,9 +222,9 @@ class SecureSumGrid(ScreeningGrid):
                 shares[place] = told
             else:
                 self._blame.lied(node, "it did not share its secrets with all others")
-        refusals = _refusals(published, replies)
+        refusals = refused_keys(published, replies)
         for node, count in Counter(node for _, node in refusals).items():
-            if count > _most_hostile(len(published), needed):
+            if count > most_hostile(len(published), needed):
                 of = counted(len(published), "node")
                 self._blame.lied(node, f"{count} of {of} refuse its keys ({_ONE_AUTHORITY})")
         if len(shares) < needed:
@@ -275,7 +236,7 @@ class SecureSumGrid(ScreeningGrid):
         first, most = messages[0], self._most_samples(messages)
         view, bounds = peers.view(self._run_id), (self._longest, most)
         context = context_of(view, first.content, self._phase(first), self._run_config, bounds)
-        return _Sum(peers, context, needed, shares, most)
+        return Sum(peers, context, needed, shares, most)
 
     def _published(self, nodes: list[int], timeout: float | None) -> Peers:
         """Have the nodes publish keys; what others could not use, nobody gets."""
@@ -285,7 +246,7 @@ class SecureSumGrid(ScreeningGrid):
             node: Keys.checked(reply.config_records[SECURE], SECURE)
             for node, reply in replies.items()
         }
-        lies = _unusable_keys(keys)
+        lies = unusable_keys(keys)
         for node, reason in lies.items():
             self._blame.lied(node, reason)
         usable = {node: of_node for node, of_node in keys.items() if node not in lies}
@@ -312,7 +273,7 @@ class SecureSumGrid(ScreeningGrid):
         nodes = {message.metadata.dst_node_id for message in messages}
         return max(self._directory.samples({*self.get_node_ids(), *nodes}).values(), default=0)
 
-    def _masking_messages(self, the_sum: _Sum, by_node: Mapping[int, Message]) -> list[Message]:
+    def _masking_messages(self, the_sum: Sum, by_node: Mapping[int, Message]) -> list[Message]:
         """The phase's messages, to the members of the sum, with what they need for their masks."""
         first = next(iter(by_node.values())).metadata.message_type
         messages = []
@@ -333,7 +294,7 @@ class SecureSumGrid(ScreeningGrid):
 
     def _unmasked(
         self,
-        the_sum: _Sum,
+        the_sum: Sum,
         survivors: list[int],
         masked: Mapping[int, RecordDict],
         timeout: float | None,
@@ -359,28 +320,28 @@ class SecureSumGrid(ScreeningGrid):
             (array,) = as_arrays(masked[the_sum.node(place)].array_records[MASKED]).values()
             total = total + array.astype(np.uint64)
         closed, lies = set(), {}
-        shares = {place: _shares_of(the_sum, place, survivors, helpers) for place in members}
+        shares = {place: shares_of(the_sum, place, survivors, helpers) for place in members}
         for place in members:
             if len(shares[place]) < needed:
                 closed.add(place)
                 continue
             try:
                 secret = opened(shares[place].values(), needed)
-                total -= _mask(the_sum, place, survivors, secret, total.size)
+                total -= mask_of(the_sum, place, survivors, secret, total.size)
             except ValueError:
                 lies[the_sum.node(place)] = "it shared something else than it published"
         if not closed and not lies:
             return total
         silent = {place for place in survivors if place not in helpers}
         wrong = {(h, m) for m in members for h in helpers if h not in shares[m]}
-        lies |= _liars(the_sum, wrong)
+        lies |= liars(the_sum, wrong)
         for node, reason in lies.items():
             self._blame.lied(node, reason)
         reasons = {the_sum.node(place): "too few shares fit" for place in closed} | lies
         masks = [f"node {node} ({reason})" for node, reason in sorted(reasons.items())]
         raise SumError(
             f"masks stay on, of {listed(masks)}",
-            _doubtful(the_sum, closed, silent, wrong, lies),
+            doubtful(the_sum, closed, silent, wrong, lies),
         )
 
     def _replies(
@@ -404,155 +365,6 @@ class SecureSumGrid(ScreeningGrid):
         """An error reply of a node that has no part in the sum; the log says why."""
         self.failures.setdefault(message.metadata.dst_node_id, []).append(reason)
         return Message(Error(SET_ASIDE, reason), reply_to=message)
-
-
-def _unusable_keys(keys: Mapping[int, Keys]) -> dict[int, str]:
-    """Nodes with keys that nobody can use, or that others have too, with the reason."""
-    published = {node: {of_node.seal_key, of_node.mask_key} for node, of_node in keys.items()}
-    counts = Counter(key for both in published.values() for key in both)
-    own = X25519PrivateKey.generate()
-    lies = {}
-    for node, both in published.items():
-        for key in both:
-            try:
-                own.exchange(X25519PublicKey.from_public_bytes(key))
-            except ValueError:
-                lies[node] = "it published a key that nobody can use"
-            if counts[key] > 1:
-                lies[node] = "it published a key that another node published too"
-    return lies
-
-
-def _refusals(published: Sequence[int], replies: Mapping[int, RecordDict]) -> set[tuple[int, int]]:
-    """Pairs of a node and another whose keys it refuses."""
-    return {
-        (node, published[place])
-        for node, reply in replies.items()
-        if REFUSED_KEYS in reply.config_records
-        for place in RefusedKeys.checked(reply.config_records[REFUSED_KEYS], REFUSED_KEYS).places
-        if place < len(published)
-    }
-
-
-def _shares_of(
-    the_sum: _Sum,
-    place: int,
-    survivors: Collection[int],
-    helpers: Mapping[int, Sequence[bytes]],
-) -> dict[int, bytes]:
-    """Shares of a member's secret as the member has told them, by the helper that gave them."""
-    position, told = the_sum.members.index(place), the_sum.shares[place]
-    digests = told.seed_digests if place in survivors else told.key_digests
-    return {
-        helper: given[position]
-        for helper, given in helpers.items()
-        if len(given) == len(the_sum.members) and digest(given[position]) == digests[helper]
-    }
-
-
-def _most_hostile(num_nodes: int, needed: int) -> int:
-    """Nodes of a sum that may be hostile, so that one whom more accuse has lied."""
-    return max(num_nodes - needed, 1)
-
-
-def _liars(the_sum: _Sum, wrong: Collection[tuple[int, int]]) -> dict[int, str]:
-    """Nodes whose shares differ from what was told more often than hostile others can cause.
-
-    `wrong` are pairs of a helper and the member whose share it did not give.
-    """
-    most = _most_hostile(len(the_sum.peers.nodes), the_sum.needed)
-    lies = {}
-    for place in the_sum.members:
-        given = sum(helper == place for helper, _ in wrong)
-        shared = sum(member == place for _, member in wrong)
-        if shared > most:
-            lies[the_sum.node(place)] = f"{counted(shared, 'share')} of its secrets are no use"
-        elif given > most or (place, place) in wrong:
-            lies[the_sum.node(place)] = f"it gave {counted(given, 'wrong share')} to open masks"
-    return lies
-
-
-def _doubtful(
-    the_sum: _Sum,
-    closed: Collection[int],
-    silent: Collection[int],
-    wrong: Collection[tuple[int, int]],
-    lies: Mapping[int, str],
-) -> set[int]:
-    """Nodes that may be why masks stay on, where no liar explains it."""
-    unexplained = {place for place in closed if the_sum.node(place) not in lies}
-    if not unexplained:
-        return set()
-    pairs = {pair for pair in wrong if pair[1] in unexplained}
-    honest = {pair for pair in pairs if not any(the_sum.node(place) in lies for place in pair)}
-    return {the_sum.node(place) for place in (*silent, *(p for pair in honest for p in pair))}
-
-
-def _mask(the_sum: _Sum, place: int, survivors: list[int], secret: bytes, size: int) -> Masked:
-    """What is to be taken off a sum for a member: its own mask, or those that do not cancel.
-
-    Raises
-    ------
-    ValueError
-        If the secret is not the one that the node has published.
-    """
-    peers = the_sum.peers
-    if len(secret) != 32:
-        raise ValueError("not of 32 bytes")
-    if place in survivors:
-        if digest(secret) != peers.commitments[place]:
-            raise ValueError("not the seed that it was bound to")
-        return stream(secret, size)
-    key = X25519PrivateKey.from_private_bytes(secret)
-    if public_bytes(key) != peers.mask_keys[place]:
-        raise ValueError("not the key that it published")
-    mask = np.zeros(size, np.uint64)
-    for other in survivors:  # minus what it would have added
-        mask -= pair_mask(place, other, key, peers.mask_keys[other], the_sum.context, size)
-    return mask
-
-
-def _means(
-    total: Masked, records: Mapping[str, Arrays], num_nodes: int
-) -> tuple[dict[str, Arrays], dict[str, int | float]]:
-    """Mean arrays by record, and metrics, of a sum; the samples as of one of so many equal nodes.
-
-    Raises
-    ------
-    SumError
-        If the masks did not cancel: a node did not add what it should have.
-    """
-    sums = dequantised(total)
-    size = sums.size - 1 - 2 * len(SUMMED_METRICS)
-    changes, weight, metrics = sums[:size], sums[size], sums[size + 1 :].reshape(-1, 2)
-    if not num_nodes <= weight <= MOST_WEIGHT or weight % 1:
-        raise SumError("the masks do not cancel: a node added others than it should have")
-    changes /= weight
-    if not (np.abs(changes) <= LARGEST_VALUE).all():
-        raise SumError("the masks do not cancel: a node added others than it should have")
-    means: dict[str, Arrays] = {}
-    for record, arrays in records.items():
-        size = sum(array.size for array in arrays.values())
-        means[record] = _moved(arrays, changes[:size], from_zero=record != ARRAYS)
-        changes = changes[size:]
-    numbers: dict[str, int | float] = {NUM_EXAMPLES: max(1, round(weight / num_nodes))}
-    for key, (value, of_weight) in zip(SUMMED_METRICS, metrics.tolist(), strict=True):
-        if of_weight:
-            numbers[key] = value / of_weight
-    return means, numbers
-
-
-def _moved(start: Arrays, changes: NDArray[np.float64], *, from_zero: bool) -> Arrays:
-    """The arrays after a change of all their numbers, or that change itself."""
-    moved = {}
-    for name, array in start.items():
-        change, changes = changes[: array.size].reshape(array.shape), changes[array.size :]
-        values = change if from_zero else array.astype(np.float64) + change
-        if name.rpartition(".")[2] == VARIANCE:
-            values = np.maximum(values, 0)  # rounding, where it is next to 0
-        whole = array.dtype.kind != "f"  # a count of batches
-        moved[name] = (np.rint(values) if whole else values).astype(array.dtype)
-    return moved
 
 
 def _content(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from links.masks import threshold
 from server.grid.blame import Blame
-from server.grid.secure_sums import _liars, _most_hostile
+from server.grid.sums import liars, most_hostile
 
 
 @given(st.data())
@@ -15,7 +15,7 @@ def test_no_lie_of_a_third_of_the_nodes_makes_an_honest_one_a_liar(data):
     num_nodes = data.draw(st.integers(3, 12))
     needed = threshold(num_nodes)
     nodes = list(range(num_nodes))
-    most = _most_hostile(num_nodes, needed)
+    most = most_hostile(num_nodes, needed)
     hostile = set(data.draw(st.permutations(nodes))[:most])
     pairs = [(h, m) for h in nodes for m in nodes if h in hostile or m in hostile]
     wrong = data.draw(st.sets(st.sampled_from(pairs)))
@@ -26,11 +26,11 @@ def test_no_lie_of_a_third_of_the_nodes_makes_an_honest_one_a_liar(data):
         peers=SimpleNamespace(nodes=nodes),
         node=lambda place: place,
     )
-    liars = _liars(the_sum, wrong)
-    assert liars.keys() <= hostile
+    lies = liars(the_sum, wrong)
+    assert lies.keys() <= hostile
     for node in hostile:
         if sum(member == node for _, member in wrong) > most:
-            assert node in liars
+            assert node in lies
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=40))
