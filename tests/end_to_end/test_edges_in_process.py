@@ -180,11 +180,14 @@ def test_nodes_below_evaluate_if_nodes_above_are_to(tiers, flat_run):
 
 @pytest.mark.matrix
 def test_an_edge_can_be_a_sector_whose_leader_distils(tiers):
-    two = tiers(**{"strategy": "fedhead", "fedhead.distill-epochs": 1, "fedhead.least-gain": 0.0})
+    always = {"fedhead.least-gain": 0.0, "fedhead.least-classes": 0.0}
+    two = tiers(**{"strategy": "fedhead", "fedhead.distill-epochs": 1, **always})
     folder = two.run(**{"num-rounds": 2})
     assert rows(folder)[-1]["accuracy"] > rows(folder)[0]["accuracy"]
-    phases = {line.get("phase") for line in journal(two.runs_below(0)[0])}
-    assert {"train.sector", "train.aggregate_sector"} <= phases
+    lines = journal(two.runs_below(0)[0])
+    assert {"train.sector", "train.aggregate_sector"} <= {line.get("phase") for line in lines}
+    students = [line["nodes"] for line in lines if line.get("phase") == "train.distill_sector"]
+    assert [[said["distill-epochs"] for said in nodes.values()] for nodes in students] == [[1], [1]]
     topology = json.loads((two.runs_below(0)[0] / "topology.json").read_text())
     assert len(topology["clusters"]) == 1
 
