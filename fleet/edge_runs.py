@@ -18,6 +18,7 @@ from flwr.common import log
 from protocol.edge import DOOR, END, GREET, OPEN, SHARE, Opened, Opening, task_of
 from protocol.edge_calls import EdgeError, NobodyThereError, call, listen
 from protocol.meeting import Continuation
+from protocol.registry import find_method
 from server.record.checkpoint import checkpoints
 from server.settings import RunSettings
 from task.durable import replacing
@@ -204,11 +205,12 @@ def below_config(
 
     A phase below may take three quarters of one above. Nodes below evaluate if nodes above do.
     """
+    method = find_method(str(own.get("strategy", "")))
     rounds, timeout = int(above["num-rounds"]), float(above["phase-timeout"])
     return {
         **task_of(above),
         "fraction-evaluate": 1.0 if float(above["fraction-evaluate"]) > 0 else 0.0,
-        "fedhead.sectors": 1,
+        **(method.below_edge if method else {}),
         **own,
         "num-rounds": rounds,
         "phase-timeout": SHARE * timeout,

@@ -198,6 +198,7 @@ def _unprotected(settings: FedHEADSettings, train: TrainSettings) -> str:
     return "leaders distil on their data, without differential privacy (take another strategy)"
 
 
+_ONE_SECTOR = {"fedhead.sectors": 1}
 _DEFENCE: dict[str, bool | int | float | str] = {"fedhead.rule": "agreement", "fedhead.audit": True}
 
 METHODS = (
@@ -209,6 +210,7 @@ METHODS = (
         phases=PHASES,
         unprotected=_unprotected,
         defence=_DEFENCE,
+        below_edge=_ONE_SECTOR,
         formulas="strategies.fedhead.traffic:formulas",
     ),
     Method(
@@ -220,6 +222,7 @@ METHODS = (
         phases=PHASES,
         unprotected=_unprotected,
         defence=_DEFENCE,
+        below_edge=_ONE_SECTOR,
         formulas="strategies.fedhead.traffic:formulas",
     ),
 )

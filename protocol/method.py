@@ -118,6 +118,8 @@ class Method:
         Run-config keys that ``defence = "on"`` sets, unless they differ from their defaults: the
         rules that fit the method. ``strategy`` replaces the method itself by another, which takes
         no arguments of its own. Empty if it has none.
+    below_edge : Mapping[str, bool, int, float or str]
+        Run-config keys of a run below an edge, unless the edge sets them.
     models, datasets, distillers : Mapping[str, str]
         ``module:attribute`` of further ones, by name.
     package : str (default: "")
@@ -141,6 +143,7 @@ class Method:
     panels: tuple[str, ...] = ()
     disclosed: Callable[[Any], str] | None = None
     defence: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    below_edge: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     models: Mapping[str, str] = field(default_factory=dict)
     datasets: Mapping[str, str] = field(default_factory=dict)
     distillers: Mapping[str, str] = field(default_factory=dict)
