@@ -105,7 +105,8 @@ test-chart: $(READY)
 	PYTHONPATH=.chart $(BIN)/python -m pytest tests/deploy/test_chart.py
 
 images:
-	docker build --file docker/Dockerfile --tag flwr-distill .
+	docker build $(if $(PYTHON_IMAGE),--build-arg PYTHON_IMAGE=$(PYTHON_IMAGE)) \
+		--file docker/Dockerfile --tag flwr-distill .
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.rounds --quick

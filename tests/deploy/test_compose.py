@@ -10,12 +10,16 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "flwr-distill-test"
 
 
-BASE = "python:3.11-slim-bookworm"
+COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
+PINNED = COMPOSE["x-hardened"]["build"]["args"]["PYTHON_IMAGE"].partition(":-")[2].rstrip("}")
+# Where no registry is reached, the same base image goes by its tag alone.
+BASES = (PINNED, PINNED.partition("@")[0])
 
 
 def succeeds(*arguments):
@@ -24,30 +28,35 @@ def succeeds(*arguments):
 
 
 def has_engine():
-    """Whether images can be built: an engine runs, and it has or gets the base image."""
-    if shutil.which("docker") is None or not succeeds("info"):
-        return False
-    return succeeds("image", "inspect", BASE) or succeeds("pull", "--quiet", BASE)
+    return shutil.which("docker") is not None and succeeds("info")
+
+
+def base_image():
+    for image in BASES:
+        if succeeds("image", "inspect", image) or succeeds("pull", "--quiet", image):
+            return image
+    pytest.skip(f"{PINNED} is neither here nor to be had")
 
 
 pytestmark = [
     pytest.mark.docker,
     pytest.mark.timeout(3000),
-    pytest.mark.skipif(not has_engine(), reason=f"no Docker engine with {BASE} runs here"),
+    pytest.mark.skipif(not has_engine(), reason="no Docker engine runs here"),
 ]
 
 
 class Composed:
     """The project, in a copy of the tree that has nothing but what is in the repository."""
 
-    def __init__(self, tree):
+    def __init__(self, tree, base):
         self.tree = tree
+        self.environment = os.environ | {"PYTHON_IMAGE": base}
 
     def compose(self, *arguments, **settings):
         return subprocess.run(
             ["docker", "compose", "--project-name", PROJECT, *arguments],
             cwd=self.tree,
-            env=os.environ | settings,
+            env=self.environment | settings,
             capture_output=True,
             text=True,
             check=False,
@@ -58,7 +67,7 @@ class Composed:
         return subprocess.Popen(
             ["docker", "compose", "--project-name", PROJECT, "run", "--rm", "-T", "run"],
             cwd=self.tree,
-            env=os.environ | settings,
+            env=self.environment | settings,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -105,7 +114,7 @@ def up(tmp_path_factory):
     tree = tmp_path_factory.mktemp("clone") / "flwr-distill"
     skipped = shutil.ignore_patterns(".*cache", ".venv", ".git", ".hypothesis", "runs", "state")
     shutil.copytree(ROOT, tree, ignore=skipped)
-    composed = Composed(tree)
+    composed = Composed(tree, base_image())
     composed.compose("down", "--volumes")
     done = composed.compose("up", "--build", "--detach")
     try:

@@ -51,6 +51,15 @@ def test_docker_compose_takes_every_combination_of_files(files):
     assert {"node-0", "superlink"} <= services.keys() or "node" in services
 
 
+def test_the_base_image_is_pinned_by_the_same_digest_everywhere():
+    (default,) = re.findall(
+        r"^ARG PYTHON_IMAGE=(\S+)$", (ROOT / "docker/Dockerfile").read_text(), re.MULTILINE
+    )
+    assert re.fullmatch(r"[a-z.:0-9-]+@sha256:[0-9a-f]{64}", default)
+    arguments = read("compose.yaml")["x-hardened"]["build"]["args"]
+    assert arguments["PYTHON_IMAGE"] == f"${{PYTHON_IMAGE:-{default}}}"
+
+
 @pytest.mark.parametrize("file", ["compose.yaml", "docker/node.yaml"])
 def test_every_container_of_ours_is_confined(file):
     for name, service in read(file)["services"].items():
