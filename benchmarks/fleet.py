@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.fleet [--quick] [--nodes N ...] [--json FILE]``
 
-The SuperLink is Flower's, with SQLite, TLS and node authentication. Nodes are light: Flower's own
+The SuperLink is Flower's, with SQLite, TLS and node authentication: at stock pace as it is, at ours
+as `flwr-distill superlink` starts it. Nodes are light: Flower's own
 SuperNode loop, many in a process, without app and guard (`benchmarks.light_nodes`). A run is FedAvg
 (`benchmarks/rounds_app`) with small arrays, on Flower's grid at stock pace and on ours at ours. A
 phase lasts from sending its messages to having all replies; the first, which loads the app, is
@@ -66,8 +67,9 @@ _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 class SuperLink:
     """Flower's SuperLink with SQLite, TLS and node authentication, in a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, ours: bool) -> None:
         self._folder = folder
+        self._program = ("flwr-distill", "superlink") if ours else ("flower-superlink",)
         self.certificates = CertificateFolder(folder / "certs")
         self.certificates.create(30)
         self.certificates.issue_server(["127.0.0.1", "localhost"], 10)
@@ -82,7 +84,7 @@ class SuperLink:
         commands = str(Path(sys.executable).parent)
         self._process = start_bound(
             [
-                *("flower-superlink", "--enable-supernode-auth"),
+                *(*self._program, "--enable-supernode-auth"),
                 *("--database", str(self._folder / "state.db")),
                 "--disable-runtime-dependency-installation",
                 *("--ssl-ca-certfile", str(certs / "ca.crt")),
@@ -171,7 +173,7 @@ class Fleet:
 @contextmanager
 def fleet(folder: Path, nodes: int, *, ours: bool) -> Iterator[tuple[SuperLink, Fleet]]:
     """Start a SuperLink and so many nodes, registered and online."""
-    superlink = SuperLink(folder)
+    superlink = SuperLink(folder, ours=ours)
     superlink.start()
     light = None
     try:

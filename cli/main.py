@@ -24,6 +24,7 @@ from cli.runs import runs
 from cli.settings import settings
 from cli.status import status
 from cli.stop import stop
+from cli.superlink import superlink
 from cli.up import up
 
 app = typer.Typer(
@@ -58,6 +59,11 @@ for command in (
     *(up, status, stop, register, run, report, predict),
 ):
     app.command()(command)
+# Flower's own parser reads the arguments, `--help` included.
+app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(superlink)
 app.add_typer(certs, name="certs")
 app.add_typer(data, name="data")
 app.add_typer(policy, name="policy")

@@ -55,8 +55,9 @@ def superlink_command(
             *("--ssl-certfile", str(certificate.certificate)),
             *("--ssl-keyfile", str(certificate.key)),
         ]
+    program = ("flwr-distill", "superlink") if database else ("flower-superlink",)
     return [
-        *("flower-superlink", *tls, "--disable-runtime-dependency-installation"),
+        *(*program, *tls, "--disable-runtime-dependency-installation"),
         *("--fleet-api-address", addresses.fleet),
         *("--control-api-address", addresses.control),
         *("--serverappio-api-address", addresses.serverappio, "--isolation", "process"),

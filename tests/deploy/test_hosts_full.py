@@ -117,7 +117,7 @@ def federation(hosts, tmp_path_factory, env):
         flwr_distill(env, "certs", "node", f"node-{number}", *where, "--host", address)
     server = certs / "server"
     superlink = (
-        *("flower-superlink", "--enable-supernode-auth"),
+        *("flwr-distill", "superlink", "--enable-supernode-auth"),
         *("--disable-runtime-dependency-installation", "--database", folder / "state.db"),
         *("--ssl-ca-certfile", server / "ca.crt", "--ssl-certfile", server / "server.crt"),
         *("--ssl-keyfile", server / "server.key"),

@@ -15,7 +15,7 @@ PAGES = [
 ]
 SHELLS = {"console", "bash", "sh"}
 PROGRAMS = {
-    *("docker", "flower-superlink", "flwr", "flwr-distill", "make", "pip", "python", "ssh", "scp"),
+    *("docker", "flwr", "flwr-distill", "make", "pip", "python", "ssh", "scp"),
     *("tensorboard", "uv"),
 }
 _ASSIGNMENT = re.compile(r"\w+=\S* ")

@@ -134,7 +134,7 @@ class Federation(LocalFederation):
         )
         self._superlink = start_bound(
             [
-                *("flower-superlink", "--insecure", "--isolation", "process"),
+                *("flwr-distill", "superlink", "--insecure", "--isolation", "process"),
                 *("--disable-runtime-dependency-installation", "--database", self._database),
                 *("--fleet-api-address", self.fleet_address),
                 *("--control-api-address", self.control_address),

@@ -1,0 +1,212 @@
+"""Flower's SuperLink, with a state in SQLite that is asked less often.
+
+Each call of a node looks up its key, the run's status and tasks that have expired, and books its
+bytes, in queries of their own, most of which write. Under many nodes a SuperLink does little else.
+Nothing but its own process writes its database, so it can remember what it read.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from flwr.app import Message
+from flwr.common.constant import Status
+from flwr.server.app import run_superlink
+from flwr.server.superlink.linkstate import linkstate_factory
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore.object_store import object_store_factory
+from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+from flwr.supercore.run import Run, RunStatus
+from flwr.supercore.sql_mixin import _set_sqlite_pragmas
+from sqlalchemy import Engine, QueuePool, create_engine, event
+from sqlalchemy.orm import Session, sessionmaker
+
+FRESH = 1.0
+"""Seconds for which a running run's status is believed, and between searches for expired tasks."""
+BOOKED = 1.0
+"""Seconds between bookings of traffic."""
+_INDICES = {"object_children": "child_id", "run_objects": "object_id", "message_ins": "dst_node_id"}
+"""Columns by which each look and each deletion would else search whole tables."""
+
+
+class OneConnectionStore(SqlObjectStore):
+    """Flower's store of objects, with one connection to its database.
+
+    SQLite has one writer at a time: others wait for its lock, and connections beyond the pool's
+    read the schema again each time.
+    """
+
+    def initialize(self, log_queries: bool = False) -> list[str]:
+        """Make the tables, and connect."""
+        tables = super().initialize(log_queries)
+        if self._engine is not None and _is_file(self._engine):
+            self._engine.dispose()
+            self._engine = create_engine(
+                self.database_url,
+                connect_args={"check_same_thread": False},
+                pool_size=1,
+                max_overflow=0,
+            )
+            event.listen(self._engine, "connect", _set_sqlite_pragmas)
+            self._session_factory = sessionmaker(bind=self._engine)
+        return tables
+
+    @property
+    def connection(self) -> tuple[Engine | None, sessionmaker[Session] | None]:
+        """The engine, and what makes its sessions."""
+        return self._engine, self._session_factory
+
+
+class RememberingLinkState(SqlLinkState):
+    """Flower's state of a SuperLink, which remembers what it has read.
+
+    It remembers nodes' ids until a node is removed, that there is no message for a node until one
+    is stored, and that a run is running for `FRESH` seconds or until a task ends. Traffic is booked
+    every `BOOKED` seconds, and before anyone reads it; a SuperLink that is killed loses so much.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._lock = threading.Lock()
+        # What was read while something changed may be old already, and is not kept.
+        self._changes: Counter[str] = Counter()
+        self._node_ids: dict[bytes, int] = {}
+        self._without_message: set[int] = set()
+        self._running: dict[int, tuple[float, RunStatus]] = {}
+        self._cleaned = -FRESH
+        self._traffic: dict[int, tuple[int, int]] = {}
+        self._booked = -BOOKED
+
+    def initialize(self, log_queries: bool = False) -> list[str]:
+        """Make the tables, and share the connection of the store of objects."""
+        tables = super().initialize(log_queries)
+        store = self.object_store
+        if self._engine is not None and _is_file(self._engine):
+            if isinstance(store, OneConnectionStore):
+                self._engine.dispose()
+                self._engine, self._session_factory = store.connection
+            for table, column in _INDICES.items():
+                name = f"idx_flwr_distill_{table}"
+                self.query(f"CREATE INDEX IF NOT EXISTS {name} ON {table} ({column})")
+        return tables
+
+    def get_node_id_by_public_key(self, public_key: bytes) -> int | None:
+        """Return the id of the node with this key."""
+        if (known := self._node_ids.get(public_key)) is not None:
+            return known
+        changes = self._changes["nodes"]
+        node_id = super().get_node_id_by_public_key(public_key)
+        if node_id is not None:
+            self._keep("nodes", changes, lambda: self._node_ids.__setitem__(public_key, node_id))
+        return node_id
+
+    def delete_node(self, owner_aid: str, node_id: int) -> None:
+        """Remove a node."""
+        super().delete_node(owner_aid, node_id)
+        with self._lock:
+            self._changes["nodes"] += 1
+            self._node_ids = {key: id_ for key, id_ in self._node_ids.items() if id_ != node_id}
+            self._without_message.discard(node_id)
+
+    def store_message_ins(self, message: Message) -> str | None:
+        """Store a message for a node."""
+        message_id = super().store_message_ins(message)
+        with self._lock:
+            self._changes["messages"] += 1
+            self._without_message.discard(message.metadata.dst_node_id)
+        return message_id
+
+    def _claim_message_ins_rows(self, node_id: int, limit: int | None) -> list[dict[str, Any]]:
+        if node_id in self._without_message:
+            return []
+        changes = self._changes["messages"]
+        rows = super()._claim_message_ins_rows(node_id, limit)
+        if not rows:
+            self._keep("messages", changes, lambda: self._without_message.add(node_id))
+        return rows
+
+    def get_run_status(self, run_ids: set[int]) -> dict[int, RunStatus]:
+        """Return the status of runs."""
+        now = time.monotonic()
+        known = {run_id: self._running[run_id] for run_id in run_ids if run_id in self._running}
+        fresh = {run_id: status for run_id, (read, status) in known.items() if now - read < FRESH}
+        if fresh.keys() == run_ids:
+            return fresh
+        changes = self._changes["tasks"]
+        statuses = super().get_run_status(run_ids)
+        running = {
+            run_id: (now, status)
+            for run_id, status in statuses.items()
+            if status.status == Status.RUNNING
+        }
+        self._keep("tasks", changes, lambda: self._running.update(running))
+        return statuses
+
+    def finish_task(self, task_id: int, sub_status: str, details: str) -> bool:
+        """End a task."""
+        ended = super().finish_task(task_id, sub_status, details)
+        self._forget_runs()
+        return ended
+
+    def _finish_run_tasks(self, *arguments: Any, **named: Any) -> None:
+        super()._finish_run_tasks(*arguments, **named)
+        self._forget_runs()
+
+    def _forget_runs(self) -> None:
+        with self._lock:
+            self._changes["tasks"] += 1
+            self._running.clear()
+
+    def _cleanup_expired_task_tokens(self) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if now - self._cleaned < FRESH:
+                return
+            self._cleaned = now
+        super()._cleanup_expired_task_tokens()
+
+    def store_traffic(self, run_id: int, *, bytes_sent: int, bytes_recv: int) -> None:
+        """Book a run's bytes."""
+        if min(bytes_sent, bytes_recv) < 0 or not (bytes_sent or bytes_recv):
+            super().store_traffic(run_id, bytes_sent=bytes_sent, bytes_recv=bytes_recv)  # raises
+        with self._lock:
+            sent, received = self._traffic.get(run_id, (0, 0))
+            self._traffic[run_id] = sent + bytes_sent, received + bytes_recv
+            due = time.monotonic() - self._booked > BOOKED
+        if due:
+            self._book()
+
+    def get_run_info(self, **filters: Any) -> Sequence[Run]:
+        """Return what is known of runs, with all of their traffic."""
+        self._book()
+        return super().get_run_info(**filters)
+
+    def _book(self) -> None:
+        with self._lock:
+            traffic, self._traffic = self._traffic, {}
+            self._booked = time.monotonic()
+        for run_id, (sent, received) in traffic.items():
+            with suppress(ValueError):  # no such run
+                super().store_traffic(run_id, bytes_sent=sent, bytes_recv=received)
+
+    def _keep(self, what: str, changes: int, keep: Callable[[], None]) -> None:
+        """Keep what was read if nothing of it has changed since these changes."""
+        with self._lock:
+            if self._changes[what] == changes:
+                keep()
+
+
+def _is_file(engine: Engine) -> bool:
+    return isinstance(engine.pool, QueuePool)  # in memory there is one connection already
+
+
+def main() -> None:
+    """Be `flower-superlink`, with the state above where it is asked for SQLite."""
+    object_store_factory.SqlObjectStore = OneConnectionStore  # type: ignore[attr-defined]
+    linkstate_factory.SqlLinkState = RememberingLinkState  # type: ignore[attr-defined]
+    run_superlink()

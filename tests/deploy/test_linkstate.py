@@ -1,0 +1,188 @@
+"""A SuperLink that remembers answers as Flower's own does, whatever happens between two questions."""
+
+import secrets
+import threading
+import time
+
+import pytest
+from flwr.app import Metadata, RecordDict
+from flwr.app.message import make_message
+from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore.constant import NOOP_FEDERATION
+from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+from flwr.superlink.federation import NoOpFederationManager
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.flower_1_32.linkstate import OneConnectionStore, RememberingLinkState
+
+NODES = 3
+
+
+def opened(database, state=RememberingLinkState, store=OneConnectionStore):
+    objects = store(str(database))
+    objects.initialize()
+    opened = state(str(database), NoOpFederationManager(), objects)
+    opened.initialize()
+    return opened
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("superlink")
+    stock = opened(folder / "stock.db", SqlLinkState, SqlObjectStore)
+    return stock, opened(folder / "ours.db")
+
+
+def message_to(node, run):
+    told = Metadata(
+        *(run, secrets.token_hex(16), SUPERLINK_NODE_ID, node, "", "", time.time(), 60.0, "train")
+    )
+    return make_message(told, RecordDict())
+
+
+class Party:
+    """A run and its nodes in one state; what it answers bears no ids, which are drawn."""
+
+    def __init__(self, state):
+        self.state = state
+        self.keys = [secrets.token_bytes(16) for _ in range(NODES)]
+        self.nodes = [state.create_node(NOOP_FLWR_AID, "", key, 30.0) for key in self.keys]
+        for node in self.nodes:
+            state.activate_node(node, 30.0)
+        self.run = state.create_run(
+            *(None, None, None, {}, NOOP_FEDERATION, None, None, "flwr-serverapp")
+        )
+        self.task = state.get_run_info(run_ids=[self.run])[0].primary_task_id
+        self.sent = {}
+
+    def answer(self, what, number):
+        return getattr(self, what)(number)
+
+    def who(self, number):
+        node = self.state.get_node_id_by_public_key(self.keys[number])
+        return None if node is None else self.nodes.index(node)
+
+    def remove(self, number):
+        try:
+            self.state.delete_node(NOOP_FLWR_AID, self.nodes[number])
+        except ValueError:
+            return "gone"
+
+    def send(self, number):
+        message = message_to(self.nodes[number], self.run)
+        self.sent[message.metadata.message_id] = len(self.sent)
+        return self.state.store_message_ins(message) is not None
+
+    def look(self, number):
+        found = self.state.get_message_ins(self.nodes[number], limit=1)
+        return [self.sent[message.metadata.message_id] for message in found]
+
+    def start(self, _):
+        return self.state.claim_task(self.task) is not None, self.state.activate_task(self.task)
+
+    def end(self, number):
+        return self.state.finish_task(self.task, ("completed", "stopped", "failed")[number], "")
+
+    def status(self, _):
+        status = self.state.get_run_status({self.run})[self.run]
+        return status.status, status.sub_status
+
+    def book(self, number):
+        try:
+            self.state.store_traffic(self.run, bytes_sent=number, bytes_recv=2 * number)
+        except ValueError as error:
+            return str(error).partition(" for ")[0]
+
+    def traffic(self, _):
+        (run,) = self.state.get_run_info(run_ids=[self.run])
+        return run.bytes_sent, run.bytes_recv
+
+
+OPERATIONS = ["who", "remove", "send", "look", "start", "end", "status", "book", "traffic"]
+
+
+@settings(max_examples=40)
+@given(
+    done=st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, NODES - 1)), max_size=30)
+)
+def test_it_answers_as_flowers_state_does(states, done):
+    stock, ours = (Party(state) for state in states)
+    for what, number in done:
+        assert ours.answer(what, number) == stock.answer(what, number), (what, number)
+
+
+def test_a_removed_node_is_a_stranger_from_then_on(states):
+    ours = Party(states[1])
+    assert ours.who(0) == 0
+    ours.remove(0)
+    assert ours.who(0) is None
+
+
+@pytest.mark.parametrize("ending", [0, 1, 2])
+def test_a_run_that_has_ended_is_not_said_to_be_running(states, ending):
+    ours = Party(states[1])
+    ours.start(0)
+    assert ours.status(0)[0] == "running"
+    assert ours.end(ending)
+    assert ours.status(0)[0] == "finished"
+
+
+def test_a_message_that_comes_between_reading_and_remembering_is_found(states, monkeypatch):
+    ours = Party(states[1])
+    ours.start(0)
+    read = SqlLinkState._claim_message_ins_rows
+
+    def slow(*arguments):
+        rows = read(*arguments)
+        ours.send(0)
+        return rows
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqlLinkState, "_claim_message_ins_rows", slow)
+        assert ours.look(0) == []
+    assert ours.look(0) == [0]
+
+
+def test_no_message_is_overlooked_that_comes_while_its_node_looks(states):
+    ours = Party(states[1])
+    ours.start(0)
+    got, end = [], threading.Event()
+
+    def look():
+        while not end.is_set():
+            got.extend(ours.look(0))
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    for number in range(100):
+        assert ours.send(0)
+        deadline = time.monotonic() + 10
+        while len(got) <= number:
+            assert time.monotonic() < deadline, f"message {number} was overlooked"
+            time.sleep(0.0005)
+    end.set()
+    looking.join()
+    assert got == list(range(100))
+
+
+def test_messages_of_before_a_restart_are_there_after_it(tmp_path):
+    before = Party(opened(tmp_path / "state.db"))
+    before.start(0)
+    before.send(1)
+    after = opened(tmp_path / "state.db")
+    assert len(after.get_message_ins(before.nodes[1], limit=1)) == 1
+    assert after.get_node_id_by_public_key(before.keys[1]) == before.nodes[1]
+
+
+def test_flowers_own_superlink_takes_the_database_over(tmp_path):
+    ours = Party(opened(tmp_path / "state.db"))
+    ours.start(0)
+    ours.send(2)
+    stock = opened(tmp_path / "state.db", SqlLinkState, SqlObjectStore)
+    assert len(stock.get_message_ins(ours.nodes[2], limit=1)) == 1
+
+
+def test_a_database_in_memory_works_too():
+    assert Party(opened(":memory:")).who(1) == 1
