@@ -49,6 +49,20 @@ def turn(grid, attack, nodes):
         grid.nodes[node] = ring.hostile(grid.nodes[node])
 
 
+def leaders_asked(grid):
+    """Nodes that are asked to lead a sector, from now on."""
+    asked = []
+    for node, answer in list(grid.nodes.items()):
+
+        def noting(message, node=node, answer=answer):
+            if message.metadata.message_type in (AGGREGATE_SECTOR, DISTILL_SECTOR):
+                asked.append(node)
+            return answer(message)
+
+        grid.nodes[node] = noting
+    return asked
+
+
 def first_clusters(strategy, grid):
     """Sectors and leaders that the first round will have."""
     strategy.configure_train(1, ArrayRecord(MODEL.state_dict()), ConfigRecord(), grid)
@@ -76,11 +90,14 @@ def test_a_leader_that_sends_an_absurd_model_spoils_nothing_and_leads_no_more(gr
     grid, strategy = grid_of(distil=distil), strategy_of(sectors=2)
     liars = [cluster.head for cluster in first_clusters(strategy, grid)]
     turn(grid, Attack.LYING_LEADER, liars)
+    asked = leaders_asked(grid)
     arrays = None
-    for server_round in (1, 2, 3):
+    for server_round in range(1, 7):
         arrays = play(strategy, grid, server_round, arrays)
         assert largest_change(arrays) < 1
         assert not set(liars) & set(strategy.topology.heads)
+        assert set(liars) <= set(asked) if server_round == 1 else not set(liars) & set(asked)
+        asked.clear()
 
 
 def test_a_sector_whose_only_node_lies_takes_no_part_and_the_others_go_on(grid_of, caplog):
