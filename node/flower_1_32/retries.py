@@ -15,7 +15,6 @@ from flwr.supercore.retry import RetryInvoker
 from node.flower_1_32.timing import can_override
 from protocol.superlink import limit_calls, overloaded, retry_also
 
-
 LONGEST_CALL = 3600.0
 """Seconds in which the SuperLink must answer a call: nodes may send large models over slow lines.
 
@@ -26,9 +25,9 @@ That it is lost they learn sooner, by their heartbeats.
 def patch_retries() -> bool:
     """Let the SuperNode wait and try again when the SuperLink has too many calls, or is silent.
 
-    Flower does so only while the SuperLink is away, and its calls have no deadline. Any other error ends the SuperNode, or its
-    heartbeats alone, or loses a reply. Waits grow to 20 s and are drawn, so nodes do not come back
-    all at once.
+    Flower does so only while the SuperLink is away, and its calls have no deadline. Any other error
+    ends the SuperNode, or its heartbeats alone, or loses a reply. Waits grow to 20 s and are drawn,
+    so nodes do not come back all at once.
     """
     from flwr.supernode import start_client_internal
 

@@ -42,9 +42,7 @@ class SuperLinkExchange(Exchange):
         """Push messages in batches; return their ids."""
         return push(self._grid, messages)
 
-    def open_inbox(
-        self, messages: Mapping[str, Message], most: Callable[[Message], Most]
-    ) -> Inbox:
+    def open_inbox(self, messages: Mapping[str, Message], most: Callable[[Message], Most]) -> Inbox:
         """Open an inbox that fetches replies piece by piece."""
         return SuperLinkInbox(self._grid, messages, most)
 

@@ -34,9 +34,7 @@ class Exchange:
         """Push messages; return their ids, empty for those that the SuperLink refused."""
         return [name or "" for name in self._grid.push_messages(messages)]
 
-    def open_inbox(
-        self, messages: Mapping[str, Message], most: Callable[[Message], Most]
-    ) -> Inbox:
+    def open_inbox(self, messages: Mapping[str, Message], most: Callable[[Message], Most]) -> Inbox:
         """Open the inbox for the replies to pushed messages; see `Inbox`."""
         return self._inbox(self._grid, messages, most)
 

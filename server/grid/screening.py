@@ -177,9 +177,7 @@ class ScreeningGrid(MeteredGrid):
         """The most in a reply to a message, whether or not the message carries the model."""
         most = super()._most(message)
         num_bytes = sum(array.nbytes for array in self._model.values())
-        return Most(
-            most.num_bytes + MODELS * num_bytes, most.num_parts + MODELS * len(self._model)
-        )
+        return Most(most.num_bytes + MODELS * num_bytes, most.num_parts + MODELS * len(self._model))
 
     def _start_of(self, message: Message) -> Arrays:
         """The model that a node starts from: the message's, else the run's."""
