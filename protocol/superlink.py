@@ -1,9 +1,9 @@
-"""What to do when a SuperLink has too much to do."""
+"""What to do when a SuperLink has too much to do, or is lost without a word."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -36,3 +36,43 @@ def retry_also(invoker: RetryInvoker, passes: Callable[[grpc.RpcError], bool]) -
         return not passing and gives_up is not None and gives_up(error)
 
     invoker.should_giveup = gives_up_unless_it_passes
+
+
+def limit_calls(invoker: RetryInvoker, within: float) -> None:
+    """Give an invoker's calls so many seconds, after which the SuperLink counts as away.
+
+    Flower gives none but to heartbeats: a call whose answer is lost, as when the SuperLink's
+    machine loses power, would never end. It is made again, as after any loss of the connection.
+    """
+    invoke = invoker.invoke
+
+    def invoke_within(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if "timeout" in kwargs:
+            return invoke(target, *args, **kwargs)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return target(*args, timeout=within, **kwargs)
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise NoAnswerError(within) from error
+                raise
+
+        return invoke(call, *args, **kwargs)
+
+    invoker.invoke = invoke_within  # type: ignore[method-assign]
+
+
+class NoAnswerError(grpc.RpcError):
+    """A call was not answered in time: its code is that of a SuperLink that is away."""
+
+    def __init__(self, within: float) -> None:
+        super().__init__(f"no answer in {within:.0f} s")
+
+    def code(self) -> grpc.StatusCode:
+        """UNAVAILABLE, which Flower waits for and tries again."""
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        """What happened."""
+        return str(self)

@@ -1,4 +1,4 @@
-"""A node waits for a SuperLink that has too much to do, as for one that is away.
+"""A node waits for a SuperLink that has too much to do, or is silent, as for one that is away.
 
 Apart from `timing`, which the worker imports too: there, names of our other packages are the app
 bundle's own.
@@ -13,15 +13,21 @@ import grpc
 from flwr.supercore.retry import RetryInvoker
 
 from node.flower_1_32.timing import can_override
-from protocol.superlink import overloaded, retry_also
+from protocol.superlink import limit_calls, overloaded, retry_also
+
+LONGEST_CALL = 3600.0
+"""Seconds in which the SuperLink must answer a call: nodes may send large models over slow lines.
+
+That it is lost they learn sooner, by their heartbeats.
+"""
 
 
 def patch_retries() -> bool:
-    """Let the SuperNode wait and try again when the SuperLink has too many calls at once.
+    """Let the SuperNode wait and try again when the SuperLink has too many calls, or is silent.
 
-    Flower does so only while the SuperLink is away. Any other error ends the SuperNode, or its
-    heartbeats alone, or loses a reply. Waits grow to 20 s and are drawn, so nodes do not come back
-    all at once.
+    Flower does so only while the SuperLink is away, and its calls have no deadline. Any other error
+    ends the SuperNode, or its heartbeats alone, or loses a reply. Waits grow to 20 s and are drawn,
+    so nodes do not come back all at once.
     """
     from flwr.supernode import start_client_internal
 
@@ -35,6 +41,7 @@ def patch_retries() -> bool:
     def make_invoker(**arguments: Any) -> RetryInvoker:
         invoker = make(**arguments)
         retry_also(invoker, has_too_much_to_do)
+        limit_calls(invoker, LONGEST_CALL)
         return invoker
 
     setattr(start_client_internal, name, make_invoker)

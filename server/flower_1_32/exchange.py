@@ -7,13 +7,15 @@ from flwr.serverapp import Grid
 from flwr.supercore.retry import exponential
 from flwr.superlink.grid import GrpcGrid
 
-from protocol.superlink import overloaded, retry_also
+from protocol.superlink import limit_calls, overloaded, retry_also
 from server.flower_1_32.batches import push
 from server.flower_1_32.inbox import SuperLinkInbox
 from server.flower_1_32.looks import space_looks
 from server.grid.exchange import Exchange
-from server.grid.inbox import Inbox
+from server.grid.inbox import Inbox, Most
 
+LONGEST_CALL = 600.0
+"""Seconds in which the SuperLink must answer a call. A parcel of a GB needs 14 Mbit/s."""
 LONGEST_RETRY = 2
 """Seconds until the next attempt, at most, while the SuperLink is away (Flower: up to 20)."""
 
@@ -29,6 +31,7 @@ class SuperLinkExchange(Exchange):
     def __init__(self, grid: GrpcGrid) -> None:
         super().__init__(grid)
         retry_also(grid._retry_invoker, overloaded)
+        limit_calls(grid._retry_invoker, LONGEST_CALL)
         grid._retry_invoker.wait_gen_factory = lambda: exponential(max_delay=LONGEST_RETRY)
 
     def prepare(self, messages: Sequence[Message]) -> None:
@@ -39,11 +42,9 @@ class SuperLinkExchange(Exchange):
         """Push messages in batches; return their ids."""
         return push(self._grid, messages)
 
-    def open_inbox(
-        self, messages: Mapping[str, Message], most_bytes: Callable[[Message], int]
-    ) -> Inbox:
+    def open_inbox(self, messages: Mapping[str, Message], most: Callable[[Message], Most]) -> Inbox:
         """Open an inbox that fetches replies piece by piece."""
-        return SuperLinkInbox(self._grid, messages, most_bytes)
+        return SuperLinkInbox(self._grid, messages, most)
 
 
 def exchange_over(grid: Grid) -> Exchange | None:

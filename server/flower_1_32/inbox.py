@@ -6,7 +6,7 @@ from itertools import islice
 from typing import cast
 
 from flwr.app import Error, Message, RecordDict
-from flwr.common.constant import ErrorCode
+from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, ErrorCode
 from flwr.proto.appio_pb2 import PullAppMessagesRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
@@ -19,11 +19,10 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.superlink.grid import GrpcGrid
 
-from protocol.replies import UNREADABLE
-from server.grid.inbox import Inbox, too_large, unreadable
+from server.grid.inbox import Inbox, Most, too_large, unreadable
 
-MOST_PARTS = 10_000
-"""Objects in a reply: an array is one or more, a record another."""
+OF_A_PART = 2
+"""Objects that a part of a reply is: an array has its first chunk of data beside it."""
 PULLS = 64
 """Announced replies to try in one fetch, so that its cost does not grow with the nodes."""
 CHECK_SENDERS = 5.0
@@ -47,9 +46,9 @@ class SuperLinkInbox(Inbox):
         self,
         grid: GrpcGrid,
         messages: Mapping[str, Message],
-        most_bytes: Callable[[Message], int],
+        most: Callable[[Message], Most],
     ) -> None:
-        super().__init__(grid, messages, most_bytes)
+        super().__init__(grid, messages, most)
         self._announced: dict[str, ObjectTree] = {}
         """Objects of each incomplete reply, by the id of the message it answers."""
         self._next_check = time.monotonic() + CHECK_SENDERS
@@ -67,7 +66,7 @@ class SuperLinkInbox(Inbox):
             if time.monotonic() >= end:
                 return
             tree = self._announced.pop(message_id)
-            if (answer := self._pull(tree, self._most_bytes(self._messages[message_id]))) is None:
+            if (answer := self._pull(tree, self._most(self._messages[message_id]))) is None:
                 self._announced[message_id] = tree  # to the end of the queue
                 continue
             if isinstance(answer, Error):  # may be the SuperLink's own, for a lost node
@@ -89,23 +88,24 @@ class SuperLinkInbox(Inbox):
         for tree in self._announced.values():
             self._drop(tree.object_id)
 
-    def _pull(self, tree: ObjectTree, most: int) -> RecordDict | Error | None:
-        """Pull a reply of at most so many bytes; None if it is incomplete."""
-        parts = [part.object_id for part in islice(iterate_object_tree(tree), MOST_PARTS + 1)]
-        if len(parts) > MOST_PARTS:
+    def _pull(self, tree: ObjectTree, most: Most) -> RecordDict | Error | None:
+        """Pull a reply that is not too large; None if it is incomplete."""
+        limit = _most_objects(most)
+        parts = [part.object_id for part in islice(iterate_object_tree(tree), limit + 1)]
+        if len(parts) > limit:
             self._drop(tree.object_id)
-            return Error(UNREADABLE, f"Its reply has more than {MOST_PARTS:,} parts")
+            return too_large(most.num_parts, "parts")
         pull_object = _bounded(
             make_pull_object_fn_protobuf(
                 self._grid._stub.PullObject, self._grid.node, self._grid.run.run_id
             ),
-            most,
+            most.num_bytes,
         )
         try:
             contents = pull_objects(parts[::-1], pull_object, max_tries_per_object=1)
         except _TooLargeError:
             self._drop(tree.object_id)
-            return too_large(most)
+            return too_large(most.num_bytes, "bytes")
         except ObjectUnavailableError:
             return None
         except ObjectIdNotPreregisteredError as error:
@@ -133,6 +133,12 @@ class SuperLinkInbox(Inbox):
                 node=self._grid.node, run_id=self._grid.run.run_id, message_object_id=object_id
             )
         )
+
+
+def _most_objects(most: Most) -> int:
+    """Objects in a reply: of its parts, further chunks of large arrays, and what holds them all."""
+    chunks = most.num_bytes // FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+    return OF_A_PART * (most.num_parts + 1) + chunks
 
 
 class _TooLargeError(Exception):

@@ -8,7 +8,7 @@ from flwr.app import Message
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from server.grid.inbox import Inbox, OneByOneInbox
+from server.grid.inbox import Inbox, Most, OneByOneInbox
 from server.line import module_of_line
 
 
@@ -34,11 +34,9 @@ class Exchange:
         """Push messages; return their ids, empty for those that the SuperLink refused."""
         return [name or "" for name in self._grid.push_messages(messages)]
 
-    def open_inbox(
-        self, messages: Mapping[str, Message], most_bytes: Callable[[Message], int]
-    ) -> Inbox:
+    def open_inbox(self, messages: Mapping[str, Message], most: Callable[[Message], Most]) -> Inbox:
         """Open the inbox for the replies to pushed messages; see `Inbox`."""
-        return self._inbox(self._grid, messages, most_bytes)
+        return self._inbox(self._grid, messages, most)
 
 
 def exchange_over(grid: Grid) -> Exchange:

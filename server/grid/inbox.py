@@ -2,18 +2,27 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from time import monotonic
 
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from protocol.replies import UNREADABLE
-from server.grid.ledger import content_bytes
+from server.grid.ledger import content_bytes, num_parts
 
 ASKED = 64
 """Replies that a fetch asks for one by one, so that its cost does not grow with the nodes."""
 _CONNECTION = ("grpc", "httpx")
 """Packages whose errors tell of the SuperLink, and not of what a node has sent."""
+
+
+@dataclass(frozen=True)
+class Most:
+    """The most that a reply may hold: bytes, and parts, which are records and arrays in them."""
+
+    num_bytes: int
+    num_parts: int
 
 
 class Inbox:
@@ -27,8 +36,8 @@ class Inbox:
         Flower's own.
     messages : Mapping[str, Message]
         By id.
-    most_bytes : callable
-        Gives the most bytes of a reply to a message; a larger one counts as an error.
+    most : callable
+        Gives the most that a reply to a message may hold; a larger one counts as an error.
 
     Attributes
     ----------
@@ -40,12 +49,12 @@ class Inbox:
         self,
         grid: Grid,
         messages: Mapping[str, Message],
-        most_bytes: Callable[[Message], int],
+        most: Callable[[Message], Most],
     ) -> None:
         self.waiting = set(messages)
         self._grid = grid
         self._messages = messages
-        self._most_bytes = most_bytes
+        self._most = most
 
     def fetch(self, end: float) -> Iterator[Message]:
         """Yield the replies that have arrived; stop at `end`, in ``time.monotonic()`` seconds."""
@@ -64,8 +73,12 @@ class Inbox:
     def _reply(self, message_id: str, answer: RecordDict | Error) -> Message:
         self.waiting.discard(message_id)
         message = self._messages[message_id]
-        if isinstance(answer, RecordDict) and content_bytes(answer) > self._most_bytes(message):
-            answer = too_large(self._most_bytes(message))
+        if isinstance(answer, RecordDict):
+            most = self._most(message)
+            if content_bytes(answer) > most.num_bytes:
+                answer = too_large(most.num_bytes, "bytes")
+            elif num_parts(answer) > most.num_parts:
+                answer = too_large(most.num_parts, "parts")
         return Message(answer, reply_to=message)
 
 
@@ -80,9 +93,9 @@ class OneByOneInbox(Inbox):
         self,
         grid: Grid,
         messages: Mapping[str, Message],
-        most_bytes: Callable[[Message], int],
+        most: Callable[[Message], Most],
     ) -> None:
-        super().__init__(grid, messages, most_bytes)
+        super().__init__(grid, messages, most)
         self._turn = deque(messages)
 
     def fetch(self, end: float) -> Iterator[Message]:
@@ -107,9 +120,9 @@ class OneByOneInbox(Inbox):
         return None
 
 
-def too_large(most: int) -> Error:
-    """What a reply of more bytes counts as."""
-    return Error(UNREADABLE, f"Its reply has more than {most:,} bytes, the most for this phase")
+def too_large(most: int, what: str) -> Error:
+    """What a reply with more of something counts as."""
+    return Error(UNREADABLE, f"Its reply has more than {most:,} {what}, the most for this phase")
 
 
 def unreadable(error: Exception) -> Error:

@@ -95,6 +95,11 @@ def content_bytes(content: RecordDict) -> int:
     )
 
 
+def num_parts(content: RecordDict) -> int:
+    """Records of a message, and arrays in them."""
+    return len(content) + sum(map(len, content.array_records.values()))
+
+
 def payload_bytes(content: RecordDict) -> int:
     """Bytes of a message's arrays and sealed parcels."""
     arrays = sum(record.count_bytes() for record in content.array_records.values())

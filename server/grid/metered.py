@@ -18,7 +18,8 @@ from protocol.registry import phases_of
 from protocol.replies import SET_ASIDE, UNKNOWN
 from server.grid.exchange import exchange_over
 from server.grid.failures import first_line, told
-from server.grid.ledger import Ledger, content_bytes
+from server.grid.inbox import Most
+from server.grid.ledger import Ledger, content_bytes, num_parts
 from server.grid.progress import Progress
 from server.grid.spool import Spool
 from server.grid.together import name_companions
@@ -36,8 +37,10 @@ SOON = 0.05
 """Longest poll while a reply is on its way."""
 ROOM = 2**26
 """Bytes that any reply may have."""
+PARTS = 1000
+"""Records, and arrays in them, that any reply may have."""
 MODELS = 4
-"""Bytes that a reply may have besides, in units of what it answers."""
+"""Bytes and parts that a reply may have besides, in units of what it answers."""
 LEAST_WAIT = 1.0
 """Seconds that a phase may take in any case."""
 SAME_LOOK = 0.5
@@ -244,15 +247,18 @@ class MeteredGrid(Grid):
             reply.error = Error(UNKNOWN, reply.error.reason)
         return reply
 
-    def _most_bytes(self, message: Message) -> int:
-        """Most bytes of a reply to a message; subclasses that know the run's model allow for it."""
+    def _most(self, message: Message) -> Most:
+        """The most in a reply to a message; subclasses that know the run's model allow for it."""
         routes = (
             record.get("largest", 0)
             for name, record in message.content.config_records.items()
             if name.partition(".")[0] == ROUTE
         )
         parcels = sum(size for size in routes if isinstance(size, int))
-        return ROOM + MODELS * content_bytes(message.content) + parcels
+        return Most(
+            ROOM + MODELS * content_bytes(message.content) + parcels,
+            PARTS + MODELS * num_parts(message.content),
+        )
 
     def _screened(self, messages: list[Message], replies: list[Message]) -> list[Message]:
         """Compare the replies; subclasses may replace some by error replies."""
@@ -299,7 +305,7 @@ class MeteredGrid(Grid):
         self, messages: Mapping[str, Message], end: float, progress: Progress
     ) -> Iterator[Message]:
         """Replies as they arrive, until all are in or it is `end`, in monotonic seconds."""
-        inbox, poll = self._exchange.open_inbox(messages, self._most_bytes), FIRST_POLL
+        inbox, poll = self._exchange.open_inbox(messages, self._most), FIRST_POLL
         while inbox.waiting and time.monotonic() < end:
             poll = min(poll * 1.5, SOON if inbox.coming else LONGEST_POLL)
             for reply in inbox.fetch(end):

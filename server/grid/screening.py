@@ -30,6 +30,7 @@ from protocol.method import Phase
 from protocol.outliers import FEWEST, absurdly_large, capped, idle, update_norm
 from protocol.replies import SET_ASIDE, set_aside
 from protocol.schema import check_numbers
+from server.grid.inbox import Most
 from server.grid.metered import MODELS, MeteredGrid
 from strategies.common.directory import Directory
 
@@ -172,10 +173,11 @@ class ScreeningGrid(MeteredGrid):
                 earlier.append(median(usual))
         return reasons
 
-    def _most_bytes(self, message: Message) -> int:
-        """Most bytes of a reply to a message, whether or not the message carries the model."""
-        model = sum(array.nbytes for array in self._model.values())
-        return super()._most_bytes(message) + MODELS * model
+    def _most(self, message: Message) -> Most:
+        """The most in a reply to a message, whether or not the message carries the model."""
+        most = super()._most(message)
+        num_bytes = sum(array.nbytes for array in self._model.values())
+        return Most(most.num_bytes + MODELS * num_bytes, most.num_parts + MODELS * len(self._model))
 
     def _start_of(self, message: Message) -> Arrays:
         """The model that a node starts from: the message's, else the run's."""

@@ -19,7 +19,7 @@ from flwr.supernode import start_client_internal as flower_supernode
 from flwr.supernode.nodestate import NodeStateFactory
 
 from node.flower_1_32 import timing
-from node.flower_1_32.retries import patch_retries
+from node.flower_1_32.retries import LONGEST_CALL, patch_retries
 from node.flower_1_32.spacing import patch_spacing
 from node.flower_1_32.timing import (
     patch_intake,
@@ -262,7 +262,8 @@ def test_a_full_superlink_is_waited_for_as_one_that_is_away(
     waits, errors = list[float](), [Refused(code), Refused(code)]
     invoker.wait_function = waits.append
 
-    def look() -> str:
+    def look(timeout: float) -> str:
+        assert timeout == LONGEST_CALL
         if errors:
             raise errors.pop()
         return "message"

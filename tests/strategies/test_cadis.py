@@ -188,6 +188,29 @@ def test_a_long_update_and_a_great_claim_do_not_outweigh_the_others(memory_grid)
     assert np.abs(found - 1).max() < 0.5
 
 
+@pytest.mark.parametrize("rule", ["agreement", "multi-krum", "trimmed-mean"])
+def test_within_a_cluster_the_mean_is_by_the_rule(memory_grid, rule, caplog):
+    """The hostile node's last layer is that of the others, so that it is in their cluster."""
+
+    def node(first):
+        def answer(message):
+            content = made_up(np.ones((2, 3)))(message)
+            content["arrays"]["first.weight"] = as_record({"w": np.float32(first)})["w"]
+            return content
+
+        return answer
+
+    honest, hostile = 2 * np.eye(2), 2 * np.eye(2)[::-1]
+    nodes = [node(honest)] * 6 + [node(hostile)]
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        strategy = strategy_of(rule=rule, main_cluster=0.0)
+        arrays = play(strategy, grid_of(memory_grid, *nodes))
+    assert found(strategy) == [list(range(7))]
+    np.testing.assert_allclose(arrays["first.weight"].numpy(), honest, atol=1e-6)
+    left_out = f"node {FIRST + 6} to train set aside: it is out of line with its cluster"
+    assert (left_out in caplog.text) == (rule != "trimmed-mean")
+
+
 def test_without_its_aggregation_it_is_fedavg(memory_grid):
     nodes = list(map(made_up, random_changes(0), [30, 10, 20, 40, 15, 25]))
     strategy = strategy_of(aggregation="samples")

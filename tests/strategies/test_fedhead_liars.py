@@ -1,5 +1,7 @@
 """FedHEAD when leaders and members lie: about samples, norms, and what they averaged."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from benchmarks.hostile import Attack, Ring
 from protocol.ensemble import EnsembleDistillation
 from protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR
 from protocol.meeting import DESCRIBE
+from server.grid.screening import ScreeningGrid
 from strategies.fedhead import FedHEAD
 from strategies.fedhead.screening import Norms, far_longer, longest
 from task.datasets import load_dataset
@@ -49,6 +52,20 @@ def turn(grid, attack, nodes):
         grid.nodes[node] = ring.hostile(grid.nodes[node])
 
 
+def leaders_asked(grid):
+    """Nodes that are asked to lead a sector, from now on."""
+    asked = []
+    for node, answer in list(grid.nodes.items()):
+
+        def noting(message, node=node, answer=answer):
+            if message.metadata.message_type in (AGGREGATE_SECTOR, DISTILL_SECTOR):
+                asked.append(node)
+            return answer(message)
+
+        grid.nodes[node] = noting
+    return asked
+
+
 def first_clusters(strategy, grid):
     """Sectors and leaders that the first round will have."""
     strategy.configure_train(1, ArrayRecord(MODEL.state_dict()), ConfigRecord(), grid)
@@ -76,11 +93,14 @@ def test_a_leader_that_sends_an_absurd_model_spoils_nothing_and_leads_no_more(gr
     grid, strategy = grid_of(distil=distil), strategy_of(sectors=2)
     liars = [cluster.head for cluster in first_clusters(strategy, grid)]
     turn(grid, Attack.LYING_LEADER, liars)
+    asked = leaders_asked(grid)
     arrays = None
-    for server_round in (1, 2, 3):
+    for server_round in range(1, 5):
         arrays = play(strategy, grid, server_round, arrays)
         assert largest_change(arrays) < 1
         assert not set(liars) & set(strategy.topology.heads)
+        assert set(liars) <= set(asked) if server_round == 1 else not set(liars) & set(asked)
+        asked.clear()
 
 
 def test_a_sector_whose_only_node_lies_takes_no_part_and_the_others_go_on(grid_of, caplog):
@@ -211,6 +231,21 @@ def test_a_member_with_a_bf16_header_costs_itself_and_not_its_sector(grid_of, mo
     assert play(strategy, grid) is not None
     assert strategy.topology.heads == (cluster.head,)
     assert caplog.text.count(f"leader {cluster.head} rejects it: ") == 1
+
+
+def test_a_parcel_larger_than_a_model_reaches_no_leader(grid_of, monkeypatch, caplog):
+    """Its leader would have to hold it, whatever it made of it."""
+    monkeypatch.setattr("benchmarks.hostile.OVERSIZED_BYTES", 2**20)
+    grid, strategy = grid_of(), strategy_of(sectors=1, fixed_leader=True)
+    (cluster,) = first_clusters(strategy, grid)
+    hostile = cluster.members[0]
+    turn(grid, Attack.OVERSIZED_PARCEL, [hostile])
+    screening = ScreeningGrid(grid, deadline=60, model=START)
+    assert play(strategy, screening) is not None
+    assert re.search(
+        rf"node {hostile} to train.sector set aside: its parcel of \d+ bytes is", caplog.text
+    )
+    assert "rejects it" not in caplog.text
 
 
 def test_what_a_leader_says_of_its_models_is_booked_only_if_its_mean_counts(grid_of, caplog):

@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from server import line
 from server.grid import exchange as exchange_module
 from server.grid.exchange import Exchange, exchange_over
-from server.grid.inbox import ASKED, OneByOneInbox
+from server.grid.inbox import ASKED, Most, OneByOneInbox
 from server.grid.metered import MeteredGrid
 
 END = 2.0**40
@@ -36,7 +36,7 @@ def answer(number):
 def inbox_of(grid, count):
     messages = messages_to(range(1, count + 1))
     sent = dict(zip(grid.push_messages(messages), messages, strict=True))
-    return OneByOneInbox(grid, sent, lambda message: 10**6)
+    return OneByOneInbox(grid, sent, lambda message: Most(10**6, 100))
 
 
 @pytest.mark.parametrize("number", ["1.33.0", "1.41.0", "1.43.0.dev20261026"])

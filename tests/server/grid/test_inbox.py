@@ -12,9 +12,11 @@ from flwr.supercore.inflatable import inflatable_utils
 from flwr.superlink.grid import GrpcGrid
 
 from server.flower_1_32 import inbox as inbox_module
+from server.flower_1_32.exchange import LONGEST_CALL
 from server.flower_1_32.inbox import PULLS
 from server.grid import metered
 from server.grid.exchange import exchange_over
+from server.grid.inbox import Most
 from server.grid.metered import MeteredGrid
 
 PARTS = 10
@@ -44,7 +46,7 @@ def messages_to(nodes):
 def inbox_of(link):
     messages = messages_to(link.ids)
     sent = dict(zip(link.grid.push_messages(messages), messages, strict=True))
-    return exchange_over(link.grid).open_inbox(sent, lambda message: 10**6)
+    return exchange_over(link.grid).open_inbox(sent, lambda message: Most(10**6, 100))
 
 
 def ask(link, deadline=5.0):
@@ -56,18 +58,39 @@ def ask(link, deadline=5.0):
 def test_a_reply_that_is_too_large_is_not_taken_in_and_leaves_nothing(superlink, monkeypatch):
     monkeypatch.setattr(metered, "ROOM", 5000)
     monkeypatch.setattr(metered, "MODELS", 0)
+    monkeypatch.setattr(inflatable_utils, "get_num_workers", lambda most: 1)  # one after the other
     link = superlink(trained(1), lambda message: Error(2, "as asked"))
     _, replies = ask(link)
     assert "more than 5,000 bytes" in replies[0].error.reason
     assert replies[1].error.reason == "as asked"
     assert len(link.store) == 0
+    of_the_error = link.parts[link.ids[1]]
+    assert link.calls.count("PullObject") < link.parts[link.ids[0]] + of_the_error
 
 
-def test_a_reply_of_very_many_parts_is_not_taken_in(superlink, monkeypatch):
-    monkeypatch.setattr(inbox_module, "MOST_PARTS", PARTS - 1)
-    link = superlink(trained(1))
+def test_a_reply_of_many_arrays_of_one_number_is_refused_before_any_is_pulled(
+    superlink, monkeypatch
+):
+    """Each is two objects, and each object a call to the SuperLink."""
+    monkeypatch.setattr(metered, "PARTS", 30)
+    many = ArrayRecord([np.full(1, i, np.float32) for i in range(100)])
+    link = superlink(lambda message: RecordDict({"arrays": many}), trained(2))
     _, replies = ask(link)
-    assert f"more than {PARTS - 1} parts" in replies[0].error.reason
+    assert "more than 50 parts" in replies[0].error.reason
+    assert replies[1].has_content()
+    assert link.calls.count("PullObject") == PARTS
+    assert len(link.store) == 0
+
+
+def test_a_reply_may_have_the_parts_of_what_it_answers_however_many_these_are(
+    superlink, monkeypatch
+):
+    monkeypatch.setattr(metered, "PARTS", 0)
+    monkeypatch.setattr(metered, "MODELS", 1)
+    monkeypatch.setattr(inbox_module, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 10**9)
+    link = superlink(trained(1))
+    _, (reply,) = ask(link)
+    assert reply.has_content()
 
 
 def test_replies_come_as_they_were_sent_and_leave_nothing_in_the_superlink(superlink):
@@ -278,7 +301,8 @@ def test_a_superlink_that_is_back_is_noticed_within_two_seconds():
         if len(waits) == 200:
             raise TimeoutError
 
-    def call():
+    def call(timeout):
+        assert timeout == LONGEST_CALL
         raise Away
 
     grid._retry_invoker.wait_function = wait
