@@ -1,4 +1,4 @@
-"""A SuperLink that remembers answers as Flower's own does, whatever happens between two questions."""
+"""A SuperLink that remembers answers as Flower's own does, whatever happens in between."""
 
 import secrets
 import threading
