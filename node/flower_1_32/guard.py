@@ -184,12 +184,14 @@ class Guard:
         try:
             asked = self._asked(message, run, bundle)
             data = _data_of(self._node_config, asked.run_config)
-            refusal = judge_message(
-                self._policy_for(message), asked, self._now()
-            ) or judge_spending(
-                self._policy,
-                epsilon=self._account.left(data),
-                num_bytes=self._outbox.bytes_of_a_day(self._now()),
+            refusal = (
+                self._unsigned(bundle)
+                or judge_message(self._policy_for(message), asked, self._now())
+                or judge_spending(
+                    self._policy,
+                    epsilon=self._account.left(data),
+                    num_bytes=self._outbox.bytes_of_a_day(self._now()),
+                )
             )
         except Exception as error:  # whatever a hostile message makes it raise
             refusal = Refusal("policy", f"{type(error).__name__}: {error}")
@@ -245,6 +247,20 @@ class Guard:
         text = answer.error.reason if answer.has_error() else _lacks(answer)
         self._record(pending, len(text or ""), error=one_line(text or ""))
         return answer
+
+    def _unsigned(self, bundle: Fab) -> Refusal | None:
+        """Why a bundle is not run, if none of the policy's publishers has signed it.
+
+        Flower would judge it too, but its refusal names no rule, and answers no message that this
+        guard has seen.
+        """
+        from flwr.supernode.start_client_internal import _verify_fab
+
+        publishers = self._policy.publishers
+        if publishers is None or _verify_fab(bundle, publishers):
+            return None
+        reason = f"the app bundle {bundle.hash_str} is signed by none of {', '.join(publishers)}"
+        return Refusal("publishers", reason)
 
     def _policy_for(self, message: Message) -> Policy:
         """The policy, with what the owner has allowed the message's run.

@@ -4,6 +4,7 @@ import datetime
 import hashlib
 import json
 import zipfile
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import (
     Array,
     ArrayRecord,
@@ -32,6 +35,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign, sign_message
 from flwr.supercore.run import Run
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.nodestate import NodeStateFactory
@@ -303,6 +307,40 @@ def test_only_the_bundles_that_the_owner_knows_are_run(make_node: MakeNode) -> N
     assert answer
     assert refused(answer, "bundles")
     assert known in answer.error.reason  # so that the owner can add it
+
+
+def signed(app: Fab, key: Ed25519PrivateKey, name: str = "hub") -> Fab:
+    """A bundle with a publisher's signature, as the SuperLink hands it on."""
+    digest = hashlib.sha256(app.content).digest()
+    signature = sign_message(key, create_message_to_sign(digest, 5))
+    words = {"signed_at": 5, "signature": urlsafe_b64encode(signature).decode()}
+    return Fab(app.hash_str, app.content, {"valid_license": "Valid", name: json.dumps(words)})
+
+
+def test_only_bundles_that_a_trusted_publisher_has_signed_are_run(make_node: MakeNode) -> None:
+    key, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    known = bundle(PRIVATE)
+    changed = bundle({**PRIVATE, "seed": 7})
+    not_theirs = Fab(changed.hash_str, changed.content, signed(known, key).verifications)
+    node = make_node(HOSPITAL.model_copy(update={"publishers": {"hub": public}}))
+    for given, runs in (
+        (signed(known, key), True),
+        (known, False),
+        (signed(known, other), False),
+        (signed(known, key, "another"), False),
+        (not_theirs, False),
+        (Fab(known.hash_str, known.content, {"hub": "[" * 9}), False),
+    ):
+        node.bundle = given
+        node.begin(node.run_id + 1)
+        answer = node.answers(train_message(), "train", trained())
+        assert answer.has_content() if runs else answer.error.code == REFUSED
+    node.bundle = known
+    node.begin(node.run_id + 1)
+    answer = node.answers(train_message(), "train", trained())
+    assert refused(answer, "publishers")
+    assert f"{known.hash_str} is signed by none of hub" in node.log()[-1]["error"]
 
 
 def test_flower_takes_no_bundle_under_another_ones_hash(make_node: MakeNode) -> None:
