@@ -62,6 +62,7 @@ from node.replies import (
     judge_reply,
     model_of_parcel,
     parcels_of,
+    purpose_of,
     releases,
     route_of,
     virtual_data,
@@ -324,6 +325,7 @@ class Guard:
             parcels=[
                 {
                     "to": route_of(asked, name).get("receiver"),
+                    "purpose": one_line(str(purpose_of(asked, name))),
                     "link": record.get("link"),
                     "bytes": record.get("num-bytes"),
                 }
@@ -338,12 +340,14 @@ class Guard:
 
     def _record(self, pending: _Pending, num_bytes: int, **about: Any) -> None:
         metadata, asked = pending.message.metadata, pending.asked
+        phase = asked.phase if asked else None
         self._outbox.append(
             self._now(),
             num_bytes,
             run=str(metadata.run_id),
             strategy=asked.strategy if asked else "",
             type=metadata.message_type,
+            title=phase.title if phase else "",
             data=pending.data,
             **about,
         )

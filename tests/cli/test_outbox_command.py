@@ -19,9 +19,10 @@ LINE: dict[str, Any] = {
     "run": "7",
     "strategy": "hfldd",
     "type": "train.distill",
+    "title": "members distil their data",
     "data": "/data/ward-3",
     "what": ["parcel: link, num-bytes, payload, token", "<script>"],
-    "parcels": [{"to": "6", "link": "relay", "bytes": 9}],
+    "parcels": [{"to": "6", "purpose": "virtual-data", "link": "relay", "bytes": 9}],
     "virtual": [],
     "epsilon": 1.5,
     "lifetime": 2.25,
@@ -94,7 +95,15 @@ def test_what_another_process_writes_meanwhile_is_noticed(folder: Path) -> None:
 def test_the_table_says_what_left_for_whom_and_the_hash_to_note(folder: Path) -> None:
     output = show(folder).output
     last = json.loads(log_file(folder).read_text().splitlines()[-1])["hash"]
-    for text in ("hfldd", "node 6, relay", "1.5", "100 B", "raw-data: never", last):
+    for text in (
+        "hfldd",
+        "node 6, relay: virtual-data",
+        "members distil their data",
+        "1.5",
+        "100 B",
+        "raw-data: never",
+        last,
+    ):
         assert text in output
     assert show(folder / "nowhere" / FOLDER).exit_code == 1
 

@@ -519,7 +519,10 @@ def test_virtual_data_that_left_sealed_are_in_the_outbox_to_look_at(make_node: M
     (line,) = node.log()
     (name,) = line["virtual"]
     assert virtual_data_file(node.state_dir / FOLDER, name).read_bytes() == payload
-    assert line["parcels"] == [{"to": str(OTHER), "link": "relay", "bytes": len(payload) + 28}]
+    (told,) = line["parcels"]
+    told = {key: told[key] for key in ("to", "purpose", "link", "bytes")}
+    assert list(told.values()) == [str(OTHER), VIRTUAL_DATA, "relay", len(payload) + 28]
+    assert line["title"] == "members distil their data"
 
 
 @pytest.mark.parametrize(
