@@ -153,6 +153,8 @@ def test_a_node_keeps_its_key_and_gets_a_certificate_that_vouches_for_it(folder,
     )
     assert told.exit_code == 0, told.output
     assert told.stdout.split()[-1] == fingerprint
+    (signed,) = CertificateFolder(folder).issued()
+    assert signed.days_left == 30
     assert {file.name for file in (folder / "ward-3").iterdir()} == {
         *("ca.crt", "node.crt", "node.pub")
     }
@@ -170,9 +172,13 @@ def test_a_node_keeps_its_key_and_gets_a_certificate_that_vouches_for_it(folder,
 
 def test_of_a_request_name_hosts_and_key_are_granted_and_nothing_else(folder):
     key = ec.generate_private_key(ec.SECP256R1())
+    operator = x509.NameAttribute(
+        NameOID.ORGANIZATIONAL_UNIT_NAME, "operator"
+    )  # a role at the gate
+    own_name = x509.NameAttribute(NameOID.COMMON_NAME, "ward-3")
     request = (
         x509.CertificateSigningRequestBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ward-3")]))
+        .subject_name(x509.Name([own_name, operator]))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName("ward-3")]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
@@ -181,6 +187,7 @@ def test_of_a_request_name_hosts_and_key_are_granted_and_nothing_else(folder):
     made = x509.load_pem_x509_certificate((folder / "ward-3/node.crt").read_bytes())
     assert not made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert made.public_key() == key.public_key()
+    assert list(made.subject) == [own_name]
 
 
 def csr(key, name="ward-3", host="ward-3"):
