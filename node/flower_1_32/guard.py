@@ -171,6 +171,12 @@ class Guard:
         self._words.append((now, len(line)))
         return line
 
+    def _bound_words(self, content: RecordDict) -> None:
+        """Bound what the app says that the node lacks, as its errors: it is free text, too."""
+        config = content.config_records.get(CONFIG, ConfigRecord())
+        if self._policy.replies == "declared" and "lacks" in config:
+            config["lacks"] = [self._said(text) for text in cast(list[str], config["lacks"])]
+
     def admit(self, message: Message, run: Run, bundle: Fab) -> Message | None:
         """Judge a message that has come; return the refusal to answer with, None if there is none.
 
@@ -232,6 +238,7 @@ class Guard:
                 return self._leave(pending, Message(error, reply_to=pending.message))
             refusal = self._judge(pending, reply, num_bytes)
             if refusal is None:
+                self._bound_words(reply.content)
                 return Message(reply.content, reply_to=pending.message)
         except OutboxError as problem:
             refusal = Refusal("outbox", "it cannot be written", str(problem))

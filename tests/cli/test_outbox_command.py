@@ -1,7 +1,9 @@
 """The outbox log is whole, or says where it is not; so does the command that shows it."""
 
 import datetime
+import hashlib
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -53,11 +55,21 @@ def test_a_log_goes_on_after_a_restart(folder: Path) -> None:
     assert outbox.bytes_of_a_day(NOON + datetime.timedelta(hours=24)) == 0
 
 
+def rewritten(line: str, **changes: Any) -> str:
+    """A line with other values, and the hash that fits these."""
+    entry = {key: value for key, value in (json.loads(line) | changes).items() if key != "hash"}
+    digest = hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**entry, "hash": digest})
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [
         (lambda lines: [lines[0].replace("100", "101"), *lines[1:]], 1),
         (lambda lines: [lines[0], *lines[2:]], 2),
+        (lambda lines: [lines[0], rewritten(lines[1], bytes=1), lines[2]], 3),
+        (lambda lines: [lines[0], rewritten(lines[2], number=2)], 2),
+        (lambda lines: [*lines[:2], rewritten(lines[2], number=9)], 3),
         (lambda lines: lines[1:], 1),
         (lambda lines: [lines[0], lines[0], *lines[1:]], 2),
         (lambda lines: [*lines, "[]"], 4),
@@ -75,6 +87,15 @@ def test_a_changed_log_is_found_out_at_the_line(change: Any, line: int, folder: 
     page = folder.parent / "page.html"
     assert show(folder, "--html", str(page)).exit_code == 1
     assert "This log was changed" in page.read_text()
+
+
+def test_a_line_is_on_the_disk_before_what_it_tells_of_leaves(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("os.fsync", lambda number: synced.append(os.fstat(number).st_size))
+    Outbox(folder).append(NOON, 4, **LINE)
+    assert synced == [log_file(folder).stat().st_size]
 
 
 def test_a_line_that_a_power_cut_left_half_written_is_cut_off(folder: Path) -> None:

@@ -352,7 +352,9 @@ def test_flower_takes_no_bundle_under_another_ones_hash(make_node: MakeNode) -> 
 def test_outside_its_hours_a_node_does_nothing(make_node: MakeNode) -> None:
     node = make_node(HOSPITAL.model_copy(update={"hours": "20:00-06:00"}))
     assert node.takes(train_message(), "train") is None
-    node.arrived()
+    answer = node.arrived()
+    assert answer
+    assert refused(answer, "hours")
     node.now = node.now.replace(hour=23)
     assert node.takes(train_message(), "train")
 
@@ -459,6 +461,13 @@ def test_a_resumed_run_goes_on_with_the_epsilon_of_the_one_before(make_node: Mak
     NodeStore.open(node.state_dir, 8, NODE).take_over("7", str(NODE), 1)
     node.answers(train_message(), "train", trained(5.0))
     assert node.log()[-1]["lifetime"] == 5.0
+
+
+def test_a_run_whose_account_begins_anew_adds_all_of_it(make_node: MakeNode) -> None:
+    node = make_node()
+    for claim in (4.0, 1.0, 1.5):
+        assert node.answers(train_message(), "train", trained(claim)).has_content()
+    assert [line["lifetime"] for line in node.log()] == [4.0, 5.0, 5.5]
 
 
 @pytest.mark.parametrize("claim", [-1.0, float("nan")])
@@ -788,6 +797,29 @@ def test_a_node_introduces_itself_with_its_own_certificate_and_address(
     reply = RecordDict({"metrics": metrics, "introduction": introduction})
     answer = node.answers(RecordDict(), "query.describe", reply)
     assert "replies" in str(answer.content.config_records["config"]["lacks"])
+
+
+def test_labels_are_not_told_where_the_owner_asks_for_differential_privacy(
+    make_node: MakeNode,
+) -> None:
+    node = make_node()
+    for config, leaves in (({}, True), ({"classes": [0, 1, 5]}, False)):
+        own = ConfigRecord({"name": "ward-3", **config})
+        reply = RecordDict({"metrics": MetricRecord({"num-examples": 10}), "config": own})
+        answer = node.answers(RecordDict(), "query.describe", reply)
+        assert leaves == ("lacks" not in answer.content.config_records["config"])
+
+
+def test_what_an_app_says_that_it_lacks_counts_as_its_errors_do(make_node: MakeNode) -> None:
+    node, told = make_node(SEALED, **PRIVATE), ""
+    for number in range(30):
+        texts = [f"{number} {place} " + "x" * 250 for place in range(8)]
+        config = ConfigRecord({"name": "ward-3", "lacks": texts})
+        reply = RecordDict({"metrics": MetricRecord({"num-examples": 0}), "config": config})
+        answer = node.answers(RecordDict(), "query.describe", reply)
+        told += " ".join(answer.content.config_records["config"]["lacks"])
+    assert 0 < told.count("x" * 250) <= 40
+    assert told.endswith("(the node's log says why)")
 
 
 def test_an_apps_errors_are_bounded_over_a_day(make_node: MakeNode) -> None:

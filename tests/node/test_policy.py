@@ -152,6 +152,15 @@ def test_hours_may_lie_around_midnight(hours: str, works: bool) -> None:
     assert Policy(hours=hours).works_at(NOON.time()) == works
 
 
+def test_a_node_answers_the_messages_that_its_owner_lists_and_no_others() -> None:
+    policy = Policy(message_types=["query.describe", "train"])
+    run = {"strategy": "fedavg"}
+    assert judge_message(policy, asked(run, "train"), NOON) is None
+    refusal = judge_message(policy, asked(run, "evaluate"), NOON)
+    assert refusal is not None
+    assert str(refusal).endswith("message-types: 'evaluate' is not among them")
+
+
 def test_the_strategy_that_makes_the_first_model_is_judged_like_the_runs_own() -> None:
     def refusal(policy: Policy, message_type: str = "train.analytic_sums", **config: Any) -> Any:
         run = {**PRIVATE, "strategy": "fedavg", **config}
