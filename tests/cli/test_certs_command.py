@@ -220,6 +220,27 @@ def test_a_request_that_is_not_as_it_should_be_is_refused(folder, request_of, co
     assert CertificateFolder(folder).issued() == []
 
 
+def test_what_a_node_signed_holds_for_the_name_in_its_certificate_alone(folder):
+    """One key that is certified under two names: the server hands out the other certificate."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    authority, named = CertificateFolder(folder), {}
+    for name in ("ward-3", "ward-4"):
+        request = x509.load_der_x509_csr(csr(key, name))
+        authority.sign(request.public_bytes(serialization.Encoding.PEM), 5)
+        certificate = (folder / name / "node.crt").read_bytes()
+        named[name] = Credentials((folder / "ca.crt").read_bytes(), certificate, private)
+    own, other = named.values()
+    own.check_peer(waybill(own), 5, "7")
+    others = {"peer_name": "ward-4", "peer_certificate": other.certificate}
+    with pytest.raises(LinkError, match="wrong signature"):
+        own.check_peer(waybill(own).model_copy(update=others), 5, "7")
+
+
 def test_another_key_than_the_one_whose_fingerprint_was_told_is_refused(folder, asked):
     told = certs(
         *("sign", str(asked[0] / "node.csr"), "--dir", str(folder)), *("--fingerprint", "SHA256:x")
