@@ -109,7 +109,9 @@ def test_an_app_reaches_its_node_and_its_data_and_nothing_else(
     }
     environment = {"PATH": "/usr/bin", "PASSWORD": "1234", "OMP_NUM_THREADS": "1"}
     command = [*box(settings, environment), sys.executable, "-I", "-c", PROBE, json.dumps(names)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
         "network": "ConnectionRefusedError",
