@@ -387,6 +387,23 @@ def test_a_server_that_lies_about_who_answered_gets_no_share(federation, survivo
         five.ask(0, UNMASK, number=1, survivors=survivors)
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_node_adds_no_masks_for_a_sum_of_too_few_nodes(federation, times):
+    """Three of five, or three that are said to be six."""
+    five = federation(5)
+
+    def lie(node, step, content):
+        if step == "train":
+            request = content[SECURE]
+            members = sorted({node, (node + 1) % 5, (node + 2) % 5}) * times
+            sealed = [request["sealed"][request["members"].index(place)] for place in members]
+            content[SECURE] = ConfigRecord({**request, "members": members, "sealed": sealed})
+
+    five.lie = lie
+    assert all(reply.has_error() for reply in five.train())
+    assert "the sum is of 3 nodes, and needs" in str(five.grid.failures)
+
+
 def test_no_step_of_an_older_sum_is_taken_again(federation):
     four = federation(4)
     four.train()
