@@ -129,12 +129,15 @@ def _table(lines: Sequence[Entry], title: str) -> Table:
 
 
 def _cells(line: Entry) -> list[str]:
-    receivers = [f"node {parcel['to']}, {parcel['link']}" for parcel in line.get("parcels", [])]
-    epsilon = line.get("epsilon")
+    receivers = [
+        f"node {parcel['to']}, {parcel['link']}: {parcel.get('purpose', 'a parcel')}"
+        for parcel in line.get("parcels", [])
+    ]
+    epsilon, title = line.get("epsilon"), line.get("title")
     return [
         _time(line),
         f"{line['run']} {line['strategy']}",
-        line["type"],
+        f"{title} ({line['type']})" if title else line["type"],
         "; ".join(["server", *receivers]),
         line["error"] if "error" in line else "; ".join(line["what"]),
         data_size(line["bytes"]),

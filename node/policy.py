@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from task.settings import Block, SettingsError
 
@@ -27,7 +30,19 @@ _OrAny = BeforeValidator(_unless_any)
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 BundleHash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=1)]
-PublicKey = Annotated[str, Field(pattern="^ssh-ed25519 ")]
+
+
+def _is_ed25519(key: str) -> str:
+    try:
+        is_one = isinstance(load_ssh_public_key(key.encode()), Ed25519PublicKey)
+    except (ValueError, UnsupportedAlgorithm):
+        is_one = False
+    if not is_one:
+        raise ValueError("must be an ed25519 key as in OpenSSH's files: ssh-ed25519 AAAA...")
+    return key
+
+
+PublicKey = Annotated[str, AfterValidator(_is_ed25519)]
 AbsolutePath = Annotated[str, Field(pattern="^/")]
 
 
@@ -89,7 +104,9 @@ class Policy(Block):
     strategies: Annotated[list[Name] | None, _OrAny] = None
     message_types: Annotated[list[Name] | None, _OrAny] = None
     bundles: Annotated[list[BundleHash] | None, _OrAny] = None
-    publishers: Annotated[dict[Name, PublicKey] | None, _OrAny] = None
+    publishers: Annotated[Annotated[dict[Name, PublicKey], Field(min_length=1)] | None, _OrAny] = (
+        None
+    )
     replies: Literal["declared", "any"] = "any"
     raw_data: Literal["never", "ask", "allowed"] = "never"
     starts: Annotated[list[Name] | None, _OrAny] = Field(default_factory=lambda: [*_NOT_REAL])
@@ -118,6 +135,13 @@ class Policy(Block):
         if single_updates == "never" and info.data.get("replies") != "declared":
             raise ValueError("never needs replies: declared, else the node sees no difference")
         return single_updates
+
+    @field_validator("most_bytes_a_day")
+    @classmethod
+    def _are_all_seen(cls, most: int | None, info: ValidationInfo) -> int | None:
+        if most is not None and info.data.get("direct_links"):
+            raise ValueError("needs direct-links: false, else the node does not see all bytes")
+        return most
 
     @field_validator("sandbox")
     @classmethod

@@ -83,6 +83,8 @@ def judge_reply(
         try:
             _check_declared(asked, reply)
             _check_own_words(reply, own)
+            if policy.least_noise and "classes" in reply.config_records.get(CONFIG, {}):
+                raise ValueError("classes are not told with differential privacy")
             for name in parcels_of(reply):
                 _check_parcel(policy, asked, name, reply.config_records[name], opened)
         except ValueError as error:

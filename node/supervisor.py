@@ -25,8 +25,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import yaml
-
 from links.store import remove_old_runs
 from node.policy import OPEN, Policy, cannot_hold, in_words
 from node.processes import start_bound, stop
@@ -45,9 +43,6 @@ from node.stock import (
 SUPERNODE, EXECUTOR = "node.flower_1_32.supernode", "node.flower_1_32.executor"
 MAILBOX_ENVIRONMENT = {"GRPC_VERBOSITY": "info"}
 """Makes gRPC log refused TLS handshakes, which Flower silences."""
-
-_PUBLISHERS = "publishers.yaml"
-"""File in the state directory with Flower's trusted entities."""
 
 _LONGEST_PAUSE = 10.0
 _SWEEP = 3600.0
@@ -140,7 +135,11 @@ class Node:
         if reason and policy.sandbox == "required":
             raise NodeError(f"policy: sandbox: required, and there is none here: {reason}")
         self._boxed = not reason
-        held = "Held: the app is boxed in." if self._boxed else f"Not held: no box, {reason}."
+        held = (
+            "Held: the app is boxed in."
+            if self._boxed
+            else f"Not held: no box, {reason}. The app has this user's files and network."
+        )
         print(f"Policy: {held}", file=sys.stderr, flush=True)
 
     def _supervise(self) -> None:
@@ -221,12 +220,7 @@ class Node:
             *("--superexec-auth-secret-file", str(appio_secret(settings.state_dir))),
             *("--node-config", str(self._node_config)),
         ]
-        command += connection_arguments(settings)
-        if settings.policy.publishers is not None:
-            file = settings.state_dir / _PUBLISHERS
-            file.write_text(yaml.safe_dump(settings.policy.publishers), encoding="utf-8")
-            command += ["--trusted-entities", str(file)]
-        return command
+        return command + connection_arguments(settings)
 
     def _executor_command(self, appio_address: str, report: int) -> list[str]:
         settings = self._settings

@@ -62,6 +62,7 @@ from node.replies import (
     judge_reply,
     model_of_parcel,
     parcels_of,
+    purpose_of,
     releases,
     route_of,
     virtual_data,
@@ -170,6 +171,12 @@ class Guard:
         self._words.append((now, len(line)))
         return line
 
+    def _bound_words(self, content: RecordDict) -> None:
+        """Bound what the app says that the node lacks, as its errors: it is free text, too."""
+        config = content.config_records.get(CONFIG, ConfigRecord())
+        if self._policy.replies == "declared" and "lacks" in config:
+            config["lacks"] = [self._said(text) for text in cast(list[str], config["lacks"])]
+
     def admit(self, message: Message, run: Run, bundle: Fab) -> Message | None:
         """Judge a message that has come; return the refusal to answer with, None if there is none.
 
@@ -184,12 +191,14 @@ class Guard:
         try:
             asked = self._asked(message, run, bundle)
             data = _data_of(self._node_config, asked.run_config)
-            refusal = judge_message(
-                self._policy_for(message), asked, self._now()
-            ) or judge_spending(
-                self._policy,
-                epsilon=self._account.left(data),
-                num_bytes=self._outbox.bytes_of_a_day(self._now()),
+            refusal = (
+                self._unsigned(bundle)
+                or judge_message(self._policy_for(message), asked, self._now())
+                or judge_spending(
+                    self._policy,
+                    epsilon=self._account.left(data),
+                    num_bytes=self._outbox.bytes_of_a_day(self._now()),
+                )
             )
         except Exception as error:  # whatever a hostile message makes it raise
             refusal = Refusal("policy", f"{type(error).__name__}: {error}")
@@ -229,6 +238,7 @@ class Guard:
                 return self._leave(pending, Message(error, reply_to=pending.message))
             refusal = self._judge(pending, reply, num_bytes)
             if refusal is None:
+                self._bound_words(reply.content)
                 return Message(reply.content, reply_to=pending.message)
         except OutboxError as problem:
             refusal = Refusal("outbox", "it cannot be written", str(problem))
@@ -245,6 +255,20 @@ class Guard:
         text = answer.error.reason if answer.has_error() else _lacks(answer)
         self._record(pending, len(text or ""), error=one_line(text or ""))
         return answer
+
+    def _unsigned(self, bundle: Fab) -> Refusal | None:
+        """Why a bundle is not run, if none of the policy's publishers has signed it.
+
+        Flower would judge it too, but its refusal names no rule, and answers no message that this
+        guard has seen.
+        """
+        from flwr.supernode.start_client_internal import _verify_fab
+
+        publishers = self._policy.publishers
+        if publishers is None or _verify_fab(bundle, publishers):
+            return None
+        reason = f"the app bundle {bundle.hash_str} is signed by none of {', '.join(publishers)}"
+        return Refusal("publishers", reason)
 
     def _policy_for(self, message: Message) -> Policy:
         """The policy, with what the owner has allowed the message's run.
@@ -308,6 +332,7 @@ class Guard:
             parcels=[
                 {
                     "to": route_of(asked, name).get("receiver"),
+                    "purpose": one_line(str(purpose_of(asked, name))),
                     "link": record.get("link"),
                     "bytes": record.get("num-bytes"),
                 }
@@ -322,12 +347,14 @@ class Guard:
 
     def _record(self, pending: _Pending, num_bytes: int, **about: Any) -> None:
         metadata, asked = pending.message.metadata, pending.asked
+        phase = asked.phase if asked else None
         self._outbox.append(
             self._now(),
             num_bytes,
             run=str(metadata.run_id),
             strategy=asked.strategy if asked else "",
             type=metadata.message_type,
+            title=phase.title if phase else "",
             data=pending.data,
             **about,
         )

@@ -153,6 +153,8 @@ def test_a_node_keeps_its_key_and_gets_a_certificate_that_vouches_for_it(folder,
     )
     assert told.exit_code == 0, told.output
     assert told.stdout.split()[-1] == fingerprint
+    (signed,) = CertificateFolder(folder).issued()
+    assert signed.days_left == 30
     assert {file.name for file in (folder / "ward-3").iterdir()} == {
         *("ca.crt", "node.crt", "node.pub")
     }
@@ -170,9 +172,13 @@ def test_a_node_keeps_its_key_and_gets_a_certificate_that_vouches_for_it(folder,
 
 def test_of_a_request_name_hosts_and_key_are_granted_and_nothing_else(folder):
     key = ec.generate_private_key(ec.SECP256R1())
+    operator = x509.NameAttribute(
+        NameOID.ORGANIZATIONAL_UNIT_NAME, "operator"
+    )  # a role at the gate
+    own_name = x509.NameAttribute(NameOID.COMMON_NAME, "ward-3")
     request = (
         x509.CertificateSigningRequestBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ward-3")]))
+        .subject_name(x509.Name([own_name, operator]))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName("ward-3")]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
@@ -181,6 +187,7 @@ def test_of_a_request_name_hosts_and_key_are_granted_and_nothing_else(folder):
     made = x509.load_pem_x509_certificate((folder / "ward-3/node.crt").read_bytes())
     assert not made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert made.public_key() == key.public_key()
+    assert list(made.subject) == [own_name]
 
 
 def csr(key, name="ward-3", host="ward-3"):
@@ -211,6 +218,27 @@ def test_a_request_that_is_not_as_it_should_be_is_refused(folder, request_of, co
     assert complaint in told.stderr
     assert told.stderr.count("\n") == 1
     assert CertificateFolder(folder).issued() == []
+
+
+def test_what_a_node_signed_holds_for_the_name_in_its_certificate_alone(folder):
+    """One key that is certified under two names: the server hands out the other certificate."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    authority, named = CertificateFolder(folder), {}
+    for name in ("ward-3", "ward-4"):
+        request = x509.load_der_x509_csr(csr(key, name))
+        authority.sign(request.public_bytes(serialization.Encoding.PEM), 5)
+        certificate = (folder / name / "node.crt").read_bytes()
+        named[name] = Credentials((folder / "ca.crt").read_bytes(), certificate, private)
+    own, other = named.values()
+    own.check_peer(waybill(own), 5, "7")
+    others = {"peer_name": "ward-4", "peer_certificate": other.certificate}
+    with pytest.raises(LinkError, match="wrong signature"):
+        own.check_peer(waybill(own).model_copy(update=others), 5, "7")
 
 
 def test_another_key_than_the_one_whose_fingerprint_was_told_is_refused(folder, asked):

@@ -1,7 +1,9 @@
 """The outbox log is whole, or says where it is not; so does the command that shows it."""
 
 import datetime
+import hashlib
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,10 @@ LINE: dict[str, Any] = {
     "run": "7",
     "strategy": "hfldd",
     "type": "train.distill",
+    "title": "members distil their data",
     "data": "/data/ward-3",
     "what": ["parcel: link, num-bytes, payload, token", "<script>"],
-    "parcels": [{"to": "6", "link": "relay", "bytes": 9}],
+    "parcels": [{"to": "6", "purpose": "virtual-data", "link": "relay", "bytes": 9}],
     "virtual": [],
     "epsilon": 1.5,
     "lifetime": 2.25,
@@ -52,11 +55,21 @@ def test_a_log_goes_on_after_a_restart(folder: Path) -> None:
     assert outbox.bytes_of_a_day(NOON + datetime.timedelta(hours=24)) == 0
 
 
+def rewritten(line: str, **changes: Any) -> str:
+    """A line with other values, and the hash that fits these."""
+    entry = {key: value for key, value in (json.loads(line) | changes).items() if key != "hash"}
+    digest = hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**entry, "hash": digest})
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [
         (lambda lines: [lines[0].replace("100", "101"), *lines[1:]], 1),
         (lambda lines: [lines[0], *lines[2:]], 2),
+        (lambda lines: [lines[0], rewritten(lines[1], bytes=1), lines[2]], 3),
+        (lambda lines: [lines[0], rewritten(lines[2], number=2)], 2),
+        (lambda lines: [*lines[:2], rewritten(lines[2], number=9)], 3),
         (lambda lines: lines[1:], 1),
         (lambda lines: [lines[0], lines[0], *lines[1:]], 2),
         (lambda lines: [*lines, "[]"], 4),
@@ -74,6 +87,15 @@ def test_a_changed_log_is_found_out_at_the_line(change: Any, line: int, folder: 
     page = folder.parent / "page.html"
     assert show(folder, "--html", str(page)).exit_code == 1
     assert "This log was changed" in page.read_text()
+
+
+def test_a_line_is_on_the_disk_before_what_it_tells_of_leaves(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("os.fsync", lambda number: synced.append(os.fstat(number).st_size))
+    Outbox(folder).append(NOON, 4, **LINE)
+    assert synced == [log_file(folder).stat().st_size]
 
 
 def test_a_line_that_a_power_cut_left_half_written_is_cut_off(folder: Path) -> None:
@@ -94,7 +116,15 @@ def test_what_another_process_writes_meanwhile_is_noticed(folder: Path) -> None:
 def test_the_table_says_what_left_for_whom_and_the_hash_to_note(folder: Path) -> None:
     output = show(folder).output
     last = json.loads(log_file(folder).read_text().splitlines()[-1])["hash"]
-    for text in ("hfldd", "node 6, relay", "1.5", "100 B", "raw-data: never", last):
+    for text in (
+        "hfldd",
+        "node 6, relay: virtual-data",
+        "members distil their data",
+        "1.5",
+        "100 B",
+        "raw-data: never",
+        last,
+    ):
         assert text in output
     assert show(folder / "nowhere" / FOLDER).exit_code == 1
 

@@ -1,12 +1,52 @@
-"""The page on what leaves a node speaks of every strategy."""
+"""The page on what leaves a node says of every strategy what it declares."""
+
+import re
+import tomllib
+
+import pytest
 
 from protocol.registry import built_in_methods
+from server.privacy import check_privacy, check_secure_sums
+from server.settings import RunSettings
+from strategies.common.registry import find_strategy
+from task.settings import SettingsError
 
 from .pages import ROOT
 
+NOISE = {"train.dp-noise": 1.0}
+SUMS = {"secure-sums": True}
 
-def test_every_strategy_has_a_row_in_the_page_on_what_leaves_a_node():
+
+def rows_of_strategies():
+    """Cells of the table's rows on protections, by strategy."""
+    rows, names = {}, []
     page = (ROOT / "docs" / "what-leaves.md").read_text()
-    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
-    missing = [name for name in built_in_methods() if not any(f"`{name}`" in row for row in rows)]
-    assert missing == []
+    table = page.partition("## By strategy")[2].partition("\n\n**Below an edge**")[0]
+    for line in re.findall(r"^\| (?!strategy).*", table, re.MULTILINE):
+        strategies, _, _, private, summed = (cell.strip() for cell in line.strip("|").split("|"))
+        names = re.findall("`([^`]+)`", strategies) or names
+        for name in names:
+            rows.setdefault(name, []).append((private, summed))
+    return rows
+
+
+def allowed(check, **config):
+    run = RunSettings.from_run_config(config)
+    try:
+        check(run, find_strategy(run.strategy)[1])
+    except SettingsError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", sorted(built_in_methods()))
+def test_a_strategy_has_the_protections_that_the_page_says(name):
+    privates, sums = zip(*rows_of_strategies()[name], strict=True)
+    said = re.findall(r"`([\w.-]+=[^`]+)`", " ".join(privates))
+    with_these = {
+        k: v for line in said for k, v in tomllib.loads(f'"{line}'.replace("=", '"=', 1)).items()
+    }
+    private = allowed(check_privacy, strategy=name, **NOISE, **with_these)
+    assert private == ("no" not in privates)
+    assert allowed(check_secure_sums, strategy=name, **SUMS) == any("mean" in s for s in sums)
+    assert ("no" in sums) == (not any("mean" in s for s in sums))

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from fleet.local_federation import LocalFederation
+from fleet.submission import RunOutcome
 from node.outbox import FOLDER, entries
 from node.processes import start_bound, stop
 from node.supervisor import status_file
@@ -81,73 +82,95 @@ def test_a_hospitals_node_keeps_every_rule_against_real_runs_and_changed_apps(
     tmp_path: Path,
 ) -> None:
     """One federation, and a node that is started anew with another policy for each part."""
-    settings = {"name": "hospital", "state-dir": str(tmp_path / "hospital")}
-    with LocalFederation(1, tmp_path / "federation") as federation:
-        base = yaml.safe_load((federation.nodes[0].state_dir / "node.yaml").read_text()) | settings
+    state = tmp_path / "hospital"
+    settings = {"name": "hospital", "state-dir": str(state)}
+    with LocalFederation(2, tmp_path / "federation") as federation:
+        base = yaml.safe_load((federation.nodes[1].state_dir / "node.yaml").read_text()) | settings
+        stop([federation.nodes[1].process])  # the hospital takes its place, and its classes
 
-        def with_policy(policy: dict[str, Any], *runs: tuple[Path, dict[str, Any]]) -> list[str]:
-            """Start the node with a policy; what it answered to the last message of each run."""
-            (tmp_path / "node.yaml").write_text(
-                yaml.safe_dump(base | {"policy": {"extends": "hospital", **policy}})
-            )
+        def with_policy(policy: Any, *runs: tuple[Path, dict[str, Any]]) -> list[RunOutcome]:
+            """Start the node with a policy, and have it asked to take part in runs."""
+            (tmp_path / "node.yaml").write_text(yaml.safe_dump(base | {"policy": policy}))
             command = federation.node_command(tmp_path / "node.yaml")
             process = start_bound(command, log=tmp_path / "hospital.log", env=federation.env)
             try:
-                while not online(tmp_path / "hospital"):
+                while not online(state):
                     assert process.poll() is None, (tmp_path / "hospital.log").read_text()
                     time.sleep(0.1)
-                ids = [
-                    federation.run(
-                        app, config | {"runs-dir": str(tmp_path / "runs")}, timeout=600
-                    ).run_id
+                federation.wait_for_nodes(2)
+                return [
+                    federation.run(app, config | {"runs-dir": str(tmp_path / "runs")}, timeout=600)
                     for app, config in runs
                 ]
             finally:
                 stop([process])
-            last = {line["run"]: line for line in entries(tmp_path / "hospital" / FOLDER)}
-            return [last[str(run_id)].get("error", "took part") for run_id in ids]
 
-        ample = {"most-epsilon": 1e6}
-        alone = PRIVATE | {"min-nodes": 1}
+        def of(run: RunOutcome) -> list[dict[str, Any]]:
+            return [line for line in entries(state / FOLDER) if line["run"] == str(run.run_id)]
+
+        def took_part(run: RunOutcome) -> list[dict[str, Any]]:
+            assert run.completed, "\n".join(run.lines)
+            assert not any("error" in line for line in of(run)), of(run)
+            return of(run)
+
+        def refused(run: RunOutcome, rule: str) -> str:
+            """Check that the rule is named in the node's outbox, and in the run's log."""
+            refusal = f"the node's policy refuses it: {rule}: "
+            assert refusal in of(run)[-1]["error"]
+            assert refusal in "\n".join(run.lines)
+            return str(of(run)[-1]["error"])
+
+        alone = PRIVATE | {"min-nodes": 1, "partition.classes": 5, "train.dp-noise": 3.0}
         hfldd = alone | {
-            **{"strategy": "hfldd", "hfldd.dp-epsilon": 10.0, "hfldd.start": "noise"},
+            **{"strategy": "hfldd", "hfldd.dp-epsilon": 3.0, "hfldd.start": "noise"},
             **{"hfldd.balanced": False, "hfldd.auxiliary-size": 20, "hfldd.distill-steps": 5},
+            **{"hfldd.groups": 2, "num-rounds": 3, "min-nodes": 2},  # heads take turns
         }
-        answers = with_policy(
-            ample,
+        averaged, distilled, *others = with_policy(
+            "hospital",
             (ROOT, alone),
             (ROOT, hfldd),
             (ROOT, alone | {"train.dp-noise": 0.5}),
             (ROOT, alone | {"strategy": "fednova"}),
+            (ROOT, RAW | {"min-nodes": 1}),
         )
-        assert answers[:2] == ["took part"] * 2
-        for answer, rule in zip(answers[2:], ("least-noise", "strategies"), strict=True):
-            assert f"the node's policy refuses it: {rule}: " in answer
-        without_noise = {"least-noise": 0.0, "most-epsilon": "any"}
+        assert took_part(averaged)[-1]["type"] == "train"
+        sent = [line for line in took_part(distilled) if line.get("virtual")]
+        assert [line["type"] for line in sent] == ["train.distill"]
+        for run, rule in zip(others, ("least-noise", "strategies", "raw-data"), strict=True):
+            refused(run, rule)
+        without_noise = {"extends": "hospital", "least-noise": 0.0, "most-epsilon": "any"}
         from_real = QUICK | {"strategy": "hfldd", "hfldd.start": "real"}
         from_real["hfldd.allow-real-start"] = True  # the server refuses it by itself
-        (answer,) = with_policy(without_noise, (ROOT, from_real))
-        assert "the node's policy refuses it: starts: " in answer
+        (run,) = with_policy(without_noise, (ROOT, from_real))
+        refused(run, "starts")
 
-        (answer,) = with_policy(ample | {"bundles": ["0" * 64]}, (ROOT, alone))
-        (known,) = re.findall("the app bundle ([0-9a-f]{64})", answer)
+        ample = {"extends": "hospital", "most-epsilon": 1e6}
+        (run,) = with_policy(ample | {"bundles": ["0" * 64]}, (ROOT, alone))
+        (known,) = re.findall("the app bundle ([0-9a-f]{64})", refused(run, "bundles"))
         changed = [
             changed_app(tmp_path / "metric", '"metrics"', 'MetricRecord({"pixels": pixels})'),
             changed_app(tmp_path / "array", '"more"', "ArrayRecord([np.array(pixels)])"),
         ]
-        answers = with_policy(
+        honest, *others = with_policy(
             ample | {"bundles": [known]}, (ROOT, alone), *((app, alone) for app in changed)
         )
-        assert answers[0] == "took part"
-        for answer in answers[1:]:
-            assert "the node's policy refuses it: bundles: " in answer
-        for answer in with_policy(ample, *((app, alone) for app in changed)):
-            assert "the node's policy refuses it: replies: " in answer
+        took_part(honest)
+        for run in others:
+            refused(run, "bundles")
+        for run in with_policy(ample, *((app, alone) for app in changed)):
+            refused(run, "replies")
 
-        spent = [e["lifetime"] for e in entries(tmp_path / "hospital" / FOLDER) if "lifetime" in e]
+        again = alone | {"resume": str(honest.run_id), "num-rounds": 2}
+        (resumed,) = with_policy(ample, (ROOT, again))
+        before, after = took_part(honest)[-1], took_part(resumed)[-1]
+        assert after["epsilon"] > before["epsilon"]
+        added = after["epsilon"] - before["epsilon"]
+        assert after["lifetime"] == pytest.approx(before["lifetime"] + added)
+        spent = [line["lifetime"] for line in entries(state / FOLDER) if "lifetime" in line]
         assert spent == sorted(spent)
-        (answer,) = with_policy({"most-epsilon": spent[-1] * 1.001}, (ROOT, alone))
-        assert "the node's policy refuses it: most-epsilon: " in answer
+        (run,) = with_policy(ample | {"most-epsilon": spent[-1] * 1.001}, (ROOT, alone))
+        refused(run, "most-epsilon")
 
 
 def changed_app(folder: Path, where: str, what: str) -> Path:

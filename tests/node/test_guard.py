@@ -4,6 +4,7 @@ import datetime
 import hashlib
 import json
 import zipfile
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import (
     Array,
     ArrayRecord,
@@ -32,6 +35,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign, sign_message
 from flwr.supercore.run import Run
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.nodestate import NodeStateFactory
@@ -49,6 +53,7 @@ from node.flower_1_32.guard import Guard, patch_guard
 from node.flower_1_32.timing import patch_intake
 from node.outbox import FOLDER, entries, virtual_data_file
 from node.policy import HOSPITAL, OPEN, STANDARD, Policy
+from protocol.fedseq import PASSED_MODEL, TRAIN_IN_TURN
 from protocol.method import Method
 from protocol.registry import find_method
 from protocol.replies import REFUSED
@@ -305,6 +310,40 @@ def test_only_the_bundles_that_the_owner_knows_are_run(make_node: MakeNode) -> N
     assert known in answer.error.reason  # so that the owner can add it
 
 
+def signed(app: Fab, key: Ed25519PrivateKey, name: str = "hub") -> Fab:
+    """A bundle with a publisher's signature, as the SuperLink hands it on."""
+    digest = hashlib.sha256(app.content).digest()
+    signature = sign_message(key, create_message_to_sign(digest, 5))
+    words = {"signed_at": 5, "signature": urlsafe_b64encode(signature).decode()}
+    return Fab(app.hash_str, app.content, {"valid_license": "Valid", name: json.dumps(words)})
+
+
+def test_only_bundles_that_a_trusted_publisher_has_signed_are_run(make_node: MakeNode) -> None:
+    key, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    known = bundle(PRIVATE)
+    changed = bundle({**PRIVATE, "seed": 7})
+    not_theirs = Fab(changed.hash_str, changed.content, signed(known, key).verifications)
+    node = make_node(HOSPITAL.model_copy(update={"publishers": {"hub": public}}))
+    for given, runs in (
+        (signed(known, key), True),
+        (known, False),
+        (signed(known, other), False),
+        (signed(known, key, "another"), False),
+        (not_theirs, False),
+        (Fab(known.hash_str, known.content, {"hub": "[" * 9}), False),
+    ):
+        node.bundle = given
+        node.begin(node.run_id + 1)
+        answer = node.answers(train_message(), "train", trained())
+        assert answer.has_content() if runs else answer.error.code == REFUSED
+    node.bundle = known
+    node.begin(node.run_id + 1)
+    answer = node.answers(train_message(), "train", trained())
+    assert refused(answer, "publishers")
+    assert f"{known.hash_str} is signed by none of hub" in node.log()[-1]["error"]
+
+
 def test_flower_takes_no_bundle_under_another_ones_hash(make_node: MakeNode) -> None:
     with pytest.raises(ValueError, match="hash mismatch"):
         make_node().state.store_fab(Fab("1" * 64, b"another", {}))
@@ -313,7 +352,9 @@ def test_flower_takes_no_bundle_under_another_ones_hash(make_node: MakeNode) -> 
 def test_outside_its_hours_a_node_does_nothing(make_node: MakeNode) -> None:
     node = make_node(HOSPITAL.model_copy(update={"hours": "20:00-06:00"}))
     assert node.takes(train_message(), "train") is None
-    node.arrived()
+    answer = node.arrived()
+    assert answer
+    assert refused(answer, "hours")
     node.now = node.now.replace(hour=23)
     assert node.takes(train_message(), "train")
 
@@ -422,6 +463,13 @@ def test_a_resumed_run_goes_on_with_the_epsilon_of_the_one_before(make_node: Mak
     assert node.log()[-1]["lifetime"] == 5.0
 
 
+def test_a_run_whose_account_begins_anew_adds_all_of_it(make_node: MakeNode) -> None:
+    node = make_node()
+    for claim in (4.0, 1.0, 1.5):
+        assert node.answers(train_message(), "train", trained(claim)).has_content()
+    assert [line["lifetime"] for line in node.log()] == [4.0, 5.0, 5.5]
+
+
 @pytest.mark.parametrize("claim", [-1.0, float("nan")])
 def test_an_app_that_makes_epsilon_up_sends_nothing(claim: float, make_node: MakeNode) -> None:
     assert make_node().answers(train_message(), "train", trained(claim)).has_error()
@@ -435,10 +483,10 @@ def test_a_damaged_account_is_not_an_empty_one(make_node: MakeNode) -> None:
 
 def test_no_more_leaves_in_a_day_than_the_owner_lets(make_node: MakeNode) -> None:
     node = make_node(HOSPITAL.model_copy(update={"most_bytes_a_day": 3000}))
-    sent = 0
-    while not (answer := node.answers(train_message(), "train", trained(1.0))).has_error():
-        sent += 1
-    assert refused(answer, "most-bytes-a-day")
+    answers = [node.answers(train_message(), "train", trained(1.0)) for _ in range(10)]
+    sent = sum(answer.has_content() for answer in answers)
+    assert 0 < sent < 10
+    assert all(refused(answer, "most-bytes-a-day") for answer in answers[sent:])
     assert sum(line["bytes"] for line in node.log()[:sent]) <= 3000
     node.now += datetime.timedelta(days=1, seconds=1)
     assert node.answers(train_message(), "train", trained(1.0)).has_content()
@@ -461,11 +509,13 @@ def virtual(method: str = "dm", init: str = "noise") -> bytes:
     return VirtualData(images, labels, method, 1, 0, init).to_bytes()
 
 
-def parcel_of(node: Node, payload: bytes, mode: Any = "relay") -> tuple[RecordDict, RecordDict]:
+def parcel_of(
+    node: Node, payload: bytes, purpose: str = VIRTUAL_DATA
+) -> tuple[RecordDict, RecordDict]:
     """The message with a route to another node, and the reply with the parcel."""
     receiver = Sender(node.state_dir / "other", OTHER)
-    links = Links({OTHER: Introduction.checked(introduce(receiver), "introduction")}, mode)
-    route = links.route(NODE, OTHER, VIRTUAL_DATA)
+    links = Links({OTHER: Introduction.checked(introduce(receiver), "introduction")}, "relay")
+    route = links.route(NODE, OTHER, purpose)
     parcel = send(Sender(node.state_dir), route, payload)
     numbers = MetricRecord({"num-examples": 2, "num-values": 128})
     config = ConfigRecord({"start": "noise", "share-raw-data": False})
@@ -481,7 +531,10 @@ def test_virtual_data_that_left_sealed_are_in_the_outbox_to_look_at(make_node: M
     (line,) = node.log()
     (name,) = line["virtual"]
     assert virtual_data_file(node.state_dir / FOLDER, name).read_bytes() == payload
-    assert line["parcels"] == [{"to": str(OTHER), "link": "relay", "bytes": len(payload) + 28}]
+    (told,) = line["parcels"]
+    told = {key: told[key] for key in ("to", "purpose", "link", "bytes")}
+    assert list(told.values()) == [str(OTHER), VIRTUAL_DATA, "relay", len(payload) + 28]
+    assert line["title"] == "members distil their data"
 
 
 @pytest.mark.parametrize(
@@ -558,6 +611,35 @@ def test_a_parcel_that_another_key_seals_does_not_leave(
     message, _ = parcel_of(node, virtual())
     _, reply = parcel_of(node, virtual())  # for another route
     assert refused(node.answers(message, "train.distill", reply), "replies")
+
+
+@pytest.mark.parametrize(
+    ("payload", "leaves"),
+    [
+        (save(MODEL), True),
+        (PLANTED, False),
+        (save({**MODEL, "weight": np.zeros((9, 9), np.float32)}), False),
+        (save({**MODEL, "patients": np.zeros(9, np.float32)}), False),
+        (save(MODEL, metadata={"patients": PLANTED.decode()}), False),
+    ],
+)
+def test_a_model_for_another_node_is_the_runs_and_holds_nothing_else(
+    payload: bytes, leaves: bool, make_node: MakeNode
+) -> None:
+    node = make_node(SEALED.model_copy(update={"strategies": None}), strategy="fedseq")
+    message, reply = parcel_of(node, payload, PASSED_MODEL)
+    message["arrays"] = model()
+    reply["metrics"] = MetricRecord({"num-examples": 3, "num-steps": 1})
+    answer = node.answers(message, TRAIN_IN_TURN, reply)
+    assert answer.has_content() if leaves else refused(answer, "replies")
+
+
+def test_a_receipt_of_a_parcel_that_went_past_the_node_does_not_leave(make_node: MakeNode) -> None:
+    node = make_node(SEALED, **HFLDD)
+    message, reply = parcel_of(node, virtual())
+    reply.config_records["parcel"].update({"link": "direct", "payload": b""})
+    assert refused(node.answers(message, "train.distill", reply), "replies")
+    assert node.log()[0]["bytes"] < 500  # of the refusal alone
 
 
 def test_a_parcel_for_a_key_that_no_authority_signed_does_not_leave(
@@ -715,6 +797,29 @@ def test_a_node_introduces_itself_with_its_own_certificate_and_address(
     reply = RecordDict({"metrics": metrics, "introduction": introduction})
     answer = node.answers(RecordDict(), "query.describe", reply)
     assert "replies" in str(answer.content.config_records["config"]["lacks"])
+
+
+def test_labels_are_not_told_where_the_owner_asks_for_differential_privacy(
+    make_node: MakeNode,
+) -> None:
+    node = make_node()
+    for config, leaves in (({}, True), ({"classes": [0, 1, 5]}, False)):
+        own = ConfigRecord({"name": "ward-3", **config})
+        reply = RecordDict({"metrics": MetricRecord({"num-examples": 10}), "config": own})
+        answer = node.answers(RecordDict(), "query.describe", reply)
+        assert leaves == ("lacks" not in answer.content.config_records["config"])
+
+
+def test_what_an_app_says_that_it_lacks_counts_as_its_errors_do(make_node: MakeNode) -> None:
+    node, told = make_node(SEALED, **PRIVATE), ""
+    for number in range(30):
+        texts = [f"{number} {place} " + "x" * 250 for place in range(8)]
+        config = ConfigRecord({"name": "ward-3", "lacks": texts})
+        reply = RecordDict({"metrics": MetricRecord({"num-examples": 0}), "config": config})
+        answer = node.answers(RecordDict(), "query.describe", reply)
+        told += " ".join(answer.content.config_records["config"]["lacks"])
+    assert 0 < told.count("x" * 250) <= 40
+    assert told.endswith("(the node's log says why)")
 
 
 def test_an_apps_errors_are_bounded_over_a_day(make_node: MakeNode) -> None:

@@ -15,10 +15,10 @@ from node.policy import HOSPITAL, OPEN, PRESETS, Policy, in_words, read_policy
 from node.replies import OwnWords, judge_reply
 from node.rules import Asked, judge_message, judge_spending
 from node.settings import NodeError, NodeSettings, load_settings
-from node.supervisor import Node
 from protocol.arrays import as_record
 from task.settings import SettingsError
 
+HUB = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDtqJ7zOtqQtYqOo0CpvDXNlMhV3HeJDpjrASKGLWdop"
 NOBODY = OwnWords({}, [], b"", "")
 NOON = datetime.datetime(2026, 1, 5, 12)
 SETTINGS = ["dp-noise", "dp-delta", "dp-epsilon", "local-epochs", "start", "share-raw-data", "lr"]
@@ -90,9 +90,13 @@ def test_what_a_preset_says_can_be_a_file(name: str, tmp_path: Path) -> None:
         ("raw-data: perhaps", "raw-data = 'perhaps'"),
         ("extends: clinic", "extends = 'clinic': must be one of standard, open, hospital"),
         ("most-epsilon: 3.0", "needs least-noise above 0"),
+        ("most-bytes-a-day: 5", "needs direct-links: false, else the node does not see all bytes"),
         ("hours: at night", "must be two times of day, as in 20:00-06:00"),
         ("hours: 20:00-20:00", "must be two different times of day"),
         ("bundles: [abc]", "bundles.0 = 'abc'"),
+        ("publishers: {}", "publishers = {}: Dictionary should have at least 1 item"),
+        ("publishers: {hub: ssh-ed25519 AAAA}", "must be an ed25519 key as in OpenSSH's files"),
+        ("publishers: {hub: ssh-rsa AAAA}", "publishers.hub = 'ssh-rsa AAAA'"),
         ("strategies: fedavg", "strategies = 'fedavg': should be a valid list"),
         ("direct-links: 1", "direct-links = 1"),
         ("- a", "must hold lines such as `extends: hospital`"),
@@ -126,21 +130,13 @@ def test_the_app_is_told_which_classes_are_too_small_and_the_node_has_data_to_co
         load_settings(None, {"policy": {"fewest-of-a-class": 5}})
 
 
-def test_flower_gets_the_publishers_as_its_trusted_entities(tmp_path: Path) -> None:
-    keys = {"hub": "ssh-ed25519 AAAA"}
-    node = Node(NodeSettings(policy=Policy(publishers=keys), state_dir=tmp_path))
-    command = node._supernode_command("127.0.0.1:9", 3)
-    file = Path(command[command.index("--trusted-entities") + 1])
-    assert yaml.safe_load(file.read_text()) == keys
-
-
 def test_words_tell_all_policies_apart() -> None:
     changes: dict[str, Any] = {
         name: value for name, value in HOSPITAL if value != getattr(OPEN, name)
     }
     changes |= {"message_types": [], "bundles": [], "most_bytes_a_day": 5, "hours": "1:00-2:00"}
     changes |= {"fewest_of_a_class": 9, "single_updates": "never"}
-    changes |= {"publishers": {"hub": "ssh-ed25519 AAAA"}, "readable": ["/weights"]}
+    changes |= {"publishers": {"hub": HUB}, "readable": ["/weights"]}
     assert changes.keys() == Policy.model_fields.keys()
     told = [" ".join(in_words(OPEN.model_copy(update={k: v}))) for k, v in changes.items()]
     told = [words for words in told if words != " ".join(in_words(OPEN))]
@@ -154,6 +150,15 @@ def test_words_tell_all_policies_apart() -> None:
 )
 def test_hours_may_lie_around_midnight(hours: str, works: bool) -> None:
     assert Policy(hours=hours).works_at(NOON.time()) == works
+
+
+def test_a_node_answers_the_messages_that_its_owner_lists_and_no_others() -> None:
+    policy = Policy(message_types=["query.describe", "train"])
+    run = {"strategy": "fedavg"}
+    assert judge_message(policy, asked(run, "train"), NOON) is None
+    refusal = judge_message(policy, asked(run, "evaluate"), NOON)
+    assert refusal is not None
+    assert str(refusal).endswith("message-types: 'evaluate' is not among them")
 
 
 def test_the_strategy_that_makes_the_first_model_is_judged_like_the_runs_own() -> None:

@@ -109,7 +109,9 @@ def test_an_app_reaches_its_node_and_its_data_and_nothing_else(
     }
     environment = {"PATH": "/usr/bin", "PASSWORD": "1234", "OMP_NUM_THREADS": "1"}
     command = [*box(settings, environment), sys.executable, "-I", "-c", PROBE, json.dumps(names)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
         "network": "ConnectionRefusedError",
@@ -167,8 +169,15 @@ def test_a_node_that_must_box_in_does_not_start_where_it_cannot(settings, monkey
     policy = settings.policy.model_copy(update={"sandbox": "where-possible"})
     node = Node(settings.model_copy(update={"policy": policy}))
     node._box_in()
-    assert "Not held: no box, bwrap is forbidden." in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "Not held: no box, bwrap is forbidden. The app has this user's files" in said
     assert not node._boxed
+    monkeypatch.setattr("node.supervisor.why_no_box", str)
+    for boxed in (settings.policy, policy):
+        node = Node(settings.model_copy(update={"policy": boxed}))
+        node._box_in()
+        assert "Policy: Held: the app is boxed in." in capsys.readouterr().err
+        assert node._boxed
 
 
 def test_a_box_needs_links_through_the_server():

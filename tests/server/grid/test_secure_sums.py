@@ -14,6 +14,7 @@ from fleet.certificates import CertificateFolder, request_node
 from links.masks import digest, quantised
 from protocol.arrays import as_arrays, as_record
 from protocol.fedlgd import GRADIENT, LACKS_GLOBAL_DATA, VIRTUAL, VirtualTraining
+from protocol.hfldd import NUM_PARCELS
 from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
 from protocol.registry import find_method, phases_of
 from protocol.secure_sums import (
@@ -54,7 +55,7 @@ class Federation:
     """Nodes that run the real ClientApp around a training that is made up.
 
     `tamper` may change what a node sends, or lose it (None); `lie` what it gets. `extra` are the
-    array records that answers hold besides the model, by node.
+    array records that answers hold besides the model, by node; `told` are more of their metrics.
     """
 
     def __init__(
@@ -68,9 +69,11 @@ class Federation:
         strategy="fedavg",
         asks=(),
         extra=lambda node: {},
+        told=(),
         **more,
     ):
         self.folder, self.start, self.update, self.extra = folder, start, update, extra
+        self.told = dict(told)
         method = find_method(strategy)
         (self.message_type,) = method.summed
         self.asks = RecordDict(dict(asks))
@@ -106,7 +109,12 @@ class Federation:
 
         def train(message, context):
             model, samples = self.update(node)
-            metrics = {NUM_EXAMPLES: samples, "train-loss": node / 4, "dp-epsilon": 0.5}
+            metrics = {
+                NUM_EXAMPLES: samples,
+                "train-loss": node / 4,
+                "dp-epsilon": 0.5,
+                **self.told,
+            }
             extra = {name: as_record(arrays) for name, arrays in self.extra(node).items()}
             content = {ARRAYS: as_record(model), METRICS: MetricRecord(metrics), **extra}
             return Message(RecordDict(content), reply_to=message)
@@ -165,6 +173,8 @@ FEDLGD = {
     "extra": lambda node: {GRADIENT: {"weight": gradient_of(node)}},
 }
 """A round of FedLGD in which nodes send gradients."""
+HEADS = {"strategy": "hfldd", "told": {NUM_PARCELS: 2}}
+"""A round of HFLDD's heads."""
 
 
 def gradient_of(node):
@@ -223,21 +233,16 @@ def test_every_reply_is_the_mean_weighted_by_samples(federation, num_nodes):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_two_of_ten_nodes_that_drop_at_any_step_cost_the_round_nothing(federation, step):
-    ten = federation(10)
+@pytest.mark.parametrize("settings", [{}, HEADS, FEDLGD], ids=["fedavg", "hfldd", "fedlgd"])
+def test_two_of_ten_nodes_that_drop_at_any_step_cost_the_round_nothing(federation, settings, step):
+    ten = federation(10, **settings)
     lost = {2, 7}
     ten.tamper = lambda node, at, reply: None if at == step and node in lost else reply
-    check_mean(ten.train(), [n for n in range(10) if n not in lost or step == UNMASK])
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_gradients_are_summed_with_the_models_whoever_drops(federation, step):
-    five = federation(5, **FEDLGD)
-    five.tamper = lambda node, at, reply: None if (node, at) == (3, step) else reply
-    replies = five.train()
-    left = range(5) if step == UNMASK else [0, 1, 2, 4]
+    replies = ten.train()
+    left = [n for n in range(10) if n not in lost or step == UNMASK]
     check_mean(replies, left)
-    check_gradient(replies, left)
+    if settings is FEDLGD:
+        check_gradient(replies, left)
 
 
 def test_a_node_that_says_why_it_has_not_trained_costs_no_sum(federation):
@@ -380,6 +385,23 @@ def test_a_server_that_lies_about_who_answered_gets_no_share(federation, survivo
     five.train()
     with pytest.raises(RuntimeError, match=reason):
         five.ask(0, UNMASK, number=1, survivors=survivors)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_node_adds_no_masks_for_a_sum_of_too_few_nodes(federation, times):
+    """Three of five, or three that are said to be six."""
+    five = federation(5)
+
+    def lie(node, step, content):
+        if step == "train":
+            request = content[SECURE]
+            members = sorted({node, (node + 1) % 5, (node + 2) % 5}) * times
+            sealed = [request["sealed"][request["members"].index(place)] for place in members]
+            content[SECURE] = ConfigRecord({**request, "members": members, "sealed": sealed})
+
+    five.lie = lie
+    assert all(reply.has_error() for reply in five.train())
+    assert "the sum is of 3 nodes, and needs" in str(five.grid.failures)
 
 
 def test_no_step_of_an_older_sum_is_taken_again(federation):
