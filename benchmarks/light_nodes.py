@@ -25,6 +25,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.object_store import ObjectStore, ObjectStoreFactory
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.nodestate import NodeState, NodeStateFactory
+from grpc import _channel
 
 from node.flower_1_32.retries import patch_retries
 from node.flower_1_32.spacing import ReadingPull
@@ -167,6 +168,9 @@ def serve(door: Door, ours: bool, orders: Connection) -> None:
     with `Told`, and ``("age", seconds)``, which makes it so many seconds before their start.
     """
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    # Flower has each channel's state logged, by a thread that wakes five times a second. Those of a
+    # thousand nodes in one place would take the processor that the SuperLink is measured on.
+    _channel.Channel.subscribe = lambda *_, **__: None
     clock, settings = AgingClock(), NodeSettings.model_fields
     if ours:
         patch_pull_backoff()
