@@ -42,7 +42,7 @@ HOSTS = "needs other machines: tests/deploy/test_hosts_full.py does it between n
 NOT_HERE = {
     r"docker |.*\bdocker (compose|save|load)": TREE,
     r"(ssh|scp) ": "needs another machine",
-    r"flwr-distill superlink ": HOSTS,
+    r"flwr-distill superlink\b": HOSTS,
     r"(kubectl|helm) |head .* > secret": "needs a cluster: tests/deploy/test_chart.py",
     r"sbatch ": "needs Slurm: tests/deploy/test_slurm.py",
     r"flwr-distill (node|register|edge)\b": HOSTS,
