@@ -55,6 +55,7 @@ def superlink_command(
             *("--ssl-certfile", str(certificate.certificate)),
             *("--ssl-keyfile", str(certificate.key)),
         ]
+    # Ours asks its database less often, and starts a little later.
     program = ("flwr-distill", "superlink") if database else ("flower-superlink",)
     return [
         *(*program, *tls, "--disable-runtime-dependency-installation"),
