@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 
 import typer
@@ -20,7 +19,7 @@ def superlink(context: typer.Context) -> None:
     `flower-superlink`.
     """
     if why_another():
-        os.execv(shutil.which(STOCK) or STOCK, [STOCK, *context.args])
+        os.execvp(STOCK, [STOCK, *context.args])
     from fleet.flower_1_32.linkstate import main  # imports Flower
 
     sys.argv = [STOCK, *context.args]

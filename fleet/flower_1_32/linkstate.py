@@ -126,7 +126,8 @@ class RememberingLinkState(SqlLinkState):
             return []
         changes = self._changes["messages"]
         rows = super()._claim_message_ins_rows(node_id, limit)
-        if not rows:
+        # Any id may be asked for where keys are not checked; those of strangers would fill memory.
+        if not rows and node_id in self._node_ids.values():
             self._keep("messages", changes, lambda: self._without_message.add(node_id))
         return rows
 

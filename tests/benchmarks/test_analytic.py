@@ -7,12 +7,12 @@ import pytest
 
 from benchmarks.analytic import fashion
 
-ROOT = Path(__file__).resolve().parents[2] / "../shared/data"
+SHARED = Path(__file__).resolve().parents[3] / "shared/data"
 
 
-@pytest.mark.skipif(not (ROOT / "fashion_mnist_aux").is_dir(), reason="no Fashion-MNIST in DIR")
+@pytest.mark.skipif(not SHARED.exists(), reason=f"no real data in {SHARED}")
 def test_fashion_is_tested_on_images_of_all_classes_that_no_node_has():
-    data = fashion(ROOT, download=False)
+    data = fashion(SHARED, download=False)
     for part, size in ((data.train, 80), (data.test, 20)):
         assert abs(np.bincount(part.labels, minlength=10) - size).max() <= 10
     trained = {image.tobytes() for image in data.train.images}

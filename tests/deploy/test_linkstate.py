@@ -49,8 +49,9 @@ class Party:
         self.state = state
         self.keys = [secrets.token_bytes(16) for _ in range(NODES)]
         self.nodes = [state.create_node(NOOP_FLWR_AID, "", key, 30.0) for key in self.keys]
-        for node in self.nodes:
+        for node, key in zip(self.nodes, self.keys, strict=True):
             state.activate_node(node, 30.0)
+            assert state.get_node_id_by_public_key(key) == node
         self.run = state.create_run(
             *(None, None, None, {}, NOOP_FEDERATION, None, None, "flwr-serverapp")
         )
@@ -165,6 +166,15 @@ def test_no_message_is_overlooked_that_comes_while_its_node_looks(states):
     end.set()
     looking.join()
     assert got == list(range(100))
+
+
+def test_ids_that_strangers_make_up_take_no_memory(states):
+    ours = Party(states[1])
+    before = len(ours.state._without_message)
+    for stranger in range(2**40, 2**40 + 100):
+        assert ours.state.get_message_ins(stranger, limit=1) == []
+    assert ours.look(0) == []
+    assert len(ours.state._without_message) == before + 1
 
 
 def test_messages_of_before_a_restart_are_there_after_it(tmp_path):
