@@ -23,6 +23,7 @@ from flwr.common.constant import TRANSPORT_TYPE_GRPC_RERE
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.object_store import ObjectStore, ObjectStoreFactory
+from flwr.supercore.retry import RetryInvoker
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.nodestate import NodeState, NodeStateFactory
 from grpc import _channel
@@ -30,6 +31,7 @@ from grpc import _channel
 from node.flower_1_32.retries import patch_retries
 from node.flower_1_32.spacing import ReadingPull
 from node.flower_1_32.timing import patch_intake, patch_nonce_cleanup, patch_pull_backoff
+from node.flower_1_32.waiting import let_looks_wait
 from node.pace import Pace
 from node.settings import NodeSettings
 
@@ -38,6 +40,8 @@ STOCK_REPLY_POLL = 0.5
 """Flower's pauses between looks for messages, and for its app's reply, in seconds."""
 BETWEEN_STARTS = 0.05
 HOUR = 3600.0
+_OWN = threading.local()
+"""`pace` of a node's thread."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ class LightNode:
         self.thread = threading.Thread(target=self._work, daemon=True)
 
     def _work(self) -> None:
+        _OWN.pace = self._pace
         try:
             self._live()
         except Exception as error:
@@ -177,6 +182,7 @@ def serve(door: Door, ours: bool, orders: Connection) -> None:
         patch_retries()
         patch_intake()
         patch_nonce_cleanup()
+        _let_looks_wait()
     nodes = []
     for key in door.keys:
         pace = Pace(
@@ -204,3 +210,15 @@ def serve(door: Door, ours: bool, orders: Connection) -> None:
                 alive=sum(node.thread.is_alive() for node in nodes),
             )
         )
+
+
+def _let_looks_wait() -> None:
+    """As `patch_waiting`, which knows of one node in a process."""
+    make = loop._make_fleet_connection_retry_invoker
+
+    def make_invoker(**arguments: Any) -> RetryInvoker:
+        invoker = make(**arguments)
+        let_looks_wait(invoker, _OWN.pace)
+        return invoker
+
+    setattr(loop, "_make_fleet_connection_retry_invoker", make_invoker)  # noqa: B010

@@ -63,6 +63,7 @@ class Pace:
         self._generator = generator
         self._clock = clock
         self._spacing = 0.0
+        self._looked_for = 0.0
         self._last_work = clock()
 
     def worked(self) -> None:
@@ -73,8 +74,18 @@ class Pace:
         """Take the server's word for how far apart looks should be, until it says otherwise."""
         self._spacing = seconds if math.isfinite(seconds) else 0.0
 
+    def draw_wait(self) -> float:
+        """Draw the seconds for which the next look may wait at the SuperLink."""
+        return self._idle * self._generator.uniform(1 - JITTER, 1)
+
+    def looked(self, seconds: float) -> None:
+        """Record how long a look took."""
+        self._looked_for = seconds
+
     def draw(self) -> float:
-        """Draw the seconds to wait until the next look."""
+        """Draw the seconds to wait until the next look; none after one that waited long enough."""
+        if self._looked_for >= (1 - JITTER) * self._idle:
+            return 0.0
         longest = pause(self.idle_for, busy=self._busy, idle=self._idle, spacing=self._spacing)
         return longest * self._generator.uniform(1 - JITTER, 1)
 

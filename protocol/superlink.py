@@ -1,4 +1,4 @@
-"""What to do when a SuperLink has too much to do, or is lost without a word."""
+"""How nodes and servers call a SuperLink, which may have too much to do or be lost."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ import grpc
 if TYPE_CHECKING:
     from flwr.supercore.retry import RetryInvoker
 
+WAIT = "flwr-distill-wait"
+"""Header of a node's look for messages: seconds for which it may wait at the SuperLink.
+
+One of ours answers once there is a message, or after these seconds; any other answers at once.
+"""
 _DATABASE = ("database is locked", "QueuePool limit")
 """Of SQLite, which lets one write at a time and the others wait for 5 s; and of SQLAlchemy, which
 has 15 connections and lets a call wait 30 s for one. Flower passes both on."""
@@ -47,20 +52,25 @@ def limit_calls(invoker: RetryInvoker, within: float) -> None:
     invoke = invoker.invoke
 
     def invoke_within(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if "timeout" in kwargs:
-            return invoke(target, *args, **kwargs)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return target(*args, timeout=within, **kwargs)
-            except grpc.RpcError as error:
-                if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-                    raise NoAnswerError(within) from error
-                raise
-
-        return invoke(call, *args, **kwargs)
+        if "timeout" not in kwargs:
+            target, kwargs = answered(target), {**kwargs, "timeout": within}
+        return invoke(target, *args, **kwargs)
 
     invoker.invoke = invoke_within  # type: ignore[method-assign]
+
+
+def answered(target: Callable[..., Any]) -> Callable[..., Any]:
+    """A call whose SuperLink counts as away if it does not answer within the `timeout`."""
+
+    def call(*args: Any, timeout: float, **kwargs: Any) -> Any:
+        try:
+            return target(*args, timeout=timeout, **kwargs)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise NoAnswerError(timeout) from error
+            raise
+
+    return call
 
 
 class NoAnswerError(grpc.RpcError):

@@ -12,11 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from flwr.app import Message
 from flwr.common.constant import Status
-from flwr.server.app import run_superlink
+from flwr.server import app
 from flwr.server.superlink.linkstate import linkstate_factory
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore.object_store import object_store_factory
@@ -26,10 +27,14 @@ from flwr.supercore.sql_mixin import _set_sqlite_pragmas
 from sqlalchemy import Engine, QueuePool, create_engine, event
 from sqlalchemy.orm import Session, sessionmaker
 
+from fleet.flower_1_32.waiting import MOST, Doorbell, WaitingLooks
+
 FRESH = 1.0
 """Seconds for which a running run's status is believed, and between searches for expired tasks."""
 BOOKED = 1.0
 """Seconds between bookings of traffic."""
+CALLS = 1000
+"""Threads besides those of looks that wait: as many as Flower has."""
 _INDICES = {"object_children": "child_id", "run_objects": "object_id", "message_ins": "dst_node_id"}
 """Columns by which each look and each deletion would else search whole tables."""
 
@@ -68,10 +73,16 @@ class RememberingLinkState(SqlLinkState):
     It remembers nodes' ids until a node is removed, that there is no message for a node until one
     is stored, and that a run is running for `FRESH` seconds or until a task ends. Traffic is booked
     every `BOOKED` seconds, and before anyone reads it; a SuperLink that is killed loses so much.
+
+    Attributes
+    ----------
+    doorbell : Doorbell
+        Rings for a node when a message for it is stored.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self.doorbell = Doorbell()
         self._lock = threading.Lock()
         # What was read while something changed may be old already, and is not kept.
         self._changes: Counter[str] = Counter()
@@ -119,6 +130,7 @@ class RememberingLinkState(SqlLinkState):
         with self._lock:
             self._changes["messages"] += 1
             self._without_message.discard(message.metadata.dst_node_id)
+        self.doorbell.ring(message.metadata.dst_node_id)
         return message_id
 
     def _claim_message_ins_rows(self, node_id: int, limit: int | None) -> list[dict[str, Any]]:
@@ -210,4 +222,20 @@ def main() -> None:
     """Be `flower-superlink`, with the state above where it is asked for SQLite."""
     object_store_factory.SqlObjectStore = OneConnectionStore  # type: ignore[attr-defined]
     linkstate_factory.SqlLinkState = RememberingLinkState  # type: ignore[attr-defined]
-    run_superlink()
+    app.generic_create_grpc_server = partial(_fleet_server, app.generic_create_grpc_server)  # type: ignore[attr-defined]
+    app.run_superlink()
+
+
+def _fleet_server(
+    make: Callable[..., Any],
+    servicer_and_add_fn: tuple[Any, Any],
+    *arguments: Any,
+    interceptors: Sequence[Any] | None = None,
+    **named: Any,
+) -> Any:
+    """The server of the Fleet API, at which looks can wait if the state knows of new messages."""
+    state = servicer_and_add_fn[0].state_factory.state()
+    if isinstance(state, RememberingLinkState):
+        interceptors = [*(interceptors or ()), WaitingLooks(state.doorbell)]
+        named["max_concurrent_workers"] = MOST + CALLS
+    return make(servicer_and_add_fn, *arguments, interceptors=interceptors, **named)

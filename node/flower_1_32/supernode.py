@@ -23,6 +23,7 @@ from node.flower_1_32.timing import (
     patch_pull_backoff,
     patch_supernode_sleep,
 )
+from node.flower_1_32.waiting import patch_waiting
 from node.pace import Pace
 from node.policy import OPEN, Policy
 from node.settings import NODE_CONFIG
@@ -86,6 +87,7 @@ def main() -> None:
     patch_retries()
     patch_intake()
     patch_spacing(pace)
+    patch_waiting(pace)
     patch_nonce_cleanup()
     patch_run_ends(state_dir)
     if not patch_guard(Guard(policy, state_dir, node_config)) and policy != OPEN:

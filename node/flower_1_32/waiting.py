@@ -1,0 +1,63 @@
+"""Lets a node's looks for messages wait at the SuperLink.
+
+Apart from `timing`, which the worker imports too: there, names of our other packages are the app
+bundle's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from flwr.proto.fleet_pb2 import PullMessagesRequest
+from flwr.supercore.retry import RetryInvoker
+
+from node.flower_1_32.timing import can_override
+from node.pace import Pace
+from protocol.superlink import WAIT, answered
+
+LATE = 60.0
+"""Seconds after the end of its wait at which a look counts as lost."""
+
+
+def patch_waiting(pace: Pace) -> bool:
+    """Ask the SuperLink to answer this node's looks only when there is a message.
+
+    One that does not know how answers at once, and the node looks again at its pace.
+    """
+    from flwr.supernode import start_client_internal
+
+    name = "_make_fleet_connection_retry_invoker"
+    if not can_override("how a SuperNode looks for messages", hasattr(start_client_internal, name)):
+        return False
+    make: Callable[..., RetryInvoker] = getattr(start_client_internal, name)
+
+    def make_invoker(**arguments: Any) -> RetryInvoker:
+        invoker = make(**arguments)
+        let_looks_wait(invoker, pace)
+        return invoker
+
+    setattr(start_client_internal, name, make_invoker)
+    return True
+
+
+def let_looks_wait(invoker: RetryInvoker, pace: Pace) -> None:
+    """Have an invoker's looks for messages wait as long as the pace draws, which is told."""
+    invoke = invoker.invoke
+
+    def invoke_look(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(kwargs.get("request"), PullMessagesRequest):
+            return invoke(target, *args, **kwargs)
+
+        def look(**kwargs: Any) -> Any:
+            start = time.monotonic()
+            response = answered(target)(**kwargs)
+            pace.looked(time.monotonic() - start)
+            return response
+
+        seconds = pace.draw_wait()
+        header = (WAIT, f"{seconds:.3f}")
+        return invoke(look, *args, metadata=(header,), timeout=seconds + LATE, **kwargs)
+
+    invoker.invoke = invoke_look  # type: ignore[method-assign]

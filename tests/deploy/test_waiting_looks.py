@@ -1,0 +1,236 @@
+"""A look for messages waits at the SuperLink until there is one."""
+
+import random
+import secrets
+import threading
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import grpc
+import pytest
+from flwr.app import Metadata, RecordDict
+from flwr.app.message import make_message
+from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
+from flwr.proto.fleet_pb2 import PullMessagesRequest
+from flwr.proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
+from flwr.proto.node_pb2 import Node
+from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
+from flwr.supercore.constant import NOOP_FEDERATION
+from flwr.supercore.grpc import generic_create_grpc_server
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
+from flwr.supercore.retry import RetryInvoker, exponential
+from flwr.superlink.federation import NoOpFederationManager
+
+from fleet.flower_1_32.linkstate import OneConnectionStore, RememberingLinkState, _fleet_server
+from fleet.flower_1_32.waiting import LONGEST, Doorbell, _seconds
+from node.flower_1_32.waiting import LATE, let_looks_wait
+from node.pace import Pace
+from protocol.superlink import WAIT
+
+SOON, LONG = 5.0, 30.0
+"""Seconds within which an answer comes, and for which looks ask to wait."""
+
+
+class SuperLink:
+    """A Fleet API on our state, with one node."""
+
+    def __init__(self, folder):
+        objects = OneConnectionStore(str(folder / "state.db"))
+        objects.initialize()
+        self.state = RememberingLinkState(
+            str(folder / "state.db"), NoOpFederationManager(), objects
+        )
+        self.state.initialize()
+        self.objects = objects
+        states = SimpleNamespace(state=lambda: self.state)
+        stores = SimpleNamespace(store=lambda: objects)
+        self.server = _fleet_server(
+            generic_create_grpc_server,
+            (FleetServicer(states, stores, False), add_FleetServicer_to_server),
+            server_address="127.0.0.1:0",
+        )
+        self.server.start()
+        key = secrets.token_bytes(16)
+        self.node = self.state.create_node(NOOP_FLWR_AID, "", key, 30.0)
+        self.state.activate_node(self.node, 30.0)
+        self.state.get_node_id_by_public_key(key)
+        self.run = self.state.create_run(
+            *(None, None, None, {}, NOOP_FEDERATION, None, None, "flwr-serverapp")
+        )
+
+    @contextmanager
+    def stub(self):
+        with grpc.insecure_channel(self.server.bound_address) as channel:
+            yield FleetStub(channel)
+
+    def look(self, wait, timeout=None):
+        """Answer of a look, and how long it took."""
+        start = time.monotonic()
+        request = PullMessagesRequest(node=Node(node_id=self.node))
+        with self.stub() as stub:
+            response = stub.PullMessages(request, metadata=((WAIT, wait),), timeout=timeout)
+        return len(response.messages_list), time.monotonic() - start
+
+    def send(self):
+        told = Metadata(
+            *(self.run, secrets.token_hex(16), SUPERLINK_NODE_ID, self.node),
+            *("", "", time.time(), 60.0, "train"),
+        )
+        message = make_message(told, RecordDict())
+        message.metadata.__dict__["_message_id"] = message.object_id
+        self.objects.preregister(self.run, get_object_tree(message))
+        assert self.state.store_message_ins(message)
+
+
+@pytest.fixture(scope="module")
+def superlink(tmp_path_factory):
+    superlink = SuperLink(tmp_path_factory.mktemp("superlink"))
+    yield superlink
+    superlink.server.stop(None).wait(SOON)
+
+
+def eventually(condition):
+    end = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def in_thread(call):
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(call()), daemon=True)
+    thread.start()
+    return thread, answers
+
+
+def waiting(superlink):
+    return superlink.state.doorbell._waiting
+
+
+def test_a_look_that_waits_gets_a_message_as_soon_as_there_is_one(superlink):
+    thread, answers = in_thread(lambda: superlink.look(str(LONG)))
+    eventually(lambda: superlink.node in waiting(superlink))
+    superlink.send()
+    thread.join(SOON)
+    assert [count for count, _ in answers] == [1]
+    assert not waiting(superlink)
+
+
+def test_a_message_that_is_there_is_not_waited_for(superlink):
+    superlink.send()
+    count, seconds = superlink.look(str(LONG))
+    assert count == 1
+    assert seconds < SOON
+
+
+def test_a_look_waits_no_longer_than_it_asked(superlink):
+    count, seconds = superlink.look("0.3")
+    assert count == 0
+    assert 0.3 <= seconds < SOON
+
+
+@pytest.mark.parametrize("wait", ["0", "-1", "nan", "soon"])
+def test_a_look_that_asks_for_nothing_usable_is_answered_at_once(superlink, wait):
+    count, seconds = superlink.look(wait)
+    assert count == 0
+    assert seconds < SOON
+
+
+def test_no_look_waits_for_ever():
+    assert _seconds("inf") == 0
+    assert _seconds("1e300") == LONGEST
+
+
+def test_a_nodes_next_look_ends_the_one_before(superlink):
+    first, answers = in_thread(lambda: superlink.look(str(LONG)))
+    eventually(lambda: superlink.node in waiting(superlink))
+    assert superlink.look("0.1")[0] == 0
+    first.join(SOON)
+    assert [count for count, _ in answers] == [0]
+
+
+def test_a_look_whose_node_is_gone_waits_no_more(superlink):
+    with pytest.raises(grpc.RpcError) as error:
+        superlink.look(str(LONG), timeout=0.3)
+    assert error.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    eventually(lambda: not waiting(superlink))
+
+
+def test_as_many_looks_wait_as_there_are_threads_for():
+    doorbell = Doorbell(most=2)
+    with doorbell.heard_by(1) as first, doorbell.heard_by(2) as second:
+        with doorbell.heard_by(3) as third:
+            assert third is None
+        with doorbell.heard_by(1) as again:
+            assert first.is_set()
+            assert again is not None
+        doorbell.ring(1)
+        doorbell.ring(2)
+        assert second.is_set()
+        with doorbell.heard_by(4) as fourth:
+            assert fourth is not None
+
+
+def test_a_superlink_that_ends_lets_no_look_wait(tmp_path):
+    superlink = SuperLink(tmp_path)
+
+    def look():
+        with pytest.raises(grpc.RpcError):
+            superlink.look(str(LONG))
+
+    thread, _ = in_thread(look)
+    eventually(lambda: superlink.node in waiting(superlink))
+    assert superlink.server.stop(0.1).wait(SOON)
+    thread.join(SOON)
+    assert not thread.is_alive()
+    eventually(lambda: not waiting(superlink))
+
+
+class Looks:
+    """A node's looks, through an invoker that lets them wait."""
+
+    def __init__(self, call, idle):
+        self.pace = Pace(busy=0.05, idle=idle, generator=random.Random(7))
+        invoker = RetryInvoker(
+            lambda: exponential(0.01, 1, 0.01), grpc.RpcError, max_tries=2, max_time=None
+        )
+        let_looks_wait(invoker, self.pace)
+        self.look = lambda: invoker.invoke(call, request=PullMessagesRequest())
+
+
+def test_a_node_looks_again_at_once_after_a_look_that_waited(superlink):
+    ours = PullMessagesRequest(node=Node(node_id=superlink.node))
+    with superlink.stub() as stub:
+        looks = Looks(lambda request, **named: stub.PullMessages(ours, **named), 0.4)
+        assert not looks.look().messages_list
+    assert looks.pace.draw() == 0
+
+
+def test_a_node_keeps_its_pace_at_a_superlink_that_does_not_let_it_wait():
+    asked = []
+    looks = Looks(lambda **named: asked.append(named), 20.0)
+    looks.look()
+    assert looks.pace.draw() > 0
+    (named,) = asked
+    (header,) = named["metadata"]
+    assert header[0] == WAIT
+    assert 15 <= float(header[1]) <= 20
+    assert named["timeout"] == pytest.approx(float(header[1]) + LATE, abs=0.01)
+
+
+def test_a_look_that_is_never_answered_is_made_again():
+    class LateError(grpc.RpcError):
+        def code(self):
+            return grpc.StatusCode.DEADLINE_EXCEEDED
+
+    tries = []
+
+    def call(**named):
+        tries.append(named)
+        if len(tries) == 1:
+            raise LateError
+        return "nothing"
+
+    assert Looks(call, 20.0).look() == "nothing"
+    assert len(tries) == 2
