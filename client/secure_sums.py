@@ -184,7 +184,7 @@ def summed(
     held = _held_shares(state, request, context)
     _write(files, **{**state, "step": "masked", "members": members, "held": held})
     del message.content[SECURE]
-    start = as_arrays(message.content.array_records[ARRAYS])
+    start = as_arrays(message.content.array_records.get(ARRAYS, ArrayRecord()))
     view, bounds = bytes.fromhex(state["view"]), (request.longest, request.most)
     seen = context_of(view, message.content, phase, context.run_config, bounds)
     records = summed_records(phase, message.content, start)

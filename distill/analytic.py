@@ -69,8 +69,15 @@ class Sums:
         """Number of samples; noise does not make it less than 1."""
         return max(float(self.counts.sum()), 1.0)
 
-    def check(self, largest: float) -> None:
-        """Check that samples with these sums can exist, with features of norm `largest` at most.
+    def check(self, largest: float, *, whole: bool = True) -> None:
+        """Check that samples with these sums can exist.
+
+        Parameters
+        ----------
+        largest : float
+            Largest norm of a sample's features.
+        whole : bool (default: True)
+            Whether counts are whole numbers; if not, the sums are known but for a factor.
 
         Raises
         ------
@@ -78,7 +85,8 @@ class Sums:
             If they cannot; the text says why.
         """
         counts = self.counts
-        if (counts < 0).any() or (counts != np.round(counts)).any() or not counts.any():
+        rest = (counts != np.round(counts)).any() if whole else False
+        if (counts < 0).any() or rest or not counts.any():
             raise ValueError("its counts are not numbers of samples")
         if self.by_class[counts == 0].any():
             raise ValueError("it sums features of a class of which it has no sample")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, RecordDict
 from pydantic import Field
 
 from protocol.arrays import Arrays, as_record, finite_arrays
@@ -36,6 +37,9 @@ COUNTS = "counts"
 
 _TYPES = {GRAM: "int32", UNIT: "float64", BY_CLASS: "float64", COUNTS: "float64"}
 LARGEST = 2**31 - 1
+FINE = 2.0**9
+"""Means under masks travel in units that are so much smaller: secure sums round to 2^-20. Their
+norm, at most 1.74 of the larger units, stays below ``secure-sums-norm``."""
 
 FEATURES = "features"
 """Config record of a train message: which features to sum."""
@@ -58,6 +62,13 @@ class SummedFeatures(Block):
     clip: Annotated[float, Field(gt=0)] = 1.0
 
 
+class SumsRequest(SummedFeatures):
+    """The server's request for sums: also of how many classes, and of how many features."""
+
+    classes: Annotated[int, Field(ge=1, le=2**16)]
+    width: Annotated[int, Field(ge=1, le=2**16)]
+
+
 class AnalyticSettings(SummedFeatures):
     """Settings of the closed-form heads (``analytic.*``).
 
@@ -77,10 +88,10 @@ class AnalyticSettings(SummedFeatures):
     regularisation: Annotated[float, Field(ge=0)] = 0.0
     personal: Annotated[float, Field(ge=0)] = 0.0
 
-    @property
-    def features(self) -> SummedFeatures:
+    def request(self, classes: int, width: int) -> SumsRequest:
         """The request to nodes."""
-        return SummedFeatures(**self.model_dump(include=set(SummedFeatures.model_fields)))
+        features = self.model_dump(include=set(SummedFeatures.model_fields))
+        return SumsRequest(**features, classes=classes, width=width)
 
 
 class OwnHeadMetrics(EvaluateMetrics):
@@ -115,6 +126,37 @@ def sums_of(arrays: Arrays) -> Sums:
     return Sums(gram, by_class, counts)
 
 
+def means_record_of(
+    sums: Sums, samples: int, request: SummedFeatures, *, noisy: bool
+) -> ArrayRecord:
+    """Record of a node's sums for a secure sum, which adds up means times samples."""
+    upper = sums.gram[np.triu_indices(len(sums.gram))]
+    values = {GRAM: upper, BY_CLASS: sums.by_class, COUNTS: sums.counts}
+    units = _units(request, noisy=noisy)
+    return as_record({name: array / (samples * units[name]) for name, array in values.items()})
+
+
+def summed_means(means: Arrays, samples: int, request: SummedFeatures, *, noisy: bool) -> Arrays:
+    """Arrays of the sums of so many samples, from a secure sum's mean of `means_record_of`."""
+    units = {name: samples * unit for name, unit in _units(request, noisy=noisy).items()}
+    scaled = {name: np.multiply(means[name], units[name]) for name in (BY_CLASS, COUNTS)}
+    return {GRAM: means[GRAM], UNIT: np.array([units[GRAM]]), **scaled}
+
+
+def _units(request: SummedFeatures, *, noisy: bool) -> dict[str, float]:
+    """Units of means under masks; where there is noise, that of rounding does not matter."""
+    fine = 1.0 if noisy else FINE
+    return {GRAM: request.clip**2 / fine, BY_CLASS: request.clip / fine, COUNTS: 1 / fine}
+
+
+def _like_means(content: RecordDict, model: Arrays) -> Mapping[str, Arrays]:
+    """Arrays like those of `means_record_of`; they take no memory."""
+    request = SumsRequest.checked(content.config_records[FEATURES], "message")
+    classes, k = request.classes, request.width
+    shapes = {GRAM: (k * (k + 1) // 2,), BY_CLASS: (classes, k), COUNTS: (classes,)}
+    return {SUMS: {name: np.broadcast_to(0.0, shape) for name, shape in shapes.items()}}
+
+
 def _check_sums(record: ArrayRecord, model: Arrays) -> None:
     if record.keys() != _TYPES.keys():
         raise ValueError(f"its sums are not {', '.join(_TYPES)}")
@@ -142,8 +184,8 @@ def _unprotected(settings: AnalyticSettings, train: TrainSettings) -> str:
 def _disclosed(settings: AnalyticSettings) -> str:
     return (
         "Nodes sent sums over their samples' features, and how many samples they hold of each "
-        "class; the server saw those of each node. Without noise (train.dp-noise), the sums of a "
-        "single sample are its features."
+        "class; without secure-sums the server saw those of each node. Without noise "
+        "(train.dp-noise), the sums of a single sample are its features."
     )
 
 
@@ -160,6 +202,7 @@ METHODS = (
                 (Reply(metrics=TrainMetrics, arrays={SUMS: _check_sums}),),
                 "client.analytic:send_sums",
                 quorum=True,
+                also_summed=_like_means,
             ),
             Phase(
                 EVALUATE_OWN,
@@ -169,6 +212,7 @@ METHODS = (
             ),
         ),
         unprotected=_unprotected,
+        summed=(TRAIN_SUMS,),
         starts=True,
         disclosed=_disclosed,
     ),

@@ -43,7 +43,8 @@ class Phase:
     also_summed : callable, optional (default: None)
         Given a message's content and the model in it, returns the array records that answers hold
         besides the model, by name, as arrays of the same shapes: secure sums (`Method.summed`) have
-        the mean of these too. None for a model alone.
+        the mean of these too. None for a model alone. Where messages hold no model, answers hold
+        none.
     own : tuple of str (default: ())
         ``record.key`` of what a message tells a node by itself. Whatever else its messages hold is
         the same for all nodes of a secure sum.

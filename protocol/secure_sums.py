@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 from pydantic import Field, create_model, model_validator
 
-from links.masks import FEWEST, MOST
+from links.masks import FEWEST, MOST, Masked
 from links.records import NodeId, Peered, Printable, PublicKey
 from protocol.arrays import Arrays, as_arrays
 from protocol.messages import (
@@ -258,9 +258,13 @@ def context_of(
 
 
 def summed_records(phase: Phase, content: RecordDict, model: Arrays) -> dict[str, Arrays]:
-    """Array records of the answers to a message that are summed: arrays like theirs, by name."""
+    """Array records of the answers to a message that are summed: arrays like theirs, by name.
+
+    A model is among them if the message holds one to start from.
+    """
     others = phase.also_summed(content, model) if phase.also_summed else {}
-    return {ARRAYS: model, **others}
+    own = {ARRAYS: model} if ARRAYS in content.array_records else {}
+    return {**own, **others}
 
 
 def num_masked(records: Mapping[str, Arrays]) -> int:
@@ -269,15 +273,22 @@ def num_masked(records: Mapping[str, Arrays]) -> int:
     return sum(sizes) + 1 + 2 * len(SUMMED_METRICS)
 
 
-def like_masked_models(record: ArrayRecord, model: Arrays, *, most: int) -> None:
-    """Check that a record holds 64-bit integers, enough for a model, and for `most` at most."""
+def masked_numbers(record: ArrayRecord, model: Arrays) -> Masked:
+    """The only array of a record, checked: 64-bit integers in a row, of whatever they are."""
     arrays = as_arrays(record)
     if list(arrays) != [MASKED]:
         raise ValueError(f"its arrays are not {MASKED}")
-    array, fewest = arrays[MASKED], num_masked({ARRAYS: model})
+    array = arrays[MASKED]
+    if array.ndim != 1 or array.dtype.str != "<u8":
+        raise ValueError(f"{MASKED} is {array.dtype} {array.shape}, needs uint64 in a row")
+    return array.astype(np.uint64, copy=False)
+
+
+def like_masked_models(record: ArrayRecord, model: Arrays, *, most: int) -> None:
+    """Check that a record holds 64-bit integers, enough for a model, and for `most` at most."""
+    array, fewest = masked_numbers(record, model), num_masked({ARRAYS: model})
     others = (most - 1) * sum(values.size for values in model.values())
-    fits = array.ndim == 1 and fewest <= array.size <= fewest + others
-    if not fits or array.dtype.str != "<u8":
+    if not fewest <= array.size <= fewest + others:
         wanted = f"{fewest}" if most == 1 else f"{fewest} to {fewest + others}"
         raise ValueError(f"{MASKED} is {array.dtype} {array.shape}, needs uint64 ({wanted},)")
 
@@ -298,7 +309,8 @@ def _masked(reply: Reply) -> Reply:
         if (field.alias or name) not in UNTOLD
     }
     metrics = create_model(f"Masked{reply.metrics.__name__}", __base__=Block, **told)
-    check = partial(like_masked_models, most=len(reply.arrays))
+    like_models = partial(like_masked_models, most=len(reply.arrays))
+    check = like_models if ARRAYS in reply.arrays else masked_numbers
     return Reply(metrics=metrics, arrays={MASKED: check})
 
 

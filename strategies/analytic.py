@@ -33,6 +33,7 @@ from protocol.analytic import (
     UNIT,
     AnalyticSettings,
     record_of,
+    summed_means,
     sums_of,
 )
 from protocol.arrays import Arrays, as_arrays, as_record, sent_arrays
@@ -57,7 +58,7 @@ class Analytic(CheckedFedAvg):
     they are the sums over all samples, whoever holds which, and so the head is that of pooling the
     data (AFL, He et al. 2025; Fed3R, Fanì et al. 2024; FedCGS, Guan et al. 2025). In later rounds
     only nodes are asked whose sums are missing. The sums of each node are kept, in checkpoints too,
-    so that a node can be taken out again (`forget`).
+    so that a node can be taken out again (`forget`); with secure sums only those of all together.
 
     Parameters
     ----------
@@ -113,9 +114,9 @@ class Analytic(CheckedFedAvg):
                 f"analytic.regularisation = {regularisation:g}: lda takes 1 at most (0 chooses)"
             )
         self.sums: dict[int, Arrays] = {}
-        """Sums of each node, by id, as they were sent."""
+        """Sums of each node, by id, as they were sent; a secure sum has the id of one of them."""
         self.names: dict[int, str] = {}
-        """Names of these nodes."""
+        """Names of the nodes whose sums are in."""
         self._noise = noise
         self._layer = last_dense(model)
         dense = last_dense_layer(model)
@@ -144,19 +145,51 @@ class Analytic(CheckedFedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask the sampled nodes whose sums are missing; they have the frozen network."""
-        if server_round == 1:
-            log(INFO, "Sums are not masked: the server sees those of each node")
-        request = ConfigRecord(self.settings.features.model_dump(by_alias=True))
+        asked = self.settings.request(self._classes, self._width)
+        request = ConfigRecord(asked.model_dump(by_alias=True))
         content = RecordDict({self.configrecord_key: config, FEATURES: request})
         sampled = super().configure_train(server_round, arrays, config, grid)
         nodes = [message.metadata.dst_node_id for message in sampled]
-        return [Message(content, node, TRAIN_SUMS) for node in nodes if node not in self.sums]
+        return [Message(content, node, TRAIN_SUMS) for node in nodes if node not in self.names]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add the usable sums to those that are there, and solve the head of all."""
         replies = usable(replies)
+        masked = [r for r in replies if UNIT not in r.content.array_records[SUMS]]
+        if masked:
+            self._take_sum(masked)
+        else:
+            self._take_each(replies)
+        if not self.sums:
+            log(WARNING, "Round %d: no usable sums, the global model stays", server_round)
+            return None, None
+        return as_record(self._solved(self.start_of_round)), MetricRecord()
+
+    def _take_sum(self, replies: list[Message]) -> None:
+        """Keep a secure sum, of which each reply holds the mean."""
+        nodes = [reply.metadata.src_node_id for reply in replies]
+        samples = sum(int(number(reply, NUM_EXAMPLES)) for reply in replies)
+        means = as_arrays(sent_arrays(replies[0], SUMS))
+        arrays = summed_means(means, samples, self.settings, noisy=self._noise > 0)
+        try:
+            if self._noise:
+                noise = self._noise * math.sqrt(len(nodes))
+                sums_of(arrays).check_noisy(samples, self.settings.clip, noise)
+            else:
+                sums_of(arrays).check(self.settings.clip, whole=False)
+        except ValueError as error:
+            for reply in replies:
+                self.set_aside(reply, f"of the sum that it is in: {one_line(error)}")
+            return
+        self.sums[nodes[0]] = arrays
+        self.names |= {node: self._directory.name(node) for node in nodes}
+
+    def _take_each(self, replies: list[Message]) -> None:
+        """Keep the sums of each node."""
+        if replies and not self.sums:
+            log(INFO, "Sums are not masked (secure-sums): the server sees those of each node")
         known = {*self.grid.get_node_ids(), *(reply.metadata.src_node_id for reply in replies)}
         counting = self._directory.samples(known)
         for reply in replies:
@@ -166,10 +199,6 @@ class Analytic(CheckedFedAvg):
                 self.names[node] = self._directory.name(node)
             except ValueError as error:
                 self.set_aside(reply, one_line(error))
-        if not self.sums:
-            log(WARNING, "Round %d: no usable sums, the global model stays", server_round)
-            return None, None
-        return as_record(self._solved(self.start_of_round)), MetricRecord()
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -190,8 +219,12 @@ class Analytic(CheckedFedAvg):
         Raises
         ------
         ValueError
-            If a node has sent none, or no other node's are left.
+            If a node has sent none, no other node's are left, or they came under masks.
         """
+        if self.names.keys() != self.sums.keys():
+            raise ValueError(
+                "the run had secure-sums, and no node's sums are known (start one without the node)"
+            )
         if odd := sorted({*names} - {*self.names.values()}):
             known = listed(sorted(self.names.values()))
             raise ValueError(f"{odd[0]!r} is not among the nodes that sent sums ({known})")
@@ -235,7 +268,7 @@ class Analytic(CheckedFedAvg):
         log(
             INFO,
             "Head of %s: %s of %d samples, regularisation %.4g",
-            counted(len(self.sums), "node"),
+            counted(len(self.names), "node"),
             self.settings.head,
             sums.size,
             strength,
@@ -254,7 +287,7 @@ class Analytic(CheckedFedAvg):
         if not self._noise:
             return best_penalty(sums)
         of_gram, _, _ = deviations(self.settings.clip, self._noise)
-        return noisy_penalty(self._width, of_gram * math.sqrt(len(self.sums)))
+        return noisy_penalty(self._width, of_gram * math.sqrt(len(self.names)))
 
     def _arrays(self, head: Head) -> Arrays:
         if self._directions is not None:

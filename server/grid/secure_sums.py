@@ -22,7 +22,7 @@ from links.masks import (
     threshold,
 )
 from protocol.arrays import Arrays, as_arrays, as_record
-from protocol.messages import ARRAYS, METRICS
+from protocol.messages import METRICS
 from protocol.method import Phase
 from protocol.replies import SET_ASIDE
 from protocol.secure_sums import (
@@ -193,14 +193,15 @@ class SecureSumGrid(ScreeningGrid):
         super()._check_quorum(phase, replies, of, wait)
 
     def _common_records(self, messages: list[Message]) -> dict[str, Arrays]:
-        """What is summed, by record: the model that all start from, and arrays like others."""
+        """What is summed, by record: the model that all start from, if any, and other arrays."""
         phase, first = self._phase(messages[0]), messages[0].content
         told = told_alike(first, phase.own)
-        if ARRAYS not in told or any(
+        records = summed_records(phase, first, self._start_of(messages[0]))
+        if not records or any(
             told_alike(message.content, phase.own) != told for message in messages[1:]
         ):
             raise SumError("the strategy does not send all nodes the same model and settings")
-        return summed_records(phase, first, self._start_of(messages[0]))
+        return records
 
     def _phase(self, message: Message) -> Phase:
         return self._phases[message.metadata.message_type]

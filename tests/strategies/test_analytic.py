@@ -9,10 +9,33 @@ import pytest
 import torch
 from flwr.app import ConfigRecord
 from numpy.testing import assert_allclose
+from scipy.special import softmax
+from sklearn.metrics import log_loss
 
-from distill.analytic import Sums, best_penalty, best_shrinkage, clipped, discriminant, ridge
-from protocol.analytic import BY_CLASS, COUNTS, EVALUATE_OWN, GRAM, SUMS, UNIT, sums_of
+from distill.analytic import (
+    Sums,
+    best_penalty,
+    best_shrinkage,
+    clipped,
+    deviations,
+    discriminant,
+    noisy_penalty,
+    ridge,
+)
+from protocol.analytic import (
+    BY_CLASS,
+    COUNTS,
+    EVALUATE_OWN,
+    GRAM,
+    SUMS,
+    TRAIN_SUMS,
+    UNIT,
+    SummedFeatures,
+    means_record_of,
+    sums_of,
+)
 from protocol.arrays import as_arrays, as_record
+from protocol.registry import built_in_methods, phases_of
 from strategies.analytic import Analytic
 from strategies.common.directory import Directory
 from task.backbones import Frozen
@@ -162,15 +185,33 @@ def test_a_nodes_own_head_is_that_of_its_samples_counted_more_often(client_grid,
         with torch.inference_mode():
             shown = MODEL.features(session.data.holdout.inputs).half().double().numpy()
         labels = session.data.holdout.labels.numpy()
+        losses = {}
         for key, sums in (("eval-accuracy", more), ("shared-accuracy", total)):
             head = ridge(sums, best_penalty(total))
-            right = ((shown @ head.weight.T + head.bias).argmax(1) == labels).mean()
+            logits = shown @ head.weight.T + head.bias
+            right = (logits.argmax(1) == labels).mean()
             assert reply.content["metrics"][key] == pytest.approx(right, abs=1.5 / len(labels))
+            losses[key] = log_loss(labels, softmax(logits, axis=1), labels=range(10))
+        assert losses["eval-accuracy"] != pytest.approx(losses["shared-accuracy"], rel=1e-3)
+        loss = reply.content["metrics"]["eval-loss"]
+        assert loss == pytest.approx(losses["eval-accuracy"], rel=1e-3)
     own, shared = (
         np.mean([reply.content["metrics"][key] for reply in replies])
         for key in ("eval-accuracy", "shared-accuracy")
     )
     assert own >= shared
+
+
+def padded(array, *more):
+    """With so many zeros more along each axis."""
+    return np.pad(array, [(0, n) for n in more] + [(0, 0)] * (array.ndim - len(more)))
+
+
+def wider(upper):
+    """The upper triangle of a matrix with another row and column of zeros."""
+    square = np.zeros((WIDTH + 1, WIDTH + 1), upper.dtype)
+    square[np.triu_indices(WIDTH)] = upper
+    return square[np.triu_indices(WIDTH + 1)]
 
 
 def spoiled(**changed):
@@ -192,6 +233,8 @@ def spoiled(**changed):
         spoiled(counts=lambda a: 1e6 * a[COUNTS] + 0.5),
         spoiled(by_class=lambda a: 50 * a[BY_CLASS]),
         spoiled(by_class=lambda a: a[BY_CLASS][:4], counts=lambda a: a[COUNTS][:4]),
+        spoiled(by_class=lambda a: padded(a[BY_CLASS], 1), counts=lambda a: padded(a[COUNTS], 1)),
+        spoiled(by_class=lambda a: padded(a[BY_CLASS], 0, 1), gram=lambda a: wider(a[GRAM])),
     ],
 )
 def test_sums_that_no_samples_have_are_set_aside(client_grid, change):
@@ -232,6 +275,111 @@ def test_noisy_sums_are_booked_and_a_node_whose_budget_is_spent_sends_none(clien
     for _ in range(4):
         (reply,) = grid.send_and_receive([message])
     assert "this node has spent" in reply.error.reason
+
+
+def with_noise(client_grid, num_nodes=2, noise=4.0):
+    """A strategy for noisy sums, and the replies of its nodes."""
+    grid = client_grid(num_nodes, {**IID, "train.dp-noise": noise})
+    strategy = strategy_of(noise=noise)
+    asked = strategy.configure_train(1, start(MODEL), ConfigRecord(), grid)
+    return strategy, grid.send_and_receive(asked)
+
+
+def test_the_penalty_of_noisy_sums_is_that_of_the_noise_and_not_of_what_it_hides(client_grid):
+    strategy, replies = with_noise(client_grid)
+    arrays, _ = strategy.aggregate_train(1, replies)
+    total = reduce(add, (sums_of(as_arrays(reply.content[SUMS])) for reply in replies))
+    of_gram, _, _ = deviations(1.0, 4.0)
+    assert_head(arrays, ridge(total, noisy_penalty(WIDTH, of_gram * np.sqrt(2))), 1e-6)
+
+
+def test_noisy_sums_that_are_too_large_for_the_samples_are_set_aside(client_grid):
+    strategy, replies = with_noise(client_grid, 3)
+    bad = replies[1].metadata.src_node_id
+    larger = spoiled(by_class=lambda a: 1000 * a[BY_CLASS])(replies[1].content[SUMS])
+    replies[1].content[SUMS] = larger
+    strategy.aggregate_train(1, replies)
+    assert strategy.sums.keys() == {FIRST, FIRST + 1, FIRST + 2} - {bad}
+
+
+def in_a_secure_sum(replies):
+    """The replies of nodes as a secure sum has them: each holds the mean of all."""
+    nodes = [
+        (int(reply.content["metrics"]["num-examples"]), sums_of(as_arrays(reply.content[SUMS])))
+        for reply in replies
+    ]
+    samples, means = sum(n for n, _ in nodes), {}
+    for n, sums in nodes:
+        record = means_record_of(sums, n, SummedFeatures(), noisy=False)
+        for name, array in as_arrays(record).items():
+            means[name] = means.get(name, 0) + array * n / samples
+    for reply in replies:
+        reply.content[SUMS] = as_record(means)
+        reply.content["metrics"]["num-examples"] = round(samples / len(replies))
+    return replies
+
+
+def asked_together(strategy, grid, server_round, arrays):
+    messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
+    return in_a_secure_sum(grid.send_and_receive(messages))
+
+
+def test_sums_under_masks_give_the_same_head_late_ones_too_and_no_node_is_known_alone(client_grid):
+    grid, strategy = client_grid(6, IID), strategy_of()
+    late = {node: grid.nodes.pop(node) for node in range(FIRST + 3, FIRST + 6)}
+    replies = asked_together(strategy, grid, 1, start(MODEL))
+    arrays, _ = strategy.aggregate_train(1, replies)
+    assert_head(arrays, pooled(IID, 6, places=(0, 1, 2)))
+    grid.nodes.update(late)
+    replies = asked_together(strategy, grid, 2, arrays)
+    assert {reply.metadata.src_node_id for reply in replies} == late.keys()
+    arrays, _ = strategy.aggregate_train(2, replies)
+    assert_head(arrays, pooled(IID, 6))
+    with pytest.raises(ValueError, match="the run had secure-sums, and no node's sums are known"):
+        strategy.forget([strategy.names[FIRST]], arrays)
+
+
+def test_a_secure_sum_that_no_samples_have_is_not_used(client_grid):
+    grid, strategy = client_grid(3, IID), strategy_of()
+    replies = asked_together(strategy, grid, 1, start(MODEL))
+    for reply in replies:
+        reply.content[SUMS] = spoiled(by_class=lambda a: 5 * a[BY_CLASS])(reply.content[SUMS])
+    assert strategy.aggregate_train(1, replies) == (None, None)
+    assert not strategy.sums
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        spoiled(gram=lambda a: a[GRAM].astype(np.float32)),
+        spoiled(gram=lambda a: a[GRAM][1:]),
+        spoiled(unit=lambda a: np.array([np.nan])),
+        spoiled(unit=lambda a: np.array([np.inf])),
+        spoiled(by_class=lambda a: np.full_like(a[BY_CLASS], np.nan)),
+        spoiled(by_class=lambda a: a[BY_CLASS].ravel()),
+        spoiled(counts=lambda a: np.full(10, 1e300)),
+        spoiled(counts=lambda a: a[COUNTS][:4]),
+        spoiled(more=lambda a: a[COUNTS]),
+    ],
+)
+def test_a_record_of_another_form_is_refused_when_it_arrives(client_grid, change):
+    grid, strategy = client_grid(2, IID), strategy_of()
+    asked = strategy.configure_train(1, start(MODEL), ConfigRecord(), grid)
+    (reply, _) = grid.send_and_receive(asked)
+    (allowed,) = phases_of(built_in_methods()["analytic"])[TRAIN_SUMS].replies
+    allowed.check(reply.content, {})
+    reply.content[SUMS] = change(reply.content[SUMS])
+    with pytest.raises(ValueError, match=r"its (sums|gram|by-class|counts) |NaN or infinity"):
+        allowed.check(reply.content, {})
+
+
+def test_the_sums_of_d_features_are_two_bytes_for_each_pair(client_grid):
+    for width, settings in ((WIDTH, {}), (64, {"projection": 64})):
+        strategy = strategy_of(**settings)
+        play(strategy, client_grid(2, IID), 1, start(MODEL))
+        for sums in strategy.sums.values():
+            size = sum(array.nbytes for array in sums.values())
+            assert size == 2 * width * (width + 1) + 8 * (10 * (width + 1) + 1)
 
 
 @pytest.mark.parametrize(
