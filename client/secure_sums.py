@@ -6,6 +6,7 @@ keys, a second answer, too few nodes.
 """
 
 import json
+import math
 import secrets
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -295,11 +296,12 @@ def _numbers(
             f"{weight:,} samples are more than {MOST_WEIGHT // num_nodes:,}, the most of each of "
             f"{num_nodes} nodes in a secure sum (set most-samples lower)"
         )
+    longest = request.longest if ARRAYS in records else math.inf  # no model: no update to shorten
     parts = []
     for name, like in records.items():
         start = like if name == ARRAYS else None
         arrays = as_arrays(content.array_records[name])
-        parts += _shortened(name, {key: arrays[key] for key in like}, start, request.longest)
+        parts += _shortened(name, {key: arrays[key] for key in like}, start, longest)
     metrics: list[float] = []
     for key in SUMMED_METRICS:
         metrics += [float(told[key]), 1.0] if key in told else [0.0, 0.0]  # type: ignore[arg-type]

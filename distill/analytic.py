@@ -25,8 +25,11 @@ TAIL = 10.0
 """Standard deviations that noise may have beyond its usual norm."""
 SHARES = (0.2, 0.75, 0.05)
 """Shares of gram, class sums and counts in the privacy that is spent on them together."""
-STRENGTHS = np.logspace(-6, 2, 33)
-"""Ridge penalties to choose from, in units of the greatest eigenvalue of the scatter."""
+STRENGTHS = np.logspace(-5, 2, 29)
+"""Ridge penalties to choose from, in units of the greatest eigenvalue of the scatter.
+
+With smaller ones the rounding of sums that travel would show in the head's weights.
+"""
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,9 +37,9 @@ COUNTS = "counts"
 
 _TYPES = {GRAM: "int32", UNIT: "float64", BY_CLASS: "float64", COUNTS: "float64"}
 LARGEST = 2**31 - 1
-FINE = 2.0**9
-"""Means under masks travel in units that are so much smaller: secure sums round to 2^-20. Their
-norm, at most 1.74 of the larger units, stays below ``secure-sums-norm``."""
+FINE = 2.0**15
+"""Means under masks are 1 at most, and travel in units that are so much smaller: secure sums round
+to 2^-20, and take 2^16."""
 
 FEATURES = "features"
 """Config record of a train message: which features to sum."""

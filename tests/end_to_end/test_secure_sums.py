@@ -62,7 +62,7 @@ def test_a_run_with_secure_sums_learns_what_a_plain_run_learns(
         losses.append([row["loss"] for row in rows])
     plain, summed = models
     for name, array in plain.items():
-        atol = 1e-5 if settings["strategy"] == "analytic" else 1e-6  # sums are rounded more
+        atol = 1e-5 if settings["strategy"] == "analytic" else 1e-6  # plain sums are rounded more
         np.testing.assert_allclose(summed[name], array, rtol=1e-5, atol=atol)
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert losses[0][0] != losses[0][-1]

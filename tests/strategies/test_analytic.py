@@ -13,6 +13,7 @@ from scipy.special import softmax
 from sklearn.metrics import log_loss
 
 from distill.analytic import (
+    STRENGTHS,
     Sums,
     best_penalty,
     best_shrinkage,
@@ -76,22 +77,25 @@ def of_record(record):
     return arrays["head.weight"], arrays["head.bias"]
 
 
-def samples_of(config, num_nodes):
+def samples_of(config, num_nodes, model=MODEL):
     """Features as nodes keep them, and labels, of each node."""
     settings = TaskSettings.from_run_config(config)
     for place in range(num_nodes):
         part = partition_samples(settings, place, num_nodes).to_samples(SPEC)
         with torch.inference_mode():
-            features = MODEL.eval().network(part.inputs)
+            features = model.eval().network(part.inputs)
         features = torch.nn.functional.normalize(features).half().numpy()
         yield clipped(features, 1.0), part.labels.numpy()
 
 
-def pooled(config, num_nodes, head=lambda sums: ridge(sums, best_penalty(sums)), places=None):
+def ridge_of(sums):
+    return ridge(sums, best_penalty(sums))
+
+
+def pooled(config, num_nodes, head=ridge_of, places=None, model=MODEL):
     """The head of all these nodes' samples in one place."""
-    parts = [
-        p for i, p in enumerate(samples_of(config, num_nodes)) if places is None or i in places
-    ]
+    nodes = enumerate(samples_of(config, num_nodes, model))
+    parts = [part for place, part in nodes if places is None or place in places]
     features, labels = (np.concatenate(each) for each in zip(*parts, strict=True))
     return head(Sums.of(features, labels, SPEC.num_classes))
 
@@ -119,6 +123,38 @@ def test_the_head_is_the_pooled_one_from_nodes_of_12_to_1200_samples(client_grid
     config = {**CONFIG, **file}
     arrays = play(strategy_of(), client_grid(5, config), 1, start(MODEL))
     assert_head(arrays, pooled(config, 5))
+
+
+def test_the_head_is_the_pooled_one_also_where_the_least_penalty_is_chosen(client_grid):
+    config = {**SKEWS["one class a node"][0], "model": f"{__name__}:wide"}
+    model = create_model(f"{__name__}:wide", SPEC, seed=0)
+    strategy = Analytic(model=model)
+    arrays = play(strategy, client_grid(2, config), 1, start(model))
+    whole = pooled(config, 2, lambda sums: sums, model=model)
+    top = np.linalg.eigvalsh(centred(whole))[-1]
+    assert best_penalty(whole) == pytest.approx(STRENGTHS[0] * top)
+    assert_head(arrays, ridge_of(whole))
+
+
+def wide(spec):
+    """More features than samples of a class."""
+    return Frozen(RandomFourier(64, 1024), 1024, spec)
+
+
+def centred(sums):
+    mean = sums.by_class.sum(0) / sums.size
+    return sums.gram - sums.size * np.outer(mean, mean)
+
+
+def test_the_order_in_which_nodes_answer_changes_nothing(client_grid):
+    heads = []
+    for order in (1, -1):
+        grid, strategy = client_grid(5, IID), strategy_of()
+        asked = strategy.configure_train(1, start(MODEL), ConfigRecord(), grid)
+        replies = list(grid.send_and_receive(asked))[::order]
+        arrays, _ = strategy.aggregate_train(1, replies)
+        heads.append(of_record(arrays)[0])
+    assert_allclose(heads[0], heads[1], atol=1e-7, rtol=0)
 
 
 def test_discriminant_analysis_is_the_pooled_one_too(client_grid):
