@@ -21,7 +21,7 @@ from protocol.analytic import (
     AnalyticSettings,
     SummedFeatures,
     SumsRequest,
-    means_record_of,
+    means_of,
     record_of,
     sums_of,
 )
@@ -52,11 +52,9 @@ def send_sums(message: Message, context: Context) -> Message:
         account.spend(train.dp_noise, rate=1.0, steps=1)
         sums = sums.with_noise(request.clip, train.dp_noise, secret_generator())
         metrics.update(account.numbers())
-    if context.run_config.get("secure-sums"):
-        record = means_record_of(sums, len(samples), request, noisy=train.dp_noise > 0)
-    else:
-        record = record_of(sums)
-    return Message(RecordDict({METRICS: metrics, SUMS: record}), reply_to=message)
+    secure = context.run_config.get("secure-sums", False)
+    own = means_of(sums, len(samples), request, train.dp_noise) if secure else record_of(sums)
+    return Message(RecordDict({METRICS: metrics, SUMS: own}), reply_to=message)
 
 
 def evaluate_own(message: Message, context: Context) -> Message:

@@ -192,7 +192,10 @@ def summed(
     reply = handler(message, context)
     if not reply.content.array_records:  # it says why it has not trained
         return reply
-    numbers, weight = _numbers(reply.content, records, request, len(members))
+    longest = request.longest if phase.shortened else math.inf
+    numbers, weight = _numbers(
+        reply.content, records, longest=longest, most=request.most, num_nodes=len(members)
+    )
     masked = _under_masks(quantised(numbers, weight), state, members, seen)
     told = reply.content.metric_records[METRICS]
     metrics = MetricRecord({key: value for key, value in told.items() if key not in UNTOLD})
@@ -277,7 +280,12 @@ def _held_shares(
 
 
 def _numbers(
-    content: RecordDict, records: Mapping[str, Arrays], request: SumRequest, num_nodes: int
+    content: RecordDict,
+    records: Mapping[str, Arrays],
+    *,
+    longest: float,
+    most: int,
+    num_nodes: int,
 ) -> tuple[NDArray[np.float64], int]:
     """What the sum adds up, times the weight, and the weight; see `num_masked`.
 
@@ -290,13 +298,12 @@ def _numbers(
         )
     told = content.metric_records[METRICS]
     samples = int(told[NUM_EXAMPLES])  # type: ignore[arg-type]
-    weight = min(samples, request.most or samples)
+    weight = min(samples, most or samples)
     if weight * num_nodes > MOST_WEIGHT:
         raise SumRefusedError(
             f"{weight:,} samples are more than {MOST_WEIGHT // num_nodes:,}, the most of each of "
             f"{num_nodes} nodes in a secure sum (set most-samples lower)"
         )
-    longest = request.longest if ARRAYS in records else math.inf  # no model: no update to shorten
     parts = []
     for name, like in records.items():
         start = like if name == ARRAYS else None

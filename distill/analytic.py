@@ -73,14 +73,12 @@ class Sums:
         return max(float(self.counts.sum()), 1.0)
 
     def check(self, largest: float, *, whole: bool = True) -> None:
-        """Check that samples with these sums can exist.
+        """Check that samples with these sums can exist, with features of norm `largest` at most.
 
         Parameters
         ----------
-        largest : float
-            Largest norm of a sample's features.
         whole : bool (default: True)
-            Whether counts are whole numbers; if not, the sums are known but for a factor.
+            Whether counts must be whole numbers; else some samples may count less.
 
         Raises
         ------
@@ -88,8 +86,8 @@ class Sums:
             If they cannot; the text says why.
         """
         counts = self.counts
-        rest = (counts != np.round(counts)).any() if whole else False
-        if (counts < 0).any() or rest or not counts.any():
+        broken = whole and (counts != np.round(counts)).any()
+        if (counts < 0).any() or broken or not counts.any():
             raise ValueError("its counts are not numbers of samples")
         if self.by_class[counts == 0].any():
             raise ValueError("it sums features of a class of which it has no sample")

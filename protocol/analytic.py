@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
@@ -24,7 +25,11 @@ EVALUATE_OWN = "evaluate.own_head"
 """Have a node mix the sums of all with its own, and evaluate the head of both."""
 
 SUMS = "sums"
-"""Array record of a reply: the sums of a node; of a message to evaluate: those of all."""
+"""Array record of a reply: the sums of a node; of a message to evaluate: those of all.
+
+In secure sums it has what a sample adds to them on average; see `means_of`."""
+FINE = 2.0**15
+"""Factor of means of at most 1 under masks, where numbers are rounded to a millionth."""
 GRAM = "gram"
 """Upper triangle of the sum of ``x x^T``, row by row, in whole units, int32 (k (k + 1) / 2,): as
 short as float32, but 256 times as precise for the largest, of which errors of the head come."""
@@ -37,9 +42,8 @@ COUNTS = "counts"
 
 _TYPES = {GRAM: "int32", UNIT: "float64", BY_CLASS: "float64", COUNTS: "float64"}
 LARGEST = 2**31 - 1
-FINE = 2.0**15
-"""Means under masks are 1 at most, and travel in units that are so much smaller: secure sums round
-to 2^-20, and take 2^16."""
+ROUNDING = 1e-3
+"""Samples of a class by which sums under masks may be off."""
 
 FEATURES = "features"
 """Config record of a train message: which features to sum."""
@@ -63,7 +67,13 @@ class SummedFeatures(Block):
 
 
 class SumsRequest(SummedFeatures):
-    """The server's request for sums: also of how many classes, and of how many features."""
+    """Which features a node sums, and the shape of the sums.
+
+    Parameters
+    ----------
+    classes, width : int
+        Classes of the task; features of the network.
+    """
 
     classes: Annotated[int, Field(ge=1, le=2**16)]
     width: Annotated[int, Field(ge=1, le=2**16)]
@@ -126,33 +136,40 @@ def sums_of(arrays: Arrays) -> Sums:
     return Sums(gram, by_class, counts)
 
 
-def means_record_of(
-    sums: Sums, samples: int, request: SummedFeatures, *, noisy: bool
-) -> ArrayRecord:
-    """Record of a node's sums for a secure sum, which adds up means times samples."""
-    upper = sums.gram[np.triu_indices(len(sums.gram))]
-    values = {GRAM: upper, BY_CLASS: sums.by_class, COUNTS: sums.counts}
-    units = _units(request, noisy=noisy)
-    return as_record({name: array / (samples * units[name]) for name, array in values.items()})
+def means_of(sums: Sums, samples: int, settings: SummedFeatures, noise: float) -> ArrayRecord:
+    """Record of a node's sums over so many samples for a secure sum, whose mean weighs by samples.
+
+    They are shares of the most that a sample can add, and large, so that rounding costs a head
+    nothing. With noise they may be larger, and rounding does not matter.
+    """
+    clip, each = settings.clip, _factor(noise) / samples
+    return as_record(
+        {
+            GRAM: sums.gram[np.triu_indices(len(sums.gram))] * (each / clip**2),
+            BY_CLASS: sums.by_class * (each / clip),
+            COUNTS: sums.counts * each,
+        }
+    )
 
 
-def summed_means(means: Arrays, samples: int, request: SummedFeatures, *, noisy: bool) -> Arrays:
-    """Arrays of the sums of so many samples, from a secure sum's mean of `means_record_of`."""
-    units = {name: samples * unit for name, unit in _units(request, noisy=noisy).items()}
-    scaled = {name: np.multiply(means[name], units[name]) for name in (BY_CLASS, COUNTS)}
-    return {GRAM: means[GRAM], UNIT: np.array([units[GRAM]]), **scaled}
+def sums_of_means(arrays: Arrays, samples: int, settings: SummedFeatures, noise: float) -> Sums:
+    """Sums over so many samples from `means_of`; counts next to whole numbers are whole."""
+    clip, each = settings.clip, samples / _factor(noise)
+    sums = sums_of({**arrays, UNIT: np.array([each * clip**2])})
+    counts, by_class = sums.counts * each, sums.by_class * (each * clip)
+    whole = np.rint(counts)
+    counts = np.where(np.abs(counts - whole) < ROUNDING, whole, counts)
+    return replace(sums, by_class=by_class * (counts[:, None] > 0), counts=counts)
 
 
-def _units(request: SummedFeatures, *, noisy: bool) -> dict[str, float]:
-    """Units of means under masks; where there is noise, that of rounding does not matter."""
-    fine = 1.0 if noisy else FINE
-    return {GRAM: request.clip**2 / fine, BY_CLASS: request.clip / fine, COUNTS: 1 / fine}
+def _factor(noise: float) -> float:
+    return 1.0 if noise else FINE
 
 
-def _like_means(content: RecordDict, model: Arrays) -> Mapping[str, Arrays]:
-    """Arrays like those of `means_record_of`; they take no memory."""
+def _summed(content: RecordDict, model: Arrays) -> Mapping[str, Arrays]:
+    """Arrays like those of `means_of`; they take no memory, whatever the server asks for."""
     request = SumsRequest.checked(content.config_records[FEATURES], "message")
-    classes, k = request.classes, request.width
+    classes, k = request.classes, request.projection or request.width
     shapes = {GRAM: (k * (k + 1) // 2,), BY_CLASS: (classes, k), COUNTS: (classes,)}
     return {SUMS: {name: np.broadcast_to(0.0, shape) for name, shape in shapes.items()}}
 
@@ -202,7 +219,8 @@ METHODS = (
                 (Reply(metrics=TrainMetrics, arrays={SUMS: _check_sums}),),
                 "client.analytic:send_sums",
                 quorum=True,
-                also_summed=_like_means,
+                summed=_summed,
+                shortened=False,
             ),
             Phase(
                 EVALUATE_OWN,

@@ -33,8 +33,8 @@ from protocol.analytic import (
     UNIT,
     AnalyticSettings,
     record_of,
-    summed_means,
     sums_of,
+    sums_of_means,
 )
 from protocol.arrays import Arrays, as_arrays, as_record, sent_arrays
 from protocol.meeting import one_line
@@ -58,7 +58,7 @@ class Analytic(CheckedFedAvg):
     they are the sums over all samples, whoever holds which, and so the head is that of pooling the
     data (AFL, He et al. 2025; Fed3R, Fanì et al. 2024; FedCGS, Guan et al. 2025). In later rounds
     only nodes are asked whose sums are missing. The sums of each node are kept, in checkpoints too,
-    so that a node can be taken out again (`forget`); with secure sums only those of all together.
+    so that a node can be taken out again (`forget`).
 
     Parameters
     ----------
@@ -114,9 +114,9 @@ class Analytic(CheckedFedAvg):
                 f"analytic.regularisation = {regularisation:g}: lda takes 1 at most (0 chooses)"
             )
         self.sums: dict[int, Arrays] = {}
-        """Sums of each node, by id, as they were sent; a secure sum has the id of one of them."""
+        """Sums of each node, by id, as they were sent; of a secure sum, by minus the round."""
         self.names: dict[int, str] = {}
-        """Names of the nodes whose sums are in."""
+        """Names of the nodes that sent sums."""
         self._noise = noise
         self._layer = last_dense(model)
         dense = last_dense_layer(model)
@@ -125,7 +125,7 @@ class Analytic(CheckedFedAvg):
         if not fingerprint(model):
             log(WARNING, "The model is not frozen: features are those of its random start")
         self._classes, width = dense.out_features, dense.in_features
-        self._width = projection or width
+        self._network_width, self._width = width, projection or width
         if self._width > width:
             raise SettingsError(
                 f"analytic.projection = {projection}: the model has {width} features (take fewer)"
@@ -145,7 +145,7 @@ class Analytic(CheckedFedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask the sampled nodes whose sums are missing; they have the frozen network."""
-        asked = self.settings.request(self._classes, self._width)
+        asked = self.settings.request(self._classes, self._network_width)
         request = ConfigRecord(asked.model_dump(by_alias=True))
         content = RecordDict({self.configrecord_key: config, FEATURES: request})
         sampled = super().configure_train(server_round, arrays, config, grid)
@@ -157,48 +157,14 @@ class Analytic(CheckedFedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add the usable sums to those that are there, and solve the head of all."""
         replies = usable(replies)
-        masked = [r for r in replies if UNIT not in r.content.array_records[SUMS]]
-        if masked:
-            self._take_sum(masked)
+        if replies and UNIT not in sent_arrays(replies[0], SUMS):
+            self._take_in_together(-server_round, replies)
         else:
-            self._take_each(replies)
+            self._take_in(replies)
         if not self.sums:
             log(WARNING, "Round %d: no usable sums, the global model stays", server_round)
             return None, None
         return as_record(self._solved(self.start_of_round)), MetricRecord()
-
-    def _take_sum(self, replies: list[Message]) -> None:
-        """Keep a secure sum, of which each reply holds the mean."""
-        nodes = [reply.metadata.src_node_id for reply in replies]
-        samples = sum(int(number(reply, NUM_EXAMPLES)) for reply in replies)
-        means = as_arrays(sent_arrays(replies[0], SUMS))
-        arrays = summed_means(means, samples, self.settings, noisy=self._noise > 0)
-        try:
-            if self._noise:
-                noise = self._noise * math.sqrt(len(nodes))
-                sums_of(arrays).check_noisy(samples, self.settings.clip, noise)
-            else:
-                sums_of(arrays).check(self.settings.clip, whole=False)
-        except ValueError as error:
-            for reply in replies:
-                self.set_aside(reply, f"of the sum that it is in: {one_line(error)}")
-            return
-        self.sums[nodes[0]] = arrays
-        self.names |= {node: self._directory.name(node) for node in nodes}
-
-    def _take_each(self, replies: list[Message]) -> None:
-        """Keep the sums of each node."""
-        if replies and not self.sums:
-            log(INFO, "Sums are not masked (secure-sums): the server sees those of each node")
-        known = {*self.grid.get_node_ids(), *(reply.metadata.src_node_id for reply in replies)}
-        counting = self._directory.samples(known)
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            try:
-                self.sums[node] = self._read_sums(reply, counting.get(node))
-                self.names[node] = self._directory.name(node)
-            except ValueError as error:
-                self.set_aside(reply, one_line(error))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -219,20 +185,56 @@ class Analytic(CheckedFedAvg):
         Raises
         ------
         ValueError
-            If a node has sent none, no other node's are left, or they came under masks.
+            If a node has sent none, or no other node's are left.
         """
-        if self.names.keys() != self.sums.keys():
-            raise ValueError(
-                "the run had secure-sums, and no node's sums are known (start one without the node)"
-            )
         if odd := sorted({*names} - {*self.names.values()}):
             known = listed(sorted(self.names.values()))
             raise ValueError(f"{odd[0]!r} is not among the nodes that sent sums ({known})")
         rest = {node: name for node, name in self.names.items() if name not in names}
         if not rest:
             raise ValueError("no other node is left (keep one at least, or delete the run)")
-        self.names, self.sums = rest, {node: self.sums[node] for node in rest}
+        gone = {*self.names} - {*rest}
+        if masked := sorted(self.names[node] for node in gone - {*self.sums}):
+            raise ValueError(
+                f"the sums of {masked[0]!r} came in a secure sum, and nobody can tell them from "
+                "the others' (run again without the node)"
+            )
+        self.names = rest
+        self.sums = {key: sums for key, sums in self.sums.items() if key not in gone}
         return as_record(self._solved(as_arrays(arrays)))
+
+    def _take_in(self, replies: list[Message]) -> None:
+        """Take in the usable sums of each node."""
+        if replies and not self.names:
+            log(INFO, "Sums are not masked: the server sees those of each node")
+        known = {*self.grid.get_node_ids(), *(reply.metadata.src_node_id for reply in replies)}
+        counting = self._directory.samples(known)
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            try:
+                self.sums[node] = self._read_sums(reply, counting.get(node))
+                self.names[node] = self._directory.name(node)
+            except ValueError as error:
+                self.set_aside(reply, one_line(error))
+
+    def _take_in_together(self, key: int, replies: list[Message]) -> None:
+        """Take in a secure sum of nodes, if it is usable: each reply has the mean of all."""
+        samples = sum(int(number(reply, NUM_EXAMPLES)) for reply in replies)
+        arrays = as_arrays(sent_arrays(replies[0], SUMS))
+        sums = sums_of_means(arrays, samples, self.settings, self._noise)
+        try:
+            if self._noise:
+                noise = self._noise * math.sqrt(len(replies))
+                sums.check_noisy(samples, self.settings.clip, noise)
+            else:
+                sums.check(self.settings.clip, whole=False)
+        except ValueError as error:
+            for reply in replies:
+                self.set_aside(reply, f"in the secure sum, {one_line(error)}")
+            return
+        self.sums[key] = as_arrays(record_of(sums))
+        nodes = [reply.metadata.src_node_id for reply in replies]
+        self.names |= {node: self._directory.name(node) for node in nodes}
 
     def _read_sums(self, reply: Message, counting: int | None) -> Arrays:
         """A node's sums, checked, and scaled down if it has more samples than may count.

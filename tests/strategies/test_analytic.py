@@ -31,12 +31,12 @@ from protocol.analytic import (
     SUMS,
     TRAIN_SUMS,
     UNIT,
-    SummedFeatures,
-    means_record_of,
+    means_of,
     sums_of,
 )
 from protocol.arrays import as_arrays, as_record
-from protocol.registry import built_in_methods, phases_of
+from protocol.registry import find_method, phases_of
+from server.grid.secure_sums import SecureSumGrid
 from strategies.analytic import Analytic
 from strategies.common.directory import Directory
 from task.backbones import Frozen
@@ -238,6 +238,81 @@ def test_a_nodes_own_head_is_that_of_its_samples_counted_more_often(client_grid,
     assert own >= shared
 
 
+def masked(grid, config):
+    """The grid of a run with secure sums, whose nodes are those of `grid`."""
+    method = find_method("analytic")
+    return SecureSumGrid(
+        grid,
+        deadline=60.0,
+        longest=0.01,  # sums are not shortened
+        norm_threshold=0.0,
+        phases=phases_of(method, secure_sums=True),
+        model=as_arrays(start(MODEL)),
+        summed=method.summed,
+        run_id=1,  # as the nodes'
+        run_config=config,
+    )
+
+
+SECURE = {"strategy": "analytic", "secure-sums": True}
+
+
+@pytest.mark.parametrize(("config", "nodes"), SKEWS.values(), ids=list(SKEWS))
+def test_under_masks_the_head_is_the_pooled_one_too(client_grid, config, nodes):
+    config, strategy = {**config, **SECURE}, strategy_of()
+    grid = client_grid(nodes, config)
+    sent = []
+    for node, answer in [*grid.nodes.items()]:
+        grid.nodes[node] = lambda message, answer=answer: sent.append(answer(message)) or sent[-1]
+    arrays = play(strategy, masked(grid, config), 1, start(MODEL))
+    assert_head(arrays, pooled(config, nodes))
+    assert not any(SUMS in content for content in sent)
+    assert len(strategy.names) == nodes
+
+
+def test_a_node_cannot_be_taken_out_of_a_secure_sum(client_grid):
+    config, strategy = {**IID, **SECURE}, strategy_of()
+    arrays = play(strategy, masked(client_grid(4, config), config), 1, start(MODEL))
+    before = strategy.state_dict()
+    with pytest.raises(ValueError, match="came in a secure sum"):
+        strategy.forget([strategy.names[FIRST + 1]], arrays)
+    assert strategy.state_dict()["names"] == before["names"]
+
+
+def test_a_secure_sum_that_no_samples_have_changes_nothing(client_grid, monkeypatch):
+    def negative(sums, *others):
+        return means_of(Sums(-sums.gram, sums.by_class, sums.counts), *others)
+
+    monkeypatch.setattr("client.analytic.means_of", negative)
+    config, strategy = {**IID, **SECURE}, strategy_of()
+    arrays = play(strategy, masked(client_grid(3, config), config), 1, start(MODEL))
+    assert not strategy.sums
+    assert_allclose(of_record(arrays)[0], of_record(start(MODEL))[0])
+
+
+def test_late_nodes_add_a_secure_sum_of_their_own(client_grid):
+    config, strategy = {**IID, **SECURE}, strategy_of()
+    grid = client_grid(6, config)
+    late = {node: grid.nodes.pop(node) for node in range(FIRST + 3, FIRST + 6)}
+    secure = masked(grid, config)
+    arrays = play(strategy, secure, 1, start(MODEL))
+    assert_head(arrays, pooled(config, 6, places=(0, 1, 2)))
+    grid.nodes |= late
+    arrays = play(strategy, secure, 2, arrays)
+    assert_head(arrays, pooled(config, 6))
+
+
+def test_under_masks_each_node_adds_its_noise(client_grid):
+    config = {**IID, **SECURE, "train.dp-noise": 0.5, "train.dp-delta": 1e-5}
+    strategy = strategy_of(noise=0.5)
+    play(strategy, masked(client_grid(3, config), config), 1, start(MODEL))
+    (noisy,) = map(sums_of, strategy.sums.values())
+    (exact,) = [reduce(add, [Sums.of(x, y, 10) for x, y in samples_of(config, 3)])]
+    of_gram, of_classes, _ = deviations(1.0, 0.5)
+    assert np.diag(noisy.gram - exact.gram).std() == pytest.approx(of_gram * 3**0.5, rel=0.4)
+    assert (noisy.by_class - exact.by_class).std() == pytest.approx(of_classes * 3**0.5, rel=0.2)
+
+
 def padded(array, *more):
     """With so many zeros more along each axis."""
     return np.pad(array, [(0, n) for n in more] + [(0, 0)] * (array.ndim - len(more)))
@@ -338,52 +413,6 @@ def test_noisy_sums_that_are_too_large_for_the_samples_are_set_aside(client_grid
     assert strategy.sums.keys() == {FIRST, FIRST + 1, FIRST + 2} - {bad}
 
 
-def in_a_secure_sum(replies):
-    """The replies of nodes as a secure sum has them: each holds the mean of all."""
-    nodes = [
-        (int(reply.content["metrics"]["num-examples"]), sums_of(as_arrays(reply.content[SUMS])))
-        for reply in replies
-    ]
-    samples, means = sum(n for n, _ in nodes), {}
-    for n, sums in nodes:
-        record = means_record_of(sums, n, SummedFeatures(), noisy=False)
-        for name, array in as_arrays(record).items():
-            means[name] = means.get(name, 0) + array * n / samples
-    for reply in replies:
-        reply.content[SUMS] = as_record(means)
-        reply.content["metrics"]["num-examples"] = round(samples / len(replies))
-    return replies
-
-
-def asked_together(strategy, grid, server_round, arrays):
-    messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
-    return in_a_secure_sum(grid.send_and_receive(messages))
-
-
-def test_sums_under_masks_give_the_same_head_late_ones_too_and_no_node_is_known_alone(client_grid):
-    grid, strategy = client_grid(6, IID), strategy_of()
-    late = {node: grid.nodes.pop(node) for node in range(FIRST + 3, FIRST + 6)}
-    replies = asked_together(strategy, grid, 1, start(MODEL))
-    arrays, _ = strategy.aggregate_train(1, replies)
-    assert_head(arrays, pooled(IID, 6, places=(0, 1, 2)))
-    grid.nodes.update(late)
-    replies = asked_together(strategy, grid, 2, arrays)
-    assert {reply.metadata.src_node_id for reply in replies} == late.keys()
-    arrays, _ = strategy.aggregate_train(2, replies)
-    assert_head(arrays, pooled(IID, 6))
-    with pytest.raises(ValueError, match="the run had secure-sums, and no node's sums are known"):
-        strategy.forget([strategy.names[FIRST]], arrays)
-
-
-def test_a_secure_sum_that_no_samples_have_is_not_used(client_grid):
-    grid, strategy = client_grid(3, IID), strategy_of()
-    replies = asked_together(strategy, grid, 1, start(MODEL))
-    for reply in replies:
-        reply.content[SUMS] = spoiled(by_class=lambda a: 5 * a[BY_CLASS])(reply.content[SUMS])
-    assert strategy.aggregate_train(1, replies) == (None, None)
-    assert not strategy.sums
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -402,7 +431,7 @@ def test_a_record_of_another_form_is_refused_when_it_arrives(client_grid, change
     grid, strategy = client_grid(2, IID), strategy_of()
     asked = strategy.configure_train(1, start(MODEL), ConfigRecord(), grid)
     (reply, _) = grid.send_and_receive(asked)
-    (allowed,) = phases_of(built_in_methods()["analytic"])[TRAIN_SUMS].replies
+    (allowed,) = phases_of(find_method("analytic"))[TRAIN_SUMS].replies
     allowed.check(reply.content, {})
     reply.content[SUMS] = change(reply.content[SUMS])
     with pytest.raises(ValueError, match=r"its (sums|gram|by-class|counts) |NaN or infinity"):
