@@ -214,12 +214,13 @@ def best_penalty(sums: Sums) -> float:
     values, n = values.clip(min=0), sums.size
     moved_squares = np.square(moved @ vectors).sum(0)
     label_squares = (sums.counts * (1 - sums.counts / n)).sum()
-    penalties = STRENGTHS * max(values[-1], np.finfo(np.float64).tiny)
+    # Samples that are all alike have no scatter but rounding; those without features have nothing.
+    penalties = STRENGTHS * (max(values[-1], SLACK * np.trace(sums.gram)) or 1.0)
     shrunk = values + penalties[:, None]
     residual = label_squares + (moved_squares * (values / shrunk - 2) / shrunk).sum(1)
-    freedom = 1 + (values / shrunk).sum(1)
+    left = n - 1 - (values / shrunk).sum(1)
     # More features than samples: without a penalty nothing is left over, and 0 / 0 tells nothing.
-    errors = np.where(freedom < n * (1 - SLACK), residual / (n - freedom) ** 2, np.inf)
+    errors = np.where(left > n * SLACK, residual / np.maximum(left, n * SLACK) ** 2, np.inf)
     return float(penalties[errors.argmin()])
 
 

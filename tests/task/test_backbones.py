@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torchvision.models import get_model
 
 from task.backbones import Frozen, copy_to_train, fingerprint, seen_spec, whole_state
 from task.datasets import DataSpec, load_dataset
@@ -194,6 +195,20 @@ def test_a_networks_weights_come_from_a_file_which_may_have_a_head_of_its_own(tm
     model = model_of(TaskSettings.from_run_config(config), SPEC, seed=1)
     for weight, own in zip(model.network.parameters(), source.parameters(), strict=True):
         assert torch.equal(weight, own)
+
+
+def test_a_network_of_torchvisions_takes_its_published_weights_from_a_file(tmp_path):
+    name, file = "mobilenet_v3_small", tmp_path / "network.safetensors"
+    source = get_model(name, weights=None)
+    save_file(source.state_dict(), file)  # with the old head
+    named = {"model": f"torchvision:{name}"}
+    model, again, other = (
+        model_of(TaskSettings.from_run_config({**named, **config}), COLOUR, seed=1)
+        for config in ({"backbone.weights": str(file)}, {"backbone.weights": str(file)}, {})
+    )
+    own = source.state_dict()
+    assert all(torch.equal(w, own[n]) for n, w in model.network.state_dict().items())
+    assert fingerprint(model) == fingerprint(again) != fingerprint(other)
 
 
 def parts(spec):
