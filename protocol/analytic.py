@@ -195,6 +195,11 @@ def _check_sums(record: ArrayRecord, model: Arrays) -> None:
 def _unprotected(settings: AnalyticSettings, train: TrainSettings) -> str:
     if settings.head == "lda":
         return "lda has no rule for sums with noise (set analytic.head to ridge)"
+    if settings.personal:
+        return (
+            "nodes say how accurate heads of their own sums are, which have no noise (set "
+            "analytic.personal to 0)"
+        )
     return ""
 
 
