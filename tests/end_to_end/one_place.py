@@ -1,4 +1,6 @@
-"""The head in closed form of all nodes' samples in one place."""
+"""The head in closed form of all nodes' samples in one place, and splits of them among nodes."""
+
+import json
 
 import numpy as np
 from flwr.app import Context, RecordDict
@@ -6,6 +8,33 @@ from flwr.app import Context, RecordDict
 from client.features import kept_features
 from client.session import Session
 from distill.analytic import Sums, best_penalty, clipped, ridge
+
+MODEL = {"model": "random-features"}
+SPLITS = {
+    "one class a node": {"partition.classes": 1},
+    "iid": {"partition.scheme": "iid"},
+    "dirichlet 0.01": {"partition.scheme": "dirichlet", "partition.alpha": 0.01},
+    "12 to 1,200 samples": {
+        "partition.scheme": "index-file",
+        "train.holdout": 0.0,
+        "most-samples": 0.0,
+    },
+}
+SIZES = (12, 1200, 128, 60)
+"""Samples of the first nodes, where a split is by size."""
+
+
+def split(name, num_nodes, folder):
+    """Run config of a split; that by size has a file in the folder."""
+    config = {**MODEL, **SPLITS[name]}
+    if config.get("partition.scheme") != "index-file":
+        return config
+    parts, start = {}, 0
+    for node, size in enumerate(SIZES[:num_nodes]):
+        parts[str(node)] = list(range(start, start + size))
+        start += size
+    (folder / "sizes.json").write_text(json.dumps(parts))
+    return {**config, "partition.index-file": str(folder / "sizes.json")}
 
 
 def head_of_all(config, num_nodes, folder):

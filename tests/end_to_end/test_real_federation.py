@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from fleet.local_federation import LocalFederation
 
-from .one_place import head_of_all
+from .one_place import MODEL, SPLITS, head_of_all, split
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = 3
@@ -143,18 +143,7 @@ def test_a_strategy_of_another_package_runs_by_name_and_a_failing_node_does_not_
     assert (folder / "model.safetensors").exists()
 
 
-SUMS = {"strategy": "analytic", "model": "random-features"}
-SIZES = {"partition.scheme": "index-file", "train.holdout": 0.0}
-SKEWS = [
-    pytest.param({"partition.classes": 1}, id="one class a node", marks=pytest.mark.slow),
-    pytest.param({"partition.scheme": "iid"}, id="iid", marks=pytest.mark.matrix),
-    pytest.param(
-        {"partition.scheme": "dirichlet", "partition.alpha": 0.01},
-        id="dirichlet 0.01",
-        marks=pytest.mark.matrix,
-    ),
-    pytest.param(SIZES, id="12 to 1,200 samples", marks=pytest.mark.matrix),
-]
+IN_CI = "one class a node"
 
 
 def head_of_run(federation, config):
@@ -163,21 +152,23 @@ def head_of_run(federation, config):
     return load_file(folder / "model.safetensors")["head.weight"]
 
 
-@pytest.mark.parametrize("skew", SKEWS)
-def test_one_round_of_sums_gives_the_head_of_all_samples_in_one_place(federation, tmp_path, skew):
-    config = {**SUMS, **skew}
-    if skew == SIZES:
-        parts = {"0": list(range(12)), "1": list(range(12, 200)), "2": list(range(200, 1400))}
-        (tmp_path / "sizes.json").write_text(json.dumps(parts))
-        config["partition.index-file"] = str(tmp_path / "sizes.json")
-    weight = head_of_run(federation, config)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == IN_CI else pytest.mark.matrix)
+        for name in SPLITS
+    ],
+)
+def test_one_round_of_sums_gives_the_head_of_all_samples_in_one_place(federation, tmp_path, name):
+    config = split(name, NODES, tmp_path)
+    weight = head_of_run(federation, {"strategy": "analytic", **config})
     head = head_of_all(config, NODES, tmp_path)
     np.testing.assert_allclose(weight, head.weight, atol=1e-5, rtol=0)
 
 
 @pytest.mark.matrix
 def test_nodes_that_are_killed_and_started_again_give_the_same_head(federation):
-    config = {**SUMS, "partition.classes": 3}
+    config = {"strategy": "analytic", **MODEL, "partition.classes": 3}
     before = head_of_run(federation, config)
     federation.nodes[1].kill()
     assert federation.restart_dead_nodes() == [federation.nodes[1]]

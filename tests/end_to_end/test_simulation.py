@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from fleet.local_federation import free_ports
 from node.processes import start_bound, stop
 from tests.matrix import BASELINES
 
-from .one_place import head_of_all
+from .one_place import SPLITS, head_of_all, split
 
 pytestmark = pytest.mark.timeout(600)  # Ray starts slowly on a busy machine
 
@@ -52,7 +53,7 @@ def simulation(tmp_path_factory):
     superlink = start_bound(command, log=home / "superlink.log", env=env)
 
     def run(strategy, **settings):
-        folder = runs / strategy
+        folder = Path(tempfile.mkdtemp(dir=runs, prefix=strategy))
         values = {
             "strategy": strategy,
             "num-rounds": 2,
@@ -110,9 +111,12 @@ def test_fedlgd_distils_on_virtual_nodes_and_on_the_server(simulation):
 
 
 @pytest.mark.matrix
-def test_one_round_of_sums_of_virtual_nodes_gives_the_head_of_all_samples(simulation, tmp_path):
-    config = {"model": "random-features", "partition.classes": 1, "num-rounds": 1}
-    weights = load_file(simulation("analytic", **config) / "model.safetensors")
+@pytest.mark.parametrize("name", SPLITS)
+def test_one_round_of_sums_of_virtual_nodes_gives_the_head_of_all_samples(
+    simulation, tmp_path, name
+):
+    config = split(name, NODES, tmp_path)
+    weights = load_file(simulation("analytic", **config, **{"num-rounds": 1}) / "model.safetensors")
     head = head_of_all(config, NODES, tmp_path)
     np.testing.assert_allclose(weights["head.weight"], head.weight, atol=1e-5, rtol=0)
     np.testing.assert_allclose(weights["head.bias"], head.bias, atol=1e-5, rtol=0)
