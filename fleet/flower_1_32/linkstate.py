@@ -24,9 +24,11 @@ from flwr.supercore.object_store import object_store_factory
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.run import Run, RunStatus
 from flwr.supercore.sql_mixin import _set_sqlite_pragmas
+from flwr.superlink.servicer.serverappio import serverappio_grpc
 from sqlalchemy import Engine, QueuePool, create_engine, event
 from sqlalchemy.orm import Session, sessionmaker
 
+from fleet.flower_1_32.together import CallsTogether
 from fleet.flower_1_32.waiting import MOST, Doorbell, WaitingLooks
 
 FRESH = 1.0
@@ -222,20 +224,33 @@ def main() -> None:
     """Be `flower-superlink`, with the state above where it is asked for SQLite."""
     object_store_factory.SqlObjectStore = OneConnectionStore  # type: ignore[attr-defined]
     linkstate_factory.SqlLinkState = RememberingLinkState  # type: ignore[attr-defined]
-    app.generic_create_grpc_server = partial(_fleet_server, app.generic_create_grpc_server)  # type: ignore[attr-defined]
+    for module, interceptors in ((app, fleet_interceptors), (serverappio_grpc, app_interceptors)):
+        make = partial(_server, module.generic_create_grpc_server, interceptors)  # type: ignore[attr-defined]
+        module.generic_create_grpc_server = make  # type: ignore[attr-defined]
     app.run_superlink()
 
 
-def _fleet_server(
+def fleet_interceptors(state: RememberingLinkState, servicer: Any, add: Any) -> list[Any]:
+    """What the Fleet API does besides Flower's: nodes' looks wait, and calls go together."""
+    return [WaitingLooks(state.doorbell), CallsTogether(servicer, add, state.session)]
+
+
+def app_interceptors(state: RememberingLinkState, servicer: Any, add: Any) -> list[Any]:
+    """What the ServerAppIo API does besides Flower's: calls go together."""
+    return [CallsTogether(servicer, add, state.session)]
+
+
+def _server(
     make: Callable[..., Any],
+    ours: Callable[..., list[Any]],
     servicer_and_add_fn: tuple[Any, Any],
     *arguments: Any,
     interceptors: Sequence[Any] | None = None,
     **named: Any,
 ) -> Any:
-    """The server of the Fleet API, at which looks can wait if the state knows of new messages."""
+    """A server of Flower's with interceptors of ours, if the state is one that remembers."""
     state = servicer_and_add_fn[0].state_factory.state()
     if isinstance(state, RememberingLinkState):
-        interceptors = [*(interceptors or ()), WaitingLooks(state.doorbell)]
+        interceptors = [*(interceptors or ()), *ours(state, *servicer_and_add_fn)]
         named["max_concurrent_workers"] = MOST + CALLS
     return make(servicer_and_add_fn, *arguments, interceptors=interceptors, **named)

@@ -22,7 +22,12 @@ from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.superlink.federation import NoOpFederationManager
 
-from fleet.flower_1_32.linkstate import OneConnectionStore, RememberingLinkState, _fleet_server
+from fleet.flower_1_32.linkstate import (
+    OneConnectionStore,
+    RememberingLinkState,
+    _server,
+    fleet_interceptors,
+)
 from fleet.flower_1_32.waiting import LONGEST, Doorbell, _seconds
 from node.flower_1_32.waiting import LATE, let_looks_wait
 from node.pace import Pace
@@ -45,8 +50,9 @@ class SuperLink:
         self.objects = objects
         states = SimpleNamespace(state=lambda: self.state)
         stores = SimpleNamespace(store=lambda: objects)
-        self.server = _fleet_server(
+        self.server = _server(
             generic_create_grpc_server,
+            fleet_interceptors,
             (FleetServicer(states, stores, False), add_FleetServicer_to_server),
             server_address="127.0.0.1:0",
         )
