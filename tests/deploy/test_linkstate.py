@@ -15,7 +15,8 @@ from flwr.superlink.federation import NoOpFederationManager
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.flower_1_32.linkstate import OneConnectionStore, RememberingLinkState
+from fleet.flower_1_32.linkstate import RememberingLinkState
+from fleet.flower_1_32.store import OneConnectionStore
 
 NODES = 3
 

@@ -22,12 +22,8 @@ from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.superlink.federation import NoOpFederationManager
 
-from fleet.flower_1_32.linkstate import (
-    OneConnectionStore,
-    RememberingLinkState,
-    _server,
-    fleet_interceptors,
-)
+from fleet.flower_1_32.linkstate import RememberingLinkState, _server, fleet_interceptors
+from fleet.flower_1_32.store import OneConnectionStore
 from fleet.flower_1_32.waiting import LONGEST, Doorbell, _seconds
 from node.flower_1_32.waiting import LATE, let_looks_wait
 from node.pace import Pace
