@@ -7,6 +7,7 @@ Nothing but its own process writes its database, so it can remember what it read
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ from typing import Any
 
 from flwr.app import Message
 from flwr.common.constant import Status
+from flwr.common.logger import FLOWER_LOGGER, console_handler
 from flwr.server import app
 from flwr.server.superlink.linkstate import linkstate_factory
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
@@ -32,6 +34,7 @@ FRESH = 1.0
 """Seconds for which a running run's status is believed, and between searches for expired tasks."""
 BOOKED = 1.0
 """Seconds between bookings of traffic."""
+_OF_CALLS = ("[Fleet.PullMessages]", "[Fleet.PushMessages]")
 MOST_LOOKED = 100_000
 """Messages of which it is remembered when someone asked for their replies."""
 CALLS = 1000
@@ -46,8 +49,8 @@ class RememberingLinkState(PlainQueries, SqlLinkState):
     It remembers nodes' ids until a node is removed, that there is no message for a node until one
     is stored, and that a run is running for `FRESH` seconds or until a task ends. Of messages
     whose reply is not here it looks every `FRESH` seconds only whether one can still come. Traffic
-    is booked every `BOOKED` seconds, and before anyone reads it; a SuperLink that is killed loses so
-    much.
+    is booked every `BOOKED` seconds, and before anyone reads it; a SuperLink that is killed loses
+    so much.
 
     Attributes
     ----------
@@ -231,7 +234,14 @@ def main() -> None:
     for module, interceptors in ((app, fleet_interceptors), (serverappio_grpc, app_interceptors)):
         make = partial(_server, module.generic_create_grpc_server, interceptors)  # type: ignore[attr-defined]
         module.generic_create_grpc_server = make  # type: ignore[attr-defined]
+    FLOWER_LOGGER.setLevel(console_handler.level)  # it would make lines of all levels to drop them
+    FLOWER_LOGGER.addFilter(_is_of_no_single_call)
     app.run_superlink()
+
+
+def _is_of_no_single_call(record: logging.LogRecord) -> bool:
+    """Whether a line is not one of those that Flower writes at each look and each reply."""
+    return record.levelno != logging.INFO or not str(record.msg).startswith(_OF_CALLS)
 
 
 def fleet_interceptors(state: RememberingLinkState, servicer: Any, add: Any) -> list[Any]:

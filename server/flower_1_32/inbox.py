@@ -113,9 +113,7 @@ class SuperLinkInbox(Inbox):
             self._drop(tree.object_id)
             return too_large(most.num_parts, "parts")
         pull_object = _bounded(
-            make_pull_object_fn_protobuf(
-                self._pull_object, self._grid.node, self._grid.run.run_id
-            ),
+            make_pull_object_fn_protobuf(self._pull_object, self._grid.node, self._grid.run.run_id),
             most.num_bytes,
         )
         try:

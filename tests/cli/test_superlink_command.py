@@ -3,8 +3,11 @@
 import sys
 
 import pytest
+from flwr.common.logger import FLOWER_LOGGER
+from flwr.server import app as app_of_flower
 from flwr.server.superlink.linkstate import linkstate_factory
 from flwr.supercore.object_store import object_store_factory
+from flwr.superlink.servicer.serverappio import serverappio_grpc
 from typer.testing import CliRunner
 
 import cli.superlink as superlink
@@ -18,8 +21,14 @@ def _own_process(monkeypatch):
         (sys, "argv"),
         (linkstate_factory, "SqlLinkState"),
         (object_store_factory, "SqlObjectStore"),
+        (app_of_flower, "generic_create_grpc_server"),
+        (serverappio_grpc, "generic_create_grpc_server"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
+    level, filters = FLOWER_LOGGER.level, FLOWER_LOGGER.filters[:]
+    yield
+    FLOWER_LOGGER.setLevel(level)
+    FLOWER_LOGGER.filters = filters
 
 
 def test_its_help_is_flowers():

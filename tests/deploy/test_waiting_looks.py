@@ -25,8 +25,9 @@ from flwr.superlink.federation import NoOpFederationManager
 from fleet.flower_1_32.linkstate import RememberingLinkState, _server, fleet_interceptors
 from fleet.flower_1_32.store import OneConnectionStore
 from fleet.flower_1_32.waiting import LONGEST, Doorbell, _seconds
+from node import pace
 from node.flower_1_32.waiting import LATE, let_looks_wait
-from node.pace import Pace
+from node.pace import LONGEST_WAIT, Pace
 from protocol.superlink import WAIT
 
 SOON, LONG = 5.0, 30.0
@@ -201,7 +202,8 @@ class Looks:
         self.look = lambda: invoker.invoke(call, request=PullMessagesRequest())
 
 
-def test_a_node_looks_again_at_once_after_a_look_that_waited(superlink):
+def test_a_node_looks_again_at_once_after_a_look_that_waited(superlink, monkeypatch):
+    monkeypatch.setattr(pace, "LONGEST_WAIT", 0.4)
     ours = PullMessagesRequest(node=Node(node_id=superlink.node))
     with superlink.stub() as stub:
         looks = Looks(lambda request, **named: stub.PullMessages(ours, **named), 0.4)
@@ -217,7 +219,7 @@ def test_a_node_keeps_its_pace_at_a_superlink_that_does_not_let_it_wait():
     (named,) = asked
     (header,) = named["metadata"]
     assert header[0] == WAIT
-    assert 15 <= float(header[1]) <= 20
+    assert 37.5 <= float(header[1]) <= LONGEST_WAIT
     assert named["timeout"] == pytest.approx(float(header[1]) + LATE, abs=0.01)
 
 
