@@ -20,6 +20,8 @@ from protocol.analytic import (
     SUMS,
     AnalyticSettings,
     SummedFeatures,
+    SumsRequest,
+    means_of,
     record_of,
     sums_of,
 )
@@ -36,7 +38,7 @@ def send_sums(message: Message, context: Context) -> Message:
     With ``train.dp-noise``, noise is added to them, and booked in the node's privacy account.
     """
     session = Session.of(context)
-    request = SummedFeatures.checked(message.content.config_records[FEATURES], "message")
+    request = SumsRequest.checked(message.content.config_records[FEATURES], "message")
     samples, train = session.data.train, session.task.train
     features = _seen(session, samples.inputs, request)
     usual = float(np.median(np.linalg.norm(features, axis=1)))
@@ -50,7 +52,9 @@ def send_sums(message: Message, context: Context) -> Message:
         account.spend(train.dp_noise, rate=1.0, steps=1)
         sums = sums.with_noise(request.clip, train.dp_noise, secret_generator())
         metrics.update(account.numbers())
-    return Message(RecordDict({METRICS: metrics, SUMS: record_of(sums)}), reply_to=message)
+    secure = context.run_config.get("secure-sums", False)
+    own = means_of(sums, len(samples), request, train.dp_noise) if secure else record_of(sums)
+    return Message(RecordDict({METRICS: metrics, SUMS: own}), reply_to=message)
 
 
 def evaluate_own(message: Message, context: Context) -> Message:

@@ -6,6 +6,7 @@ keys, a second answer, too few nodes.
 """
 
 import json
+import math
 import secrets
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -184,14 +185,17 @@ def summed(
     held = _held_shares(state, request, context)
     _write(files, **{**state, "step": "masked", "members": members, "held": held})
     del message.content[SECURE]
-    start = as_arrays(message.content.array_records[ARRAYS])
+    start = as_arrays(message.content.array_records.get(ARRAYS, ArrayRecord()))
     view, bounds = bytes.fromhex(state["view"]), (request.longest, request.most)
     seen = context_of(view, message.content, phase, context.run_config, bounds)
     records = summed_records(phase, message.content, start)
     reply = handler(message, context)
     if not reply.content.array_records:  # it says why it has not trained
         return reply
-    numbers, weight = _numbers(reply.content, records, request, len(members))
+    longest = request.longest if phase.shortened else math.inf
+    numbers, weight = _numbers(
+        reply.content, records, longest=longest, most=request.most, num_nodes=len(members)
+    )
     masked = _under_masks(quantised(numbers, weight), state, members, seen)
     told = reply.content.metric_records[METRICS]
     metrics = MetricRecord({key: value for key, value in told.items() if key not in UNTOLD})
@@ -276,7 +280,12 @@ def _held_shares(
 
 
 def _numbers(
-    content: RecordDict, records: Mapping[str, Arrays], request: SumRequest, num_nodes: int
+    content: RecordDict,
+    records: Mapping[str, Arrays],
+    *,
+    longest: float,
+    most: int,
+    num_nodes: int,
 ) -> tuple[NDArray[np.float64], int]:
     """What the sum adds up, times the weight, and the weight; see `num_masked`.
 
@@ -289,7 +298,7 @@ def _numbers(
         )
     told = content.metric_records[METRICS]
     samples = int(told[NUM_EXAMPLES])  # type: ignore[arg-type]
-    weight = min(samples, request.most or samples)
+    weight = min(samples, most or samples)
     if weight * num_nodes > MOST_WEIGHT:
         raise SumRefusedError(
             f"{weight:,} samples are more than {MOST_WEIGHT // num_nodes:,}, the most of each of "
@@ -299,7 +308,7 @@ def _numbers(
     for name, like in records.items():
         start = like if name == ARRAYS else None
         arrays = as_arrays(content.array_records[name])
-        parts += _shortened(name, {key: arrays[key] for key in like}, start, request.longest)
+        parts += _shortened(name, {key: arrays[key] for key in like}, start, longest)
     metrics: list[float] = []
     for key in SUMMED_METRICS:
         metrics += [float(told[key]), 1.0] if key in told else [0.0, 0.0]  # type: ignore[arg-type]

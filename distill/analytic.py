@@ -69,8 +69,13 @@ class Sums:
         """Number of samples; noise does not make it less than 1."""
         return max(float(self.counts.sum()), 1.0)
 
-    def check(self, largest: float) -> None:
+    def check(self, largest: float, *, whole: bool = True) -> None:
         """Check that samples with these sums can exist, with features of norm `largest` at most.
+
+        Parameters
+        ----------
+        whole : bool (default: True)
+            Whether counts must be whole numbers; else some samples may count less.
 
         Raises
         ------
@@ -78,7 +83,8 @@ class Sums:
             If they cannot; the text says why.
         """
         counts = self.counts
-        if (counts < 0).any() or (counts != np.round(counts)).any() or not counts.any():
+        broken = whole and (counts != np.round(counts)).any()
+        if (counts < 0).any() or broken or not counts.any():
             raise ValueError("its counts are not numbers of samples")
         if self.by_class[counts == 0].any():
             raise ValueError("it sums features of a class of which it has no sample")

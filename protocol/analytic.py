@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, RecordDict
 from pydantic import Field
 
 from protocol.arrays import Arrays, as_record, finite_arrays
@@ -23,7 +25,11 @@ EVALUATE_OWN = "evaluate.own_head"
 """Have a node mix the sums of all with its own, and evaluate the head of both."""
 
 SUMS = "sums"
-"""Array record of a reply: the sums of a node; of a message to evaluate: those of all."""
+"""Array record of a reply: the sums of a node; of a message to evaluate: those of all.
+
+In secure sums it has what a sample adds to them on average; see `means_of`."""
+FINE = 2.0**15
+"""Factor of means of at most 1 under masks, where numbers are rounded to a millionth."""
 GRAM = "gram"
 """Upper triangle of the sum of ``x x^T``, row by row, in whole units, int32 (k (k + 1) / 2,): as
 short as float32, but 256 times as precise for the largest, of which errors of the head come."""
@@ -36,6 +42,8 @@ COUNTS = "counts"
 
 _TYPES = {GRAM: "int32", UNIT: "float64", BY_CLASS: "float64", COUNTS: "float64"}
 LARGEST = 2**31 - 1
+ROUNDING = 1e-3
+"""Samples of a class by which sums under masks may be off."""
 
 FEATURES = "features"
 """Config record of a train message: which features to sum."""
@@ -58,6 +66,19 @@ class SummedFeatures(Block):
     clip: Annotated[float, Field(gt=0)] = 1.0
 
 
+class SumsRequest(SummedFeatures):
+    """Which features a node sums, and the shape of the sums.
+
+    Parameters
+    ----------
+    classes, width : int
+        Classes of the task; features of the network.
+    """
+
+    classes: Annotated[int, Field(ge=1)]
+    width: Annotated[int, Field(ge=1)]
+
+
 class AnalyticSettings(SummedFeatures):
     """Settings of the closed-form heads (``analytic.*``).
 
@@ -77,10 +98,10 @@ class AnalyticSettings(SummedFeatures):
     regularisation: Annotated[float, Field(ge=0)] = 0.0
     personal: Annotated[float, Field(ge=0)] = 0.0
 
-    @property
-    def features(self) -> SummedFeatures:
+    def request(self, classes: int, width: int) -> SumsRequest:
         """The request to nodes."""
-        return SummedFeatures(**self.model_dump(include=set(SummedFeatures.model_fields)))
+        features = self.model_dump(include=set(SummedFeatures.model_fields))
+        return SumsRequest(**features, classes=classes, width=width)
 
 
 class OwnHeadMetrics(EvaluateMetrics):
@@ -115,6 +136,44 @@ def sums_of(arrays: Arrays) -> Sums:
     return Sums(gram, by_class, counts)
 
 
+def means_of(sums: Sums, samples: int, settings: SummedFeatures, noise: float) -> ArrayRecord:
+    """Record of a node's sums over so many samples for a secure sum, whose mean weighs by samples.
+
+    They are shares of the most that a sample can add, and large, so that rounding costs a head
+    nothing. With noise they may be larger, and rounding does not matter.
+    """
+    clip, each = settings.clip, _factor(noise) / samples
+    return as_record(
+        {
+            GRAM: sums.gram[np.triu_indices(len(sums.gram))] * (each / clip**2),
+            BY_CLASS: sums.by_class * (each / clip),
+            COUNTS: sums.counts * each,
+        }
+    )
+
+
+def sums_of_means(arrays: Arrays, samples: int, settings: SummedFeatures, noise: float) -> Sums:
+    """Sums over so many samples from `means_of`; counts next to whole numbers are whole."""
+    clip, each = settings.clip, samples / _factor(noise)
+    sums = sums_of({**arrays, UNIT: np.array([each * clip**2])})
+    counts, by_class = sums.counts * each, sums.by_class * (each * clip)
+    whole = np.rint(counts)
+    counts = np.where(np.abs(counts - whole) < ROUNDING, whole, counts)
+    return replace(sums, by_class=by_class * (counts[:, None] > 0), counts=counts)
+
+
+def _factor(noise: float) -> float:
+    return 1.0 if noise else FINE
+
+
+def _summed(content: RecordDict, model: Arrays) -> Mapping[str, Arrays]:
+    """Arrays like those of `means_of`."""
+    request = SumsRequest.checked(content.config_records[FEATURES], "message")
+    k = request.projection or request.width
+    shapes = {GRAM: (k * (k + 1) // 2,), BY_CLASS: (request.classes, k), COUNTS: request.classes}
+    return {SUMS: {name: np.zeros(shape) for name, shape in shapes.items()}}
+
+
 def _check_sums(record: ArrayRecord, model: Arrays) -> None:
     if record.keys() != _TYPES.keys():
         raise ValueError(f"its sums are not {', '.join(_TYPES)}")
@@ -142,8 +201,8 @@ def _unprotected(settings: AnalyticSettings, train: TrainSettings) -> str:
 def _disclosed(settings: AnalyticSettings) -> str:
     return (
         "Nodes sent sums over their samples' features, and how many samples they hold of each "
-        "class; the server saw those of each node. Without noise (train.dp-noise), the sums of a "
-        "single sample are its features."
+        "class; without secure-sums the server saw those of each node. Without noise "
+        "(train.dp-noise), the sums of a single sample are its features."
     )
 
 
@@ -160,6 +219,8 @@ METHODS = (
                 (Reply(metrics=TrainMetrics, arrays={SUMS: _check_sums}),),
                 "client.analytic:send_sums",
                 quorum=True,
+                summed=_summed,
+                shortened=False,
             ),
             Phase(
                 EVALUATE_OWN,
@@ -169,6 +230,7 @@ METHODS = (
             ),
         ),
         unprotected=_unprotected,
+        summed=(TRAIN_SUMS,),
         starts=True,
         disclosed=_disclosed,
     ),

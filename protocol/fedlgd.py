@@ -7,6 +7,7 @@ from flwr.app import RecordDict
 from pydantic import Field
 
 from protocol.arrays import Arrays
+from protocol.messages import ARRAYS
 from protocol.method import Method, Phase
 from protocol.schema import TRAIN, Reply, part_of_the_model
 from task.settings import Block, TrainSettings
@@ -125,12 +126,12 @@ def _unprotected(settings: FedLGDSettings, train: TrainSettings) -> str:
     )
 
 
-def _gradient(content: RecordDict, model: Arrays) -> Mapping[str, Arrays]:
-    """The second array record of the answers, if the message asks for one."""
+def _summed(content: RecordDict, model: Arrays) -> Mapping[str, Arrays]:
+    """Array records of the answers: the model, and the gradient if the message asks for one."""
     request = VirtualTraining.checked(content.config_records[VIRTUAL], "message")
     if not request.gradient:
-        return {}
-    return {GRADIENT: {name: model[name] for name in request.gradient}}
+        return {ARRAYS: model}
+    return {ARRAYS: model, GRADIENT: {name: model[name] for name in request.gradient}}
 
 
 METHODS = (
@@ -154,7 +155,7 @@ METHODS = (
                 "client.fedlgd:train_virtual",
                 quorum=True,
                 compared=True,
-                also_summed=_gradient,
+                summed=_summed,
                 own=(f"{GLOBAL_DATA}.payload",),
             ),
         ),

@@ -40,10 +40,12 @@ class Phase:
     pooled : bool (default: False)
         Whether nodes train on more than their own samples. Otherwise a node's samples count as
         what it said at the first meeting, whatever it claims later; here the strategy sees to it.
-    also_summed : callable, optional (default: None)
-        Given a message's content and the model in it, returns the array records that answers hold
-        besides the model, by name, as arrays of the same shapes: secure sums (`Method.summed`) have
-        the mean of these too. None for a model alone.
+    summed : callable, optional (default: None)
+        Given a message's content and the model in it, returns the array records that answers hold,
+        by name, as arrays of the same shapes: secure sums (`Method.summed`) have the mean of these.
+        None for a model alone.
+    shortened : bool (default: True)
+        Whether nodes shorten what is summed to ``secure-sums-norm``.
     own : tuple of str (default: ())
         ``record.key`` of what a message tells a node by itself. Whatever else its messages hold is
         the same for all nodes of a secure sum.
@@ -57,7 +59,8 @@ class Phase:
     needed: bool = False
     compared: bool = False
     pooled: bool = False
-    also_summed: Callable[[RecordDict, Arrays], Mapping[str, Arrays]] | None = None
+    summed: Callable[[RecordDict, Arrays], Mapping[str, Arrays]] | None = None
+    shortened: bool = True
     own: tuple[str, ...] = ()
 
 
@@ -94,8 +97,8 @@ class Method:
         not cover, with the remedy; an empty text if it covers all. None means all is covered if
         the method has no phases or terms of its own, else that it is unknown.
     summed : tuple of str
-        Message types whose answers are models, and other arrays that their phases name
-        (`Phase.also_summed`), of which the strategy needs only the mean, weighted by samples: with
+        Message types whose answers are models, or the arrays that their phases name
+        (`Phase.summed`), of which the strategy needs only the mean, weighted by samples: with
         ``secure-sums`` the server sees no single one. A method that looks at single ones, or at
         other metrics of them, names none.
     unsummed : callable, optional (default: None)

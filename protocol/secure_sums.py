@@ -15,6 +15,7 @@ from typing import Annotated, Any, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
+from numpy.typing import NDArray
 from pydantic import Field, create_model, model_validator
 
 from links.masks import FEWEST, MOST
@@ -257,10 +258,9 @@ def context_of(
     return checksum.digest()
 
 
-def summed_records(phase: Phase, content: RecordDict, model: Arrays) -> dict[str, Arrays]:
+def summed_records(phase: Phase, content: RecordDict, model: Arrays) -> Mapping[str, Arrays]:
     """Array records of the answers to a message that are summed: arrays like theirs, by name."""
-    others = phase.also_summed(content, model) if phase.also_summed else {}
-    return {ARRAYS: model, **others}
+    return phase.summed(content, model) if phase.summed else {ARRAYS: model}
 
 
 def num_masked(records: Mapping[str, Arrays]) -> int:
@@ -271,15 +271,34 @@ def num_masked(records: Mapping[str, Arrays]) -> int:
 
 def like_masked_models(record: ArrayRecord, model: Arrays, *, most: int) -> None:
     """Check that a record holds 64-bit integers, enough for a model, and for `most` at most."""
+    array, fewest = masked_in(record), num_masked({ARRAYS: model})
+    others = (most - 1) * sum(values.size for values in model.values())
+    fits = array.ndim == 1 and fewest <= array.size <= fewest + others
+    if not fits:
+        wanted = f"{fewest}" if most == 1 else f"{fewest} to {fewest + others}"
+        raise ValueError(f"{MASKED} is {array.dtype} {array.shape}, needs uint64 ({wanted},)")
+
+
+def masked_in(record: ArrayRecord) -> NDArray[Any]:
+    """The masked numbers in a record.
+
+    Raises
+    ------
+    ValueError
+        If it holds anything else.
+    """
     arrays = as_arrays(record)
     if list(arrays) != [MASKED]:
         raise ValueError(f"its arrays are not {MASKED}")
-    array, fewest = arrays[MASKED], num_masked({ARRAYS: model})
-    others = (most - 1) * sum(values.size for values in model.values())
-    fits = array.ndim == 1 and fewest <= array.size <= fewest + others
-    if not fits or array.dtype.str != "<u8":
-        wanted = f"{fewest}" if most == 1 else f"{fewest} to {fewest + others}"
-        raise ValueError(f"{MASKED} is {array.dtype} {array.shape}, needs uint64 ({wanted},)")
+    array = arrays[MASKED]
+    if array.dtype.str != "<u8" or array.ndim != 1:
+        raise ValueError(f"{MASKED} is {array.dtype} {array.shape}, needs uint64 (n,)")
+    return array
+
+
+def _like_masked_numbers(record: ArrayRecord, model: Arrays) -> None:
+    """Check that a record holds 64-bit integers; how many there must be is known to the sum."""
+    masked_in(record)
 
 
 def in_secure_sums(phase: Phase) -> Phase:
@@ -298,7 +317,9 @@ def _masked(reply: Reply) -> Reply:
         if (field.alias or name) not in UNTOLD
     }
     metrics = create_model(f"Masked{reply.metrics.__name__}", __base__=Block, **told)
-    check = partial(like_masked_models, most=len(reply.arrays))
+    check = _like_masked_numbers
+    if ARRAYS in reply.arrays:
+        check = partial(like_masked_models, most=len(reply.arrays))
     return Reply(metrics=metrics, arrays={MASKED: check})
 
 

@@ -34,6 +34,7 @@ from protocol.analytic import (
     AnalyticSettings,
     record_of,
     sums_of,
+    sums_of_means,
 )
 from protocol.arrays import Arrays, as_arrays, as_record, sent_arrays
 from protocol.meeting import one_line
@@ -113,9 +114,9 @@ class Analytic(CheckedFedAvg):
                 f"analytic.regularisation = {regularisation:g}: lda takes 1 at most (0 chooses)"
             )
         self.sums: dict[int, Arrays] = {}
-        """Sums of each node, by id, as they were sent."""
+        """Sums of each node, by id, as they were sent; of a secure sum, by minus the round."""
         self.names: dict[int, str] = {}
-        """Names of these nodes."""
+        """Names of the nodes that sent sums."""
         self._noise = noise
         self._layer = last_dense(model)
         dense = last_dense_layer(model)
@@ -124,7 +125,7 @@ class Analytic(CheckedFedAvg):
         if not fingerprint(model):
             log(WARNING, "The model is not frozen: features are those of its random start")
         self._classes, width = dense.out_features, dense.in_features
-        self._width = projection or width
+        self._network_width, self._width = width, projection or width
         if self._width > width:
             raise SettingsError(
                 f"analytic.projection = {projection}: the model has {width} features (take fewer)"
@@ -144,28 +145,22 @@ class Analytic(CheckedFedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask the sampled nodes whose sums are missing; they have the frozen network."""
-        if server_round == 1:
-            log(INFO, "Sums are not masked: the server sees those of each node")
-        request = ConfigRecord(self.settings.features.model_dump(by_alias=True))
+        asked = self.settings.request(self._classes, self._network_width)
+        request = ConfigRecord(asked.model_dump(by_alias=True))
         content = RecordDict({self.configrecord_key: config, FEATURES: request})
         sampled = super().configure_train(server_round, arrays, config, grid)
         nodes = [message.metadata.dst_node_id for message in sampled]
-        return [Message(content, node, TRAIN_SUMS) for node in nodes if node not in self.sums]
+        return [Message(content, node, TRAIN_SUMS) for node in nodes if node not in self.names]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add the usable sums to those that are there, and solve the head of all."""
         replies = usable(replies)
-        known = {*self.grid.get_node_ids(), *(reply.metadata.src_node_id for reply in replies)}
-        counting = self._directory.samples(known)
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            try:
-                self.sums[node] = self._read_sums(reply, counting.get(node))
-                self.names[node] = self._directory.name(node)
-            except ValueError as error:
-                self.set_aside(reply, one_line(error))
+        if replies and UNIT not in sent_arrays(replies[0], SUMS):
+            self._take_in_together(-server_round, replies)
+        else:
+            self._take_in(replies)
         if not self.sums:
             log(WARNING, "Round %d: no usable sums, the global model stays", server_round)
             return None, None
@@ -198,8 +193,48 @@ class Analytic(CheckedFedAvg):
         rest = {node: name for node, name in self.names.items() if name not in names}
         if not rest:
             raise ValueError("no other node is left (keep one at least, or delete the run)")
-        self.names, self.sums = rest, {node: self.sums[node] for node in rest}
+        gone = {*self.names} - {*rest}
+        if masked := sorted(self.names[node] for node in gone - {*self.sums}):
+            raise ValueError(
+                f"the sums of {masked[0]!r} came in a secure sum, and nobody can tell them from "
+                "the others' (run again without the node)"
+            )
+        self.names = rest
+        self.sums = {key: sums for key, sums in self.sums.items() if key not in gone}
         return as_record(self._solved(as_arrays(arrays)))
+
+    def _take_in(self, replies: list[Message]) -> None:
+        """Take in the usable sums of each node."""
+        if replies and not self.names:
+            log(INFO, "Sums are not masked: the server sees those of each node")
+        known = {*self.grid.get_node_ids(), *(reply.metadata.src_node_id for reply in replies)}
+        counting = self._directory.samples(known)
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            try:
+                self.sums[node] = self._read_sums(reply, counting.get(node))
+                self.names[node] = self._directory.name(node)
+            except ValueError as error:
+                self.set_aside(reply, one_line(error))
+
+    def _take_in_together(self, key: int, replies: list[Message]) -> None:
+        """Take in a secure sum of nodes, if it is usable: each reply has the mean of all."""
+        samples = sum(int(number(reply, NUM_EXAMPLES)) for reply in replies)
+        arrays = as_arrays(sent_arrays(replies[0], SUMS))
+        sums = sums_of_means(arrays, samples, self.settings, self._noise)
+        try:
+            if self._noise:
+                noise = self._noise * math.sqrt(len(replies))
+                sums.check_noisy(samples, self.settings.clip, noise)
+            else:
+                sums.check(self.settings.clip, whole=False)
+        except ValueError as error:
+            for reply in replies:
+                self.set_aside(reply, f"in the secure sum, {one_line(error)}")
+            return
+        self.sums[key] = as_arrays(record_of(sums))
+        nodes = [reply.metadata.src_node_id for reply in replies]
+        self.names |= {node: self._directory.name(node) for node in nodes}
 
     def _read_sums(self, reply: Message, counting: int | None) -> Arrays:
         """A node's sums, checked, and scaled down if it has more samples than may count.
@@ -235,7 +270,7 @@ class Analytic(CheckedFedAvg):
         log(
             INFO,
             "Head of %s: %s of %d samples, regularisation %.4g",
-            counted(len(self.sums), "node"),
+            counted(len(self.names), "node"),
             self.settings.head,
             sums.size,
             strength,
@@ -254,7 +289,7 @@ class Analytic(CheckedFedAvg):
         if not self._noise:
             return best_penalty(sums)
         of_gram, _, _ = deviations(self.settings.clip, self._noise)
-        return noisy_penalty(self._width, of_gram * math.sqrt(len(self.sums)))
+        return noisy_penalty(self._width, of_gram * math.sqrt(len(self.names)))
 
     def _arrays(self, head: Head) -> Arrays:
         if self._directions is not None:

@@ -1,7 +1,8 @@
 """Flower Grid that sees the sum of the models that nodes train, and no single one.
 
 Strategies notice nothing: each node's reply holds the mean of all, and the weighted mean of equal
-models is that mean. The protocol is in `protocol.secure_sums`, its maths in `links.masks`.
+models is that mean; all samples are spread evenly over the replies. The protocol is in
+`protocol.secure_sums`, its maths in `links.masks`.
 """
 
 from collections import Counter
@@ -22,7 +23,7 @@ from links.masks import (
     threshold,
 )
 from protocol.arrays import Arrays, as_arrays, as_record
-from protocol.messages import ARRAYS, METRICS
+from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
 from protocol.method import Phase
 from protocol.replies import SET_ASIDE
 from protocol.secure_sums import (
@@ -154,12 +155,13 @@ class SecureSumGrid(ScreeningGrid):
         answering = [message for message in asked if message.metadata.dst_node_id in masked]
         try:
             total = self._unmasked(the_sum, survivors, masked, timeout)
-            means, numbers = mean_of(total, records, len(survivors))
+            means, numbers, samples = mean_of(total, records, len(survivors))
         except SumError as error:
             return [*self._failed(answering, error), *others]
-        answers = []
-        for message in answering:
+        answers, (each, left) = [], divmod(samples, len(survivors))
+        for place, message in enumerate(answering):
             told = masked[message.metadata.dst_node_id]
+            numbers[NUM_EXAMPLES] = each + (place < left)
             answers.append(Message(_content(means, numbers, told), reply_to=message))
         return [*answers, *others]
 
@@ -192,13 +194,12 @@ class SecureSumGrid(ScreeningGrid):
         of = self._begun_with if phase in self._summed else num_nodes
         super()._check_quorum(phase, replies, of, wait)
 
-    def _common_records(self, messages: list[Message]) -> dict[str, Arrays]:
+    def _common_records(self, messages: list[Message]) -> Mapping[str, Arrays]:
         """What is summed, by record: the model that all start from, and arrays like others."""
         phase, first = self._phase(messages[0]), messages[0].content
         told = told_alike(first, phase.own)
-        if ARRAYS not in told or any(
-            told_alike(message.content, phase.own) != told for message in messages[1:]
-        ):
+        lacking = phase.summed is None and ARRAYS not in told
+        if lacking or any(told_alike(m.content, phase.own) != told for m in messages[1:]):
             raise SumError("the strategy does not send all nodes the same model and settings")
         return summed_records(phase, first, self._start_of(messages[0]))
 

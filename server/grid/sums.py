@@ -20,7 +20,7 @@ from links.masks import (
     stream,
 )
 from protocol.arrays import VARIANCE, Arrays
-from protocol.messages import ARRAYS, NUM_EXAMPLES
+from protocol.messages import ARRAYS
 from protocol.secure_sums import (
     REFUSED_KEYS,
     SUMMED_METRICS,
@@ -182,8 +182,8 @@ def mask_of(the_sum: Sum, place: int, survivors: list[int], secret: bytes, size:
 
 def mean_of(
     total: Masked, records: Mapping[str, Arrays], num_nodes: int
-) -> tuple[dict[str, Arrays], dict[str, int | float]]:
-    """Mean arrays by record, and metrics, of a sum; the samples as of one of so many equal nodes.
+) -> tuple[dict[str, Arrays], dict[str, float], int]:
+    """Mean arrays by record, mean metrics, and all samples, of a sum of so many nodes.
 
     Raises
     ------
@@ -203,11 +203,11 @@ def mean_of(
         size = sum(array.size for array in arrays.values())
         means[record] = _moved(arrays, changes[:size], from_zero=record != ARRAYS)
         changes = changes[size:]
-    numbers: dict[str, int | float] = {NUM_EXAMPLES: max(1, round(weight / num_nodes))}
+    numbers: dict[str, float] = {}
     for key, (value, of_weight) in zip(SUMMED_METRICS, metrics.tolist(), strict=True):
         if of_weight:
             numbers[key] = value / of_weight
-    return means, numbers
+    return means, numbers, int(weight)
 
 
 def _moved(start: Arrays, changes: NDArray[np.float64], *, from_zero: bool) -> Arrays:

@@ -10,9 +10,28 @@ import torch
 from flwr.app import ConfigRecord
 from numpy.testing import assert_allclose
 
-from distill.analytic import Sums, best_penalty, best_shrinkage, clipped, discriminant, ridge
-from protocol.analytic import BY_CLASS, COUNTS, EVALUATE_OWN, GRAM, SUMS, UNIT, sums_of
+from distill.analytic import (
+    Sums,
+    best_penalty,
+    best_shrinkage,
+    clipped,
+    deviations,
+    discriminant,
+    ridge,
+)
+from protocol.analytic import (
+    BY_CLASS,
+    COUNTS,
+    EVALUATE_OWN,
+    GRAM,
+    SUMS,
+    UNIT,
+    means_of,
+    sums_of,
+)
 from protocol.arrays import as_arrays, as_record
+from protocol.registry import find_method, phases_of
+from server.grid.secure_sums import SecureSumGrid
 from strategies.analytic import Analytic
 from strategies.common.directory import Directory
 from task.backbones import Frozen
@@ -171,6 +190,81 @@ def test_a_nodes_own_head_is_that_of_its_samples_counted_more_often(client_grid,
         for key in ("eval-accuracy", "shared-accuracy")
     )
     assert own >= shared
+
+
+def masked(grid, config):
+    """The grid of a run with secure sums, whose nodes are those of `grid`."""
+    method = find_method("analytic")
+    return SecureSumGrid(
+        grid,
+        deadline=60.0,
+        longest=0.01,  # sums are not shortened
+        norm_threshold=0.0,
+        phases=phases_of(method, secure_sums=True),
+        model=as_arrays(start(MODEL)),
+        summed=method.summed,
+        run_id=1,  # as the nodes'
+        run_config=config,
+    )
+
+
+SECURE = {"strategy": "analytic", "secure-sums": True}
+
+
+@pytest.mark.parametrize(("config", "nodes"), SKEWS.values(), ids=list(SKEWS))
+def test_under_masks_the_head_is_the_pooled_one_too(client_grid, config, nodes):
+    config, strategy = {**config, **SECURE}, strategy_of()
+    grid = client_grid(nodes, config)
+    sent = []
+    for node, answer in [*grid.nodes.items()]:
+        grid.nodes[node] = lambda message, answer=answer: sent.append(answer(message)) or sent[-1]
+    arrays = play(strategy, masked(grid, config), 1, start(MODEL))
+    assert_head(arrays, pooled(config, nodes))
+    assert not any(SUMS in content for content in sent)
+    assert len(strategy.names) == nodes
+
+
+def test_a_node_cannot_be_taken_out_of_a_secure_sum(client_grid):
+    config, strategy = {**IID, **SECURE}, strategy_of()
+    arrays = play(strategy, masked(client_grid(4, config), config), 1, start(MODEL))
+    before = strategy.state_dict()
+    with pytest.raises(ValueError, match="came in a secure sum"):
+        strategy.forget([strategy.names[FIRST + 1]], arrays)
+    assert strategy.state_dict()["names"] == before["names"]
+
+
+def test_a_secure_sum_that_no_samples_have_changes_nothing(client_grid, monkeypatch):
+    def negative(sums, *others):
+        return means_of(Sums(-sums.gram, sums.by_class, sums.counts), *others)
+
+    monkeypatch.setattr("client.analytic.means_of", negative)
+    config, strategy = {**IID, **SECURE}, strategy_of()
+    arrays = play(strategy, masked(client_grid(3, config), config), 1, start(MODEL))
+    assert not strategy.sums
+    assert_allclose(of_record(arrays)[0], of_record(start(MODEL))[0])
+
+
+def test_late_nodes_add_a_secure_sum_of_their_own(client_grid):
+    config, strategy = {**IID, **SECURE}, strategy_of()
+    grid = client_grid(6, config)
+    late = {node: grid.nodes.pop(node) for node in range(FIRST + 3, FIRST + 6)}
+    secure = masked(grid, config)
+    arrays = play(strategy, secure, 1, start(MODEL))
+    assert_head(arrays, pooled(config, 6, places=(0, 1, 2)))
+    grid.nodes |= late
+    arrays = play(strategy, secure, 2, arrays)
+    assert_head(arrays, pooled(config, 6))
+
+
+def test_under_masks_each_node_adds_its_noise(client_grid):
+    config = {**IID, **SECURE, "train.dp-noise": 0.5, "train.dp-delta": 1e-5}
+    strategy = strategy_of(noise=0.5)
+    play(strategy, masked(client_grid(3, config), config), 1, start(MODEL))
+    (noisy,) = map(sums_of, strategy.sums.values())
+    (exact,) = [reduce(add, [Sums.of(x, y, 10) for x, y in samples_of(config, 3)])]
+    of_gram, of_classes, _ = deviations(1.0, 0.5)
+    assert np.diag(noisy.gram - exact.gram).std() == pytest.approx(of_gram * 3**0.5, rel=0.4)
+    assert (noisy.by_class - exact.by_class).std() == pytest.approx(of_classes * 3**0.5, rel=0.2)
 
 
 def spoiled(**changed):
