@@ -82,5 +82,5 @@ def _push(calls: Calls, messages: Sequence[Message], sent: set[str]) -> Sequence
         object_ids_to_push=set(pushed.objects_to_push) - {push.object_id for push in pushes},
         keep_objects=True,
     )
-    sent |= objects.keys()
+    sent.update(objects)
     return list(pushed.message_ids)
