@@ -5,6 +5,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, iterate_object_tree
 
+from protocol.flower_1_32.together import Together
 from server.flower_1_32 import batches
 from server.flower_1_32.batches import BATCH
 from server.grid.exchange import exchange_over
@@ -76,25 +77,22 @@ def test_a_message_is_shown_with_all_that_is_in_it(superlink):
     assert not missing
 
 
-def test_objects_that_the_superlink_has_lost_are_sent_again(superlink):
+def test_objects_that_the_superlink_has_lost_are_sent_again(superlink, monkeypatch):
     """As when the first nodes are done with them before the last messages go out."""
     got = []
-    link = superlink(*[lambda message: got.append(message) or None] * NODES, together=True)
-    channel = link.grid._channel
-    post = channel.unary_unary
+    link = superlink(*[lambda message: got.append(message)] * NODES, together=True)
+    make_all = Together.make_all
 
-    def working_in_between(path, **serializers):
-        call = post(path, **serializers)
+    def receiving_the_first(self, *arguments, **named):
+        answers = make_all(self, *arguments, **named)
+        if not got:
+            link.work()  # and lets go of all that is there
+            assert len(link.store) == 0
+        return answers
 
-        def called(request, **named):
-            answer = call(request, **named)
-            link.work()  # receives, and lets go of all that is there
-            return answer
-
-        return called
-
-    channel.unary_unary = working_in_between
+    monkeypatch.setattr(Together, "make_all", receiving_the_first)
     ids = exchange_over(link.grid).push(messages_to(link.ids))
+    link.work()
     assert len(got) == len(ids) == NODES
     assert all(len(message.content["arrays"]) == 2 for message in got)
 
