@@ -8,6 +8,7 @@ Nothing but its own process writes its database, so it can remember what it read
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections import Counter
@@ -34,6 +35,9 @@ FRESH = 1.0
 """Seconds for which a running run's status is believed, and between searches for expired tasks."""
 BOOKED = 1.0
 """Seconds between bookings of traffic."""
+_MAKE = "generic_create_grpc_server"
+SWITCH = 0.05
+"""Seconds for which a thread computes while others want to: each of these wakes as often to ask."""
 _OF_CALLS = ("[Fleet.PullMessages]", "[Fleet.PushMessages]")
 MOST_LOOKED = 100_000
 """Messages of which it is remembered when someone asked for their replies."""
@@ -88,8 +92,9 @@ class RememberingLinkState(PlainQueries, SqlLinkState):
     def transaction(self) -> AbstractContextManager[None]:
         """Store all that is stored meanwhile, or nothing; in memory, each by itself."""
         store = self.object_store
-        shared = isinstance(store, OneConnectionStore) and store.is_file
-        return store.transaction() if shared else nullcontext()
+        if isinstance(store, OneConnectionStore) and store.is_file:
+            return store.transaction()
+        return nullcontext()
 
     def get_node_id_by_public_key(self, public_key: bytes) -> int | None:
         """Return the id of the node with this key."""
@@ -232,8 +237,9 @@ def main() -> None:
     object_store_factory.SqlObjectStore = OneConnectionStore  # type: ignore[attr-defined]
     linkstate_factory.SqlLinkState = RememberingLinkState  # type: ignore[attr-defined]
     for module, interceptors in ((app, fleet_interceptors), (serverappio_grpc, app_interceptors)):
-        make = partial(_server, module.generic_create_grpc_server, interceptors)  # type: ignore[attr-defined]
-        module.generic_create_grpc_server = make  # type: ignore[attr-defined]
+        make = partial(_server, getattr(module, _MAKE), interceptors)
+        setattr(module, _MAKE, make)
+    sys.setswitchinterval(SWITCH)
     FLOWER_LOGGER.setLevel(console_handler.level)  # it would make lines of all levels to drop them
     FLOWER_LOGGER.addFilter(_is_of_no_single_call)
     app.run_superlink()

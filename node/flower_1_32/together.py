@@ -8,8 +8,9 @@ packages are the app bundle's own.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from flwr.proto.fleet_pb2 import (
@@ -40,12 +41,12 @@ def patch_calls() -> bool:
     name = "grpc_request_response"
     if not can_override("a SuperNode's connection", hasattr(start_client_internal, name)):
         return False
-    connect = start_client_internal.grpc_request_response
+    connect = getattr(start_client_internal, name)
     setattr(start_client_internal, name, partial(connect, adapter_cls=TogetherStub))
     return True
 
 
-class TogetherStub(FleetStub):  # type: ignore[misc]
+class TogetherStub(FleetStub):
     """Flower's stub of the Fleet API, for one message after the other.
 
     Objects of a message are pulled together with the first of them, and those that have not arrived
@@ -57,7 +58,7 @@ class TogetherStub(FleetStub):  # type: ignore[misc]
 
     def __init__(self, channel: grpc.Channel) -> None:
         super().__init__(channel)
-        self._flower = FleetStub(channel)
+        self._flower: Any = FleetStub(channel)
         self._together = Together(self._flower, channel, "Fleet")
         self._lock = threading.Lock()  # Flower pulls and pushes objects from several threads
         self._to_pull: list[str] = []
@@ -92,7 +93,9 @@ class TogetherStub(FleetStub):  # type: ignore[misc]
                 PullObjectRequest(node=request.node, run_id=request.run_id, object_id=other)
                 for other in others
             ]
-            answers = self._together.make(request.node, request.run_id, requests, **named)
+            answers: list[PullObjectResponse] = self._together.make(
+                request.node, request.run_id, requests, **named
+            )
             for each, answer in zip(requests, answers, strict=False):
                 if answer.object_available:
                     self._to_pull = [left for left in self._to_pull if left != each.object_id]
@@ -105,7 +108,10 @@ class TogetherStub(FleetStub):  # type: ignore[misc]
     ) -> ConfirmMessageReceivedResponse:
         with self._lock:
             if not self._together.taken(request.node, request.run_id, **named):
-                return self._flower.ConfirmMessageReceived(request, **named)
+                response: ConfirmMessageReceivedResponse = self._flower.ConfirmMessageReceived(
+                    request, **named
+                )
+                return response
             self._received = request
         return ConfirmMessageReceivedResponse()
 
@@ -114,7 +120,7 @@ class TogetherStub(FleetStub):  # type: ignore[misc]
         with self._lock:
             self._reply, self._lacking, self._held = None, None, {}
             if not self._together.taken(request.node, run_id, **named):
-                return self._flower.PushMessages(request, **named)
+                return cast(PushMessagesResponse, self._flower.PushMessages(request, **named))
             trees = request.message_object_trees
             self._reply = request
             self._to_come = {part.object_id for tree in trees for part in iterate_object_tree(tree)}
@@ -123,8 +129,11 @@ class TogetherStub(FleetStub):  # type: ignore[misc]
     def _push_object(self, request: PushObjectRequest, **named: Any) -> PushObjectResponse:
         with self._lock:
             if self._reply is None:
-                return self._flower.PushObject(request, **named)
-            make = partial(self._together.make_all, request.node, request.run_id, **named)
+                return cast(PushObjectResponse, self._flower.PushObject(request, **named))
+
+            def make(requests: Sequence[Any]) -> list[Any]:
+                return self._together.make_all(request.node, request.run_id, requests, **named)
+
             self._to_come.discard(request.object_id)
             self._held[request.object_id] = request
             if self._to_come:

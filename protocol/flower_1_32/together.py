@@ -33,7 +33,7 @@ MOST_CALLS = 500
 MOST_BYTES = 2**22
 """Bytes that go together, but for those of a single call, which may be any number."""
 _LENGTH = struct.Struct(">Q")
-_KINDS = {
+_KINDS: dict[type[Any], tuple[str, Any]] = {
     PushMessagesRequest: ("PushMessages", PushMessagesResponse),
     PushAppMessagesRequest: ("PushMessages", PushAppMessagesResponse),
     PushObjectRequest: ("PushObject", PushObjectResponse),
@@ -160,7 +160,8 @@ def unpacked(data: bytes, most: int) -> list[bytes]:
     ValueError
         If it is not as `packed` writes it, or holds more than `most`.
     """
-    parts, start = [], 0
+    parts: list[bytes] = []
+    start = 0
     while start < len(data):
         end = start + _LENGTH.size
         if end > len(data) or len(parts) == most:

@@ -147,7 +147,8 @@ class SuperLinkInbox(Inbox):
 
     def _pull_ahead(self, message_ids: Sequence[str]) -> None:
         """Pull objects of replies that are not too large, of as many as go together."""
-        self._ahead, names = {}, {}
+        self._ahead = {}
+        names: dict[str, None] = {}
         for message_id in message_ids:
             limit = _most_objects(self._most(self._messages[message_id]))
             tree = iterate_object_tree(self._announced[message_id])
