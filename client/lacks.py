@@ -32,7 +32,7 @@ def lacking(context: Context, requirement: Requirement | None) -> list[str]:
     reasons = _failing(
         [
             lambda: introduce(Session.of(context)),
-            lambda: _check_model(task, data_root, requirement.frozen if requirement else ""),
+            lambda: _check_model(context.run_id, task, data_root, requirement),
             lambda: _import_code(requirement),
         ]
     )
@@ -56,17 +56,20 @@ def _failing(checks: Iterable[Check]) -> list[str]:
     return list(dict.fromkeys(reasons))
 
 
-def _check_model(task: TaskSettings, data_root: str, frozen: str) -> None:
-    own = _frozen(task, data_spec(task, data_root))
-    if frozen and own != frozen:
+def _check_model(
+    run_id: int, task: TaskSettings, data_root: str, requirement: Requirement | None
+) -> None:
+    own = _frozen(run_id, task, data_spec(task, data_root))
+    if requirement and requirement.frozen not in ("", own):
         raise SettingsError(
-            f"model = {task.model!r} has other frozen weights on this node than on the server "
-            "(install the same version of the package, or copy the file, that brings them)"
+            f"model = {task.model!r} has another frozen network on this node than on the server "
+            "(install the same version of the package, or copy the file, that brings it)"
         )
 
 
 @lru_cache(maxsize=4)  # virtual nodes of a simulation share a process
-def _frozen(task: TaskSettings, spec: DataSpec) -> str:
+def _frozen(run_id: int, task: TaskSettings, spec: DataSpec) -> str:
+    """Fingerprint of a run's model; a file of weights may be another in the next run."""
     return fingerprint(model_of(task, spec, seed=task.seed))
 
 

@@ -130,13 +130,14 @@ def received_arrays(content: RecordDict) -> Arrays:
 
 def build_model(session: Session, arrays: Arrays) -> nn.Module:
     """Build the run's model with these weights, on the node's device."""
-    model = copy_to_train(_architecture(session.task, session.data.spec))
+    model = copy_to_train(_architecture(session.run_id, session.task, session.data.spec))
     model.load_state_dict(as_tensors(arrays))
     return model.to(session.device)
 
 
 @lru_cache(maxsize=4)
-def _architecture(task: TaskSettings, spec: DataSpec) -> nn.Module:
+def _architecture(run_id: int, task: TaskSettings, spec: DataSpec) -> nn.Module:
+    """A run's model; a file of weights may be another in the next run."""
     return model_of(task, spec)
 
 

@@ -25,8 +25,11 @@ TAIL = 10.0
 """Standard deviations that noise may have beyond its usual norm."""
 SHARES = (0.2, 0.75, 0.05)
 """Shares of gram, class sums and counts in the privacy that is spent on them together."""
-STRENGTHS = np.logspace(-6, 2, 33)
-"""Ridge penalties to choose from, in units of the greatest eigenvalue of the scatter."""
+STRENGTHS = np.logspace(-5, 2, 29)
+"""Ridge penalties to choose from, in units of the greatest eigenvalue of the scatter.
+
+With smaller ones the rounding of sums that travel would show in the head's weights.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,12 +214,13 @@ def best_penalty(sums: Sums) -> float:
     values, n = values.clip(min=0), sums.size
     moved_squares = np.square(moved @ vectors).sum(0)
     label_squares = (sums.counts * (1 - sums.counts / n)).sum()
-    penalties = STRENGTHS * max(values[-1], np.finfo(np.float64).tiny)
+    # Samples that are all alike have no scatter but rounding; those without features have nothing.
+    penalties = STRENGTHS * (max(values[-1], SLACK * np.trace(sums.gram)) or 1.0)
     shrunk = values + penalties[:, None]
     residual = label_squares + (moved_squares * (values / shrunk - 2) / shrunk).sum(1)
-    freedom = 1 + (values / shrunk).sum(1)
+    left = n - 1 - (values / shrunk).sum(1)
     # More features than samples: without a penalty nothing is left over, and 0 / 0 tells nothing.
-    errors = np.where(freedom < n * (1 - SLACK), residual / (n - freedom) ** 2, np.inf)
+    errors = np.where(left > n * SLACK, residual / np.maximum(left, n * SLACK) ** 2, np.inf)
     return float(penalties[errors.argmin()])
 
 

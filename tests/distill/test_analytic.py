@@ -84,6 +84,18 @@ def test_fewer_samples_than_features_still_give_a_penalised_head():
     assert np.abs(head.weight).max() < 10
 
 
+@pytest.mark.parametrize("n", [1, 2, 40])
+@pytest.mark.parametrize("length", [0.0, 0.3, 1.0])
+def test_samples_that_are_all_alike_have_the_head_of_the_commonest_class(n, length):
+    x = np.random.default_rng(0).standard_normal(8)
+    x *= length / np.linalg.norm(x)
+    labels = np.arange(n) % 3 % 2
+    sums = Sums.of(np.tile(x, (n, 1)), labels, CLASSES)
+    head = ridge(sums, best_penalty(sums))
+    assert_allclose(head.weight, 0, atol=1e-6)
+    assert_allclose(head.weight @ x + head.bias, np.bincount(labels, minlength=CLASSES) / n)
+
+
 @settings(max_examples=30)
 @given(st.lists(st.integers(0, 4), min_size=60, max_size=60), st.randoms(use_true_random=False))
 def test_any_split_of_the_samples_gives_the_same_sums_and_heads(owners, order):

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
 from safetensors.numpy import load_file
 
-from client.features import kept_features
-from client.session import Session
-from distill.analytic import Sums, best_penalty, clipped, ridge
 from fleet.local_federation import LocalFederation
+
+from .one_place import head_of_all
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = 3
@@ -145,31 +143,46 @@ def test_a_strategy_of_another_package_runs_by_name_and_a_failing_node_does_not_
     assert (folder / "model.safetensors").exists()
 
 
-@pytest.mark.slow
-def test_one_round_of_sums_gives_the_head_of_all_samples_in_one_place(federation, tmp_path):
-    config = {"strategy": "analytic", "model": "random-features", "partition.classes": 4}
+SUMS = {"strategy": "analytic", "model": "random-features"}
+SIZES = {"partition.scheme": "index-file", "train.holdout": 0.0}
+SKEWS = [
+    pytest.param({"partition.classes": 1}, id="one class a node", marks=pytest.mark.slow),
+    pytest.param({"partition.scheme": "iid"}, id="iid", marks=pytest.mark.matrix),
+    pytest.param(
+        {"partition.scheme": "dirichlet", "partition.alpha": 0.01},
+        id="dirichlet 0.01",
+        marks=pytest.mark.matrix,
+    ),
+    pytest.param(SIZES, id="12 to 1,200 samples", marks=pytest.mark.matrix),
+]
+
+
+def head_of_run(federation, config):
     outcome, folder = run(federation, num_rounds=1, **config)
     assert outcome.completed, outcome.lines[-20:]
-    nodes = [
-        Session.of(
-            Context(
-                1,
-                place,
-                {"partition-id": place, "num-partitions": NODES, "state-dir": str(tmp_path)},
-                RecordDict(),
-                config,
-            )
-        )
-        for place in range(NODES)
-    ]
-    features = clipped(
-        np.concatenate([kept_features(node, node.data.train.inputs) for node in nodes]), 1.0
-    )
-    labels = np.concatenate([node.data.train.labels for node in nodes])
-    sums = Sums.of(features, labels, 10)
-    head = ridge(sums, best_penalty(sums))
-    weight = load_file(folder / "model.safetensors")["head.weight"]
+    return load_file(folder / "model.safetensors")["head.weight"]
+
+
+@pytest.mark.parametrize("skew", SKEWS)
+def test_one_round_of_sums_gives_the_head_of_all_samples_in_one_place(federation, tmp_path, skew):
+    config = {**SUMS, **skew}
+    if skew == SIZES:
+        parts = {"0": list(range(12)), "1": list(range(12, 200)), "2": list(range(200, 1400))}
+        (tmp_path / "sizes.json").write_text(json.dumps(parts))
+        config["partition.index-file"] = str(tmp_path / "sizes.json")
+    weight = head_of_run(federation, config)
+    head = head_of_all(config, NODES, tmp_path)
     np.testing.assert_allclose(weight, head.weight, atol=1e-5, rtol=0)
+
+
+@pytest.mark.matrix
+def test_nodes_that_are_killed_and_started_again_give_the_same_head(federation):
+    config = {**SUMS, "partition.classes": 3}
+    before = head_of_run(federation, config)
+    federation.nodes[1].kill()
+    assert federation.restart_dead_nodes() == [federation.nodes[1]]
+    federation.wait_for_nodes(timeout=120)
+    np.testing.assert_allclose(head_of_run(federation, config), before, atol=1e-5, rtol=0)
 
 
 @pytest.mark.matrix

@@ -7,7 +7,9 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from benchmarks.in_process import run_in_process
 from distill.virtual_data import VirtualData
@@ -15,6 +17,8 @@ from fleet.flower_1_32.superlink import Control
 from fleet.local_federation import free_ports
 from node.processes import start_bound, stop
 from tests.matrix import BASELINES
+
+from .one_place import head_of_all
 
 pytestmark = pytest.mark.timeout(600)  # Ray starts slowly on a busy machine
 
@@ -103,6 +107,15 @@ def test_fedlgd_distils_on_virtual_nodes_and_on_the_server(simulation):
     assert [row["round"] for row in rounds_of(folder)] == [0, 1, 2]
     made = VirtualData.from_safetensors((folder / "virtual.safetensors").read_bytes())
     assert (made.labels.bincount().tolist(), made.steps) == ([10] * 10, 2 * 5)
+
+
+@pytest.mark.matrix
+def test_one_round_of_sums_of_virtual_nodes_gives_the_head_of_all_samples(simulation, tmp_path):
+    config = {"model": "random-features", "partition.classes": 1, "num-rounds": 1}
+    weights = load_file(simulation("analytic", **config) / "model.safetensors")
+    head = head_of_all(config, NODES, tmp_path)
+    np.testing.assert_allclose(weights["head.weight"], head.weight, atol=1e-5, rtol=0)
+    np.testing.assert_allclose(weights["head.bias"], head.bias, atol=1e-5, rtol=0)
 
 
 @pytest.mark.matrix

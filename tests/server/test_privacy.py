@@ -127,7 +127,7 @@ def test_a_run_without_says_nothing(finished_run):
     [
         (
             {"strategy": "cadis"},
-            r"strategy = 'cadis' may need single models \(take one of fedadagrad",
+            r"strategy = 'cadis' may need single models \(take one of analytic, fedadagrad",
         ),
         ({"strategy": "krum"}, "strategy = 'krum'"),
         ({"strategy": "scaffold"}, "strategy = 'scaffold'"),

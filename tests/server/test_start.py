@@ -90,6 +90,7 @@ def test_a_start_that_makes_no_model_ends_the_run_before_training(play):
         ({"strategy": "analytic"}, "strategy = 'analytic' it needs no start"),
         ({"strategy": "fedproto"}, "nodes keep models of their own"),
         ({"train.dp-noise": 1.0, "analytic.head": "lda"}, "strategy = 'analytic': lda has no rule"),
+        ({"train.dp-noise": 1.0, "analytic.personal": 2.0}, "heads of their own sums .*no noise"),
         ({"model": "mlp", "backbone.trains": "all"}, "model='mlp' is no frozen network"),
     ],
 )

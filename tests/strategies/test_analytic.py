@@ -9,14 +9,18 @@ import pytest
 import torch
 from flwr.app import ConfigRecord
 from numpy.testing import assert_allclose
+from scipy.special import softmax
+from sklearn.metrics import log_loss
 
 from distill.analytic import (
+    STRENGTHS,
     Sums,
     best_penalty,
     best_shrinkage,
     clipped,
     deviations,
     discriminant,
+    noisy_penalty,
     ridge,
 )
 from protocol.analytic import (
@@ -25,6 +29,7 @@ from protocol.analytic import (
     EVALUATE_OWN,
     GRAM,
     SUMS,
+    TRAIN_SUMS,
     UNIT,
     means_of,
     sums_of,
@@ -72,22 +77,25 @@ def of_record(record):
     return arrays["head.weight"], arrays["head.bias"]
 
 
-def samples_of(config, num_nodes):
+def samples_of(config, num_nodes, model=MODEL):
     """Features as nodes keep them, and labels, of each node."""
     settings = TaskSettings.from_run_config(config)
     for place in range(num_nodes):
         part = partition_samples(settings, place, num_nodes).to_samples(SPEC)
         with torch.inference_mode():
-            features = MODEL.eval().network(part.inputs)
+            features = model.eval().network(part.inputs)
         features = torch.nn.functional.normalize(features).half().numpy()
         yield clipped(features, 1.0), part.labels.numpy()
 
 
-def pooled(config, num_nodes, head=lambda sums: ridge(sums, best_penalty(sums)), places=None):
+def ridge_of(sums):
+    return ridge(sums, best_penalty(sums))
+
+
+def pooled(config, num_nodes, head=ridge_of, places=None, model=MODEL):
     """The head of all these nodes' samples in one place."""
-    parts = [
-        p for i, p in enumerate(samples_of(config, num_nodes)) if places is None or i in places
-    ]
+    nodes = enumerate(samples_of(config, num_nodes, model))
+    parts = [part for place, part in nodes if places is None or place in places]
     features, labels = (np.concatenate(each) for each in zip(*parts, strict=True))
     return head(Sums.of(features, labels, SPEC.num_classes))
 
@@ -115,6 +123,38 @@ def test_the_head_is_the_pooled_one_from_nodes_of_12_to_1200_samples(client_grid
     config = {**CONFIG, **file}
     arrays = play(strategy_of(), client_grid(5, config), 1, start(MODEL))
     assert_head(arrays, pooled(config, 5))
+
+
+def test_the_head_is_the_pooled_one_also_where_the_least_penalty_is_chosen(client_grid):
+    config = {**SKEWS["one class a node"][0], "model": f"{__name__}:wide"}
+    model = create_model(f"{__name__}:wide", SPEC, seed=0)
+    strategy = Analytic(model=model)
+    arrays = play(strategy, client_grid(2, config), 1, start(model))
+    whole = pooled(config, 2, lambda sums: sums, model=model)
+    top = np.linalg.eigvalsh(centred(whole))[-1]
+    assert best_penalty(whole) == pytest.approx(STRENGTHS[0] * top)
+    assert_head(arrays, ridge_of(whole))
+
+
+def wide(spec):
+    """More features than samples of a class."""
+    return Frozen(RandomFourier(64, 1024), 1024, spec)
+
+
+def centred(sums):
+    mean = sums.by_class.sum(0) / sums.size
+    return sums.gram - sums.size * np.outer(mean, mean)
+
+
+def test_the_order_in_which_nodes_answer_changes_nothing(client_grid):
+    heads = []
+    for order in (1, -1):
+        grid, strategy = client_grid(5, IID), strategy_of()
+        asked = strategy.configure_train(1, start(MODEL), ConfigRecord(), grid)
+        replies = list(grid.send_and_receive(asked))[::order]
+        arrays, _ = strategy.aggregate_train(1, replies)
+        heads.append(of_record(arrays)[0])
+    assert_allclose(heads[0], heads[1], atol=1e-7, rtol=0)
 
 
 def test_discriminant_analysis_is_the_pooled_one_too(client_grid):
@@ -181,10 +221,16 @@ def test_a_nodes_own_head_is_that_of_its_samples_counted_more_often(client_grid,
         with torch.inference_mode():
             shown = MODEL.features(session.data.holdout.inputs).half().double().numpy()
         labels = session.data.holdout.labels.numpy()
+        losses = {}
         for key, sums in (("eval-accuracy", more), ("shared-accuracy", total)):
             head = ridge(sums, best_penalty(total))
-            right = ((shown @ head.weight.T + head.bias).argmax(1) == labels).mean()
+            logits = shown @ head.weight.T + head.bias
+            right = (logits.argmax(1) == labels).mean()
             assert reply.content["metrics"][key] == pytest.approx(right, abs=1.5 / len(labels))
+            losses[key] = log_loss(labels, softmax(logits, axis=1), labels=range(10))
+        assert losses["eval-accuracy"] != pytest.approx(losses["shared-accuracy"], rel=1e-3)
+        loss = reply.content["metrics"]["eval-loss"]
+        assert loss == pytest.approx(losses["eval-accuracy"], rel=1e-3)
     own, shared = (
         np.mean([reply.content["metrics"][key] for reply in replies])
         for key in ("eval-accuracy", "shared-accuracy")
@@ -267,6 +313,18 @@ def test_under_masks_each_node_adds_its_noise(client_grid):
     assert (noisy.by_class - exact.by_class).std() == pytest.approx(of_classes * 3**0.5, rel=0.2)
 
 
+def padded(array, *more):
+    """With so many zeros more along each axis."""
+    return np.pad(array, [(0, n) for n in more] + [(0, 0)] * (array.ndim - len(more)))
+
+
+def wider(upper):
+    """The upper triangle of a matrix with another row and column of zeros."""
+    square = np.zeros((WIDTH + 1, WIDTH + 1), upper.dtype)
+    square[np.triu_indices(WIDTH)] = upper
+    return square[np.triu_indices(WIDTH + 1)]
+
+
 def spoiled(**changed):
     """Change arrays of a reply's sums."""
 
@@ -286,6 +344,8 @@ def spoiled(**changed):
         spoiled(counts=lambda a: 1e6 * a[COUNTS] + 0.5),
         spoiled(by_class=lambda a: 50 * a[BY_CLASS]),
         spoiled(by_class=lambda a: a[BY_CLASS][:4], counts=lambda a: a[COUNTS][:4]),
+        spoiled(by_class=lambda a: padded(a[BY_CLASS], 1), counts=lambda a: padded(a[COUNTS], 1)),
+        spoiled(by_class=lambda a: padded(a[BY_CLASS], 0, 1), gram=lambda a: wider(a[GRAM])),
     ],
 )
 def test_sums_that_no_samples_have_are_set_aside(client_grid, change):
@@ -326,6 +386,65 @@ def test_noisy_sums_are_booked_and_a_node_whose_budget_is_spent_sends_none(clien
     for _ in range(4):
         (reply,) = grid.send_and_receive([message])
     assert "this node has spent" in reply.error.reason
+
+
+def with_noise(client_grid, num_nodes=2, noise=4.0):
+    """A strategy for noisy sums, and the replies of its nodes."""
+    grid = client_grid(num_nodes, {**IID, "train.dp-noise": noise})
+    strategy = strategy_of(noise=noise)
+    asked = strategy.configure_train(1, start(MODEL), ConfigRecord(), grid)
+    return strategy, grid.send_and_receive(asked)
+
+
+def test_the_penalty_of_noisy_sums_is_that_of_the_noise_and_not_of_what_it_hides(client_grid):
+    strategy, replies = with_noise(client_grid)
+    arrays, _ = strategy.aggregate_train(1, replies)
+    total = reduce(add, (sums_of(as_arrays(reply.content[SUMS])) for reply in replies))
+    of_gram, _, _ = deviations(1.0, 4.0)
+    assert_head(arrays, ridge(total, noisy_penalty(WIDTH, of_gram * np.sqrt(2))), 1e-6)
+
+
+def test_noisy_sums_that_are_too_large_for_the_samples_are_set_aside(client_grid):
+    strategy, replies = with_noise(client_grid, 3)
+    bad = replies[1].metadata.src_node_id
+    larger = spoiled(by_class=lambda a: 1000 * a[BY_CLASS])(replies[1].content[SUMS])
+    replies[1].content[SUMS] = larger
+    strategy.aggregate_train(1, replies)
+    assert strategy.sums.keys() == {FIRST, FIRST + 1, FIRST + 2} - {bad}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        spoiled(gram=lambda a: a[GRAM].astype(np.float32)),
+        spoiled(gram=lambda a: a[GRAM][1:]),
+        spoiled(unit=lambda a: np.array([np.nan])),
+        spoiled(unit=lambda a: np.array([np.inf])),
+        spoiled(by_class=lambda a: np.full_like(a[BY_CLASS], np.nan)),
+        spoiled(by_class=lambda a: a[BY_CLASS].ravel()),
+        spoiled(counts=lambda a: np.full(10, 1e300)),
+        spoiled(counts=lambda a: a[COUNTS][:4]),
+        spoiled(more=lambda a: a[COUNTS]),
+    ],
+)
+def test_a_record_of_another_form_is_refused_when_it_arrives(client_grid, change):
+    grid, strategy = client_grid(2, IID), strategy_of()
+    asked = strategy.configure_train(1, start(MODEL), ConfigRecord(), grid)
+    (reply, _) = grid.send_and_receive(asked)
+    (allowed,) = phases_of(find_method("analytic"))[TRAIN_SUMS].replies
+    allowed.check(reply.content, {})
+    reply.content[SUMS] = change(reply.content[SUMS])
+    with pytest.raises(ValueError, match=r"its (sums|gram|by-class|counts) |NaN or infinity"):
+        allowed.check(reply.content, {})
+
+
+def test_the_sums_of_d_features_are_two_bytes_for_each_pair(client_grid):
+    for width, settings in ((WIDTH, {}), (64, {"projection": 64})):
+        strategy = strategy_of(**settings)
+        play(strategy, client_grid(2, IID), 1, start(MODEL))
+        for sums in strategy.sums.values():
+            size = sum(array.nbytes for array in sums.values())
+            assert size == 2 * width * (width + 1) + 8 * (10 * (width + 1) + 1)
 
 
 @pytest.mark.parametrize(

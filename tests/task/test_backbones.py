@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torchvision.models import get_model
 
 from task.backbones import Frozen, copy_to_train, fingerprint, seen_spec, whole_state
 from task.datasets import DataSpec, load_dataset
@@ -23,7 +24,7 @@ class Seen(nn.Module):
     def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(3))
-        self.drop = nn.Dropout(0.9)
+        self.drop = nn.Dropout(0.5)
 
     def forward(self, images):
         self.images = images
@@ -66,6 +67,14 @@ def test_the_fingerprint_is_of_the_weights_that_are_not_trained():
     changed.network.waves.data[0, 0] += 1e-6
     assert fingerprint(changed) != fingerprint(first)
     assert fingerprint(create_model("auto", SPEC)) == ""
+
+
+@pytest.mark.parametrize("other", [{"size": 16}, {"mean": (0.5,)}, {"std": (0.1,)}])
+def test_a_network_that_is_shown_images_otherwise_has_another_fingerprint(other):
+    network, seen = Parts(), {"size": 12, "mean": (0.1,), "std": (0.5,)}
+    first, again = (Frozen(network, 6, SPEC, **seen) for _ in range(2))
+    assert fingerprint(first) == fingerprint(again)
+    assert fingerprint(Frozen(network, 6, SPEC, **{**seen, **other})) != fingerprint(first)
 
 
 def test_efficientnet_gives_the_features_of_its_package():
@@ -180,12 +189,26 @@ def test_copies_to_train_share_a_network_only_if_nobody_trains_it():
 
 
 def test_a_networks_weights_come_from_a_file_which_may_have_a_head_of_its_own(tmp_path):
-    source, file = Parts(), tmp_path / "network.safetensors"
+    source, file = Parts(), tmp_path / "network.safetensors"  # of another seed than the model
     save_file({**source.state_dict(), "fc.weight": torch.ones(1000, 6)}, file)
     config = {"model": f"{__name__}:parts", "backbone.weights": str(file)}
-    model = model_of(TaskSettings.from_run_config(config), SPEC, seed=0)
+    model = model_of(TaskSettings.from_run_config(config), SPEC, seed=1)
     for weight, own in zip(model.network.parameters(), source.parameters(), strict=True):
         assert torch.equal(weight, own)
+
+
+def test_a_network_of_torchvisions_takes_its_published_weights_from_a_file(tmp_path):
+    name, file = "mobilenet_v3_small", tmp_path / "network.safetensors"
+    source = get_model(name, weights=None)
+    save_file(source.state_dict(), file)  # with the old head
+    named = {"model": f"torchvision:{name}"}
+    model, again, other = (
+        model_of(TaskSettings.from_run_config({**named, **config}), COLOUR, seed=1)
+        for config in ({"backbone.weights": str(file)}, {"backbone.weights": str(file)}, {})
+    )
+    own = source.state_dict()
+    assert all(torch.equal(w, own[n]) for n, w in model.network.state_dict().items())
+    assert fingerprint(model) == fingerprint(again) != fingerprint(other)
 
 
 def parts(spec):
