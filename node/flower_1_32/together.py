@@ -108,10 +108,8 @@ class TogetherStub(FleetStub):
     ) -> ConfirmMessageReceivedResponse:
         with self._lock:
             if not self._together.taken(request.node, request.run_id, **named):
-                response: ConfirmMessageReceivedResponse = self._flower.ConfirmMessageReceived(
-                    request, **named
-                )
-                return response
+                answer = self._flower.ConfirmMessageReceived(request, **named)
+                return cast(ConfirmMessageReceivedResponse, answer)
             self._received = request
         return ConfirmMessageReceivedResponse()
 
@@ -147,7 +145,7 @@ class TogetherStub(FleetStub):
             else:
                 names = self._held.keys() & self._lacking
                 answers = make([self._held[name] for name in names])
-            self._held = {}
+            self._held, self._received = {}, None
             stored = [each.stored for each in answers if isinstance(each, PushObjectResponse)]
             return PushObjectResponse(stored=all(stored))
 
