@@ -265,9 +265,13 @@ class BackboneSettings(Block):
     trains : str (default: "head")
         What local training changes: ``head``, ``last-block`` (the head and the network's last part)
         or ``all``. The network's batch normalisation keeps its statistics.
+    fourier : int (default: 0)
+        Random Fourier features of the network's features that take their place, so that the head is
+        one of a Gaussian kernel; drawn from the seed. 0 leaves features as they are.
     """
 
     weights: str = ""
+    fourier: Annotated[int, Field(ge=0, le=2**16)] = 0
     trains: Literal["head", "last-block", "all"] = "head"
 
 

@@ -14,11 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from task.augmentation import chosen_changes
+from task.backbones.fourier import RandomFourier
 from task.datasets.types import DataSpec
 from task.errors import ModelError
 from task.settings import TrainSettings
 
 STRIDE = 32
+REACH = math.sqrt(0.5)
+"""Of random Fourier features of features with norm 1, of which most are about 1 apart."""
 SMALLEST = 128
 """Side to which small images are enlarged."""
 
@@ -65,16 +68,14 @@ class Frozen(nn.Module):
         self.scale: Tensor
         self.shift: Tensor
         self.network = network.requires_grad_(False)
+        self.fourier: RandomFourier | None = None
         self.head = nn.Linear(width, spec.num_classes)
         self.vector_shape = (width, 1, 1)
         self._length = math.sqrt(width)
         self._size = size
         self._tail = tail or _last_part(network)
-        if spec.shape == self.vector_shape:
-            raise ModelError(
-                f"a frozen network of {width} features cannot tell them from samples of {width} "
-                "numbers (take another number of features)"
-            )
+        self._shape = spec.shape
+        self._check_width(width)
         mean, std = mean or spec.mean, std or spec.std
         self._channels = len(mean)
         # (p - m) / s of the run, to (p - mean) / std
@@ -116,7 +117,8 @@ class Frozen(nn.Module):
         if self._size is not None:
             side = (self._size, self._size)
             images = functional.interpolate(images, side, mode="bilinear", align_corners=False)
-        return functional.normalize(self.network(images).flatten(1))
+        features = functional.normalize(self.network(images).flatten(1))
+        return features if self.fourier is None else functional.normalize(self.fourier(features))
 
     @property
     def shown(self) -> dict[str, Tensor]:
@@ -132,7 +134,26 @@ class Frozen(nn.Module):
         """What training leaves as it is: weights, and statistics of batch normalisation."""
         trained = {name for name, weight in self.named_parameters() if weight.requires_grad}
         state = self.network.state_dict(prefix="network.")
+        if self.fourier is not None:
+            state |= self.fourier.state_dict(prefix="fourier.")
         return {name: value for name, value in state.items() if name not in trained}
+
+    def widen(self, count: int) -> None:
+        """Put so many random Fourier features of the network's features in their place.
+
+        They are drawn from torch's global generator, and stay frozen.
+        """
+        self._check_width(count)
+        self.fourier = RandomFourier(self.head.in_features, count, REACH).requires_grad_(False)
+        self.head = nn.Linear(count, self.head.out_features)
+        self.vector_shape, self._length = (count, 1, 1), math.sqrt(count)
+
+    def _check_width(self, width: int) -> None:
+        if self._shape == (width, 1, 1):
+            raise ModelError(
+                f"a frozen network of {width} features cannot tell them from samples of {width} "
+                "numbers (take another number of features)"
+            )
 
     def thaw(self, part: str) -> None:
         """Have ``last-block`` or ``all`` of the network train, too; ``head`` has none of it."""

@@ -1,6 +1,7 @@
 """Models by name: seeded construction, and a check that they fit the data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -71,8 +72,7 @@ def create_model(name: str, spec: DataSpec, seed: int | None = None) -> nn.Modul
     if seed is None:
         model = factory(spec)
     else:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
+        with _seeded(seed):
             model = factory(spec)
     _check_output(name, model, spec)
     return model
@@ -104,8 +104,19 @@ def model_of(task: TaskSettings, spec: DataSpec, seed: int | None = None) -> nn.
         )
     if own.weights:
         model.load_network(Path(own.weights))
+    if own.fourier:
+        with _seeded(seed):
+            model.widen(own.fourier)
     model.thaw(own.trains)
     return model
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Have torch's global generator, which layers draw from, begin anew meanwhile."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def _default_name(spec: DataSpec) -> str:

@@ -256,3 +256,31 @@ def test_a_network_of_torchvisions_sees_what_its_weights_were_trained_on_and_has
 def test_a_network_that_torchvision_lacks_or_that_has_no_dense_layer_is_refused(name):
     with pytest.raises(ModelError, match=r"torchvision has no such|has no dense layer"):
         create_model(f"torchvision:{name}", COLOUR)
+
+
+def test_fourier_features_of_features_have_the_products_of_a_gaussian_kernel():
+    config = {"dataset": "digits", "model": "random-features", "seed": 3}
+    plain = model_of(TaskSettings.from_run_config(config), SPEC)
+    wide = model_of(TaskSettings.from_run_config({**config, "backbone.fourier": 20_000}), SPEC)
+    images = torch.randn(12, *SPEC.shape, generator=torch.Generator().manual_seed(0))
+    features = plain.features(images)
+    kernel = (-torch.cdist(features, features).square()).exp()
+    found = wide.features(images)
+    torch.testing.assert_close(found @ found.T, kernel, atol=0.03, rtol=0)
+    assert wide(images).shape == (12, 10)
+    torch.testing.assert_close(wide(wide.vectors(images)), wide(images))
+
+
+def test_fourier_features_are_frozen_and_of_the_seed():
+    config = {"dataset": "digits", "model": "random-features", "backbone.fourier": 64}
+    one, same, other = (
+        model_of(TaskSettings.from_run_config({**config, "seed": seed}), SPEC) for seed in (3, 3, 4)
+    )
+    assert set(one.state_dict()) == {"head.weight", "head.bias"}
+    assert one.head.weight.shape == (10, 64)
+    assert fingerprint(one) == fingerprint(same) != fingerprint(other)
+    task = TaskSettings.from_run_config({**config, "seed": 3})
+    images = torch.ones(2, *SPEC.shape)
+    torch.testing.assert_close(model_of(task, SPEC).features(images), one.features(images))
+    assert not any(name.startswith("fourier") for name in trained(one))
+    assert {"fourier.waves", "fourier.phases"} <= set(whole_state(one))

@@ -40,6 +40,7 @@ OTHERS = {
     "train.feature-layer": "fc",
     "strategy": "fedavg",
     "start": "analytic",
+    "backbone.fourier": 32,
     "backbone.trains": "all",
     "backbone.weights": "weights.safetensors",
     "strategy-args": '{"beta": 0.2}',
