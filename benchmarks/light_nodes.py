@@ -31,6 +31,7 @@ from grpc import _channel
 from node.flower_1_32.retries import patch_retries
 from node.flower_1_32.spacing import ReadingPull
 from node.flower_1_32.timing import patch_intake, patch_nonce_cleanup, patch_pull_backoff
+from node.flower_1_32.together import patch_calls
 from node.flower_1_32.waiting import let_looks_wait
 from node.pace import Pace
 from node.settings import NodeSettings
@@ -183,6 +184,7 @@ def serve(door: Door, ours: bool, orders: Connection) -> None:
         patch_intake()
         patch_nonce_cleanup()
         _let_looks_wait()
+        patch_calls()
     nodes = []
     for key in door.keys:
         pace = Pace(

@@ -16,6 +16,8 @@ SHARE = 0.05
 KEEN = 3.0
 LONG_SHARE = 0.02
 """Of the time idle, for a node to which nothing has come for over two and a half minutes."""
+LONGEST_WAIT = 50.0
+"""Seconds for which a look waits at a SuperLink that lets it; proxies end calls after a minute."""
 JITTER = 0.25
 """Share of the pause that is drawn, so that nodes do not stay in step."""
 
@@ -76,7 +78,7 @@ class Pace:
 
     def draw_wait(self) -> float:
         """Draw the seconds for which the next look may wait at the SuperLink."""
-        return self._idle * self._generator.uniform(1 - JITTER, 1)
+        return LONGEST_WAIT * self._generator.uniform(1 - JITTER, 1)
 
     def looked(self, seconds: float) -> None:
         """Record how long a look took."""
@@ -84,7 +86,7 @@ class Pace:
 
     def draw(self) -> float:
         """Draw the seconds to wait until the next look; none after one that waited long enough."""
-        if self._looked_for >= (1 - JITTER) * self._idle:
+        if self._looked_for >= (1 - JITTER) * LONGEST_WAIT:
             return 0.0
         longest = pause(self.idle_for, busy=self._busy, idle=self._idle, spacing=self._spacing)
         return longest * self._generator.uniform(1 - JITTER, 1)

@@ -7,72 +7,54 @@ Nothing but its own process writes its database, so it can remember what it read
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
 from flwr.app import Message
 from flwr.common.constant import Status
+from flwr.common.logger import FLOWER_LOGGER, console_handler
 from flwr.server import app
 from flwr.server.superlink.linkstate import linkstate_factory
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore.object_store import object_store_factory
-from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.run import Run, RunStatus
-from flwr.supercore.sql_mixin import _set_sqlite_pragmas
-from sqlalchemy import Engine, QueuePool, create_engine, event
-from sqlalchemy.orm import Session, sessionmaker
+from flwr.superlink.servicer.serverappio import serverappio_grpc
 
+from fleet.flower_1_32.store import OneConnectionStore, PlainQueries
+from fleet.flower_1_32.together import CallsTogether
 from fleet.flower_1_32.waiting import MOST, Doorbell, WaitingLooks
 
 FRESH = 1.0
 """Seconds for which a running run's status is believed, and between searches for expired tasks."""
 BOOKED = 1.0
 """Seconds between bookings of traffic."""
+_MAKE = "generic_create_grpc_server"
+SWITCH = 0.05
+"""Seconds for which a thread computes while others want to: each of these wakes as often to ask."""
+_OF_CALLS = ("[Fleet.PullMessages]", "[Fleet.PushMessages]")
+MOST_LOOKED = 100_000
+"""Messages of which it is remembered when someone asked for their replies."""
 CALLS = 1000
 """Threads besides those of looks that wait: as many as Flower has."""
 _INDICES = {"object_children": "child_id", "run_objects": "object_id", "message_ins": "dst_node_id"}
 """Columns by which each look and each deletion would else search whole tables."""
 
 
-class OneConnectionStore(SqlObjectStore):
-    """Flower's store of objects, with one connection to its database.
-
-    SQLite has one writer at a time: others wait for its lock, and connections beyond the pool's
-    read the schema again each time.
-    """
-
-    def initialize(self, log_queries: bool = False) -> list[str]:
-        """Make the tables, and connect."""
-        tables = super().initialize(log_queries)
-        if self._engine is not None and _is_file(self._engine):
-            self._engine.dispose()
-            self._engine = create_engine(
-                self.database_url,
-                connect_args={"check_same_thread": False},
-                pool_size=1,
-                max_overflow=0,
-            )
-            event.listen(self._engine, "connect", _set_sqlite_pragmas)
-            self._session_factory = sessionmaker(bind=self._engine)
-        return tables
-
-    @property
-    def connection(self) -> tuple[Engine | None, sessionmaker[Session] | None]:
-        """The engine, and what makes its sessions."""
-        return self._engine, self._session_factory
-
-
-class RememberingLinkState(SqlLinkState):
+class RememberingLinkState(PlainQueries, SqlLinkState):
     """Flower's state of a SuperLink, which remembers what it has read.
 
     It remembers nodes' ids until a node is removed, that there is no message for a node until one
-    is stored, and that a run is running for `FRESH` seconds or until a task ends. Traffic is booked
-    every `BOOKED` seconds, and before anyone reads it; a SuperLink that is killed loses so much.
+    is stored, and that a run is running for `FRESH` seconds or until a task ends. Of messages
+    whose reply is not here it looks every `FRESH` seconds only whether one can still come. Traffic
+    is booked every `BOOKED` seconds, and before anyone reads it; a SuperLink that is killed loses
+    so much.
 
     Attributes
     ----------
@@ -89,6 +71,8 @@ class RememberingLinkState(SqlLinkState):
         self._node_ids: dict[bytes, int] = {}
         self._without_message: set[int] = set()
         self._running: dict[int, tuple[float, RunStatus]] = {}
+        self._answered: set[str] = set()
+        self._looked: dict[str, float] = {}
         self._cleaned = -FRESH
         self._traffic: dict[int, tuple[int, int]] = {}
         self._booked = -BOOKED
@@ -97,14 +81,20 @@ class RememberingLinkState(SqlLinkState):
         """Make the tables, and share the connection of the store of objects."""
         tables = super().initialize(log_queries)
         store = self.object_store
-        if self._engine is not None and _is_file(self._engine):
-            if isinstance(store, OneConnectionStore):
-                self._engine.dispose()
-                self._engine, self._session_factory = store.connection
+        if self._engine is not None and isinstance(store, OneConnectionStore) and store.is_file:
+            self._engine.dispose()
+            self._engine, self._session_factory = store.connection
             for table, column in _INDICES.items():
                 name = f"idx_flwr_distill_{table}"
                 self.query(f"CREATE INDEX IF NOT EXISTS {name} ON {table} ({column})")
         return tables
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Store all that is stored meanwhile, or nothing; in memory, each by itself."""
+        store = self.object_store
+        if isinstance(store, OneConnectionStore) and store.is_file:
+            return store.transaction()
+        return nullcontext()
 
     def get_node_id_by_public_key(self, public_key: bytes) -> int | None:
         """Return the id of the node with this key."""
@@ -143,6 +133,33 @@ class RememberingLinkState(SqlLinkState):
             self._keep("messages", changes, lambda: self._without_message.add(node_id))
         return rows
 
+    def store_message_res(self, message: Message) -> str | None:
+        """Store a reply."""
+        message_id = super().store_message_res(message)
+        if message_id is not None:
+            with self._lock:
+                self._answered.add(message.metadata.reply_to_message_id)
+        return message_id
+
+    def get_message_res(self, message_ids: set[str]) -> list[Message]:
+        """Return the replies to messages, and errors for those to which none can come."""
+        now = time.monotonic()
+        with self._lock:
+            if len(self._looked) > MOST_LOOKED:
+                self._looked.clear()
+            due = {name for name in message_ids if now - self._looked.get(name, -FRESH) >= FRESH}
+            self._looked |= dict.fromkeys(due, now)
+            due |= self._answered & message_ids
+        return super().get_message_res(due)
+
+    def delete_messages(self, message_ins_ids: set[str]) -> None:
+        """Delete messages and their replies."""
+        super().delete_messages(message_ins_ids)
+        with self._lock:
+            self._answered -= message_ins_ids
+            for name in message_ins_ids:
+                self._looked.pop(name, None)
+
     def get_run_status(self, run_ids: set[int]) -> dict[int, RunStatus]:
         """Return the status of runs."""
         now = time.monotonic()
@@ -174,6 +191,7 @@ class RememberingLinkState(SqlLinkState):
         with self._lock:
             self._changes["tasks"] += 1
             self._running.clear()
+            self._answered.clear()  # else those of late replies would stay
 
     def _cleanup_expired_task_tokens(self) -> None:
         with self._lock:
@@ -214,28 +232,45 @@ class RememberingLinkState(SqlLinkState):
                 keep()
 
 
-def _is_file(engine: Engine) -> bool:
-    return isinstance(engine.pool, QueuePool)  # in memory there is one connection already
-
-
 def main() -> None:
     """Be `flower-superlink`, with the state above where it is asked for SQLite."""
     object_store_factory.SqlObjectStore = OneConnectionStore  # type: ignore[attr-defined]
     linkstate_factory.SqlLinkState = RememberingLinkState  # type: ignore[attr-defined]
-    app.generic_create_grpc_server = partial(_fleet_server, app.generic_create_grpc_server)  # type: ignore[attr-defined]
+    for module, interceptors in ((app, fleet_interceptors), (serverappio_grpc, app_interceptors)):
+        make = partial(_server, getattr(module, _MAKE), interceptors)
+        setattr(module, _MAKE, make)
+    sys.setswitchinterval(SWITCH)
+    FLOWER_LOGGER.setLevel(console_handler.level)  # it would make lines of all levels to drop them
+    FLOWER_LOGGER.addFilter(_is_of_no_single_call)
     app.run_superlink()
 
 
-def _fleet_server(
+def _is_of_no_single_call(record: logging.LogRecord) -> bool:
+    """Whether a line is not one of those that Flower writes at each look and each reply."""
+    return record.levelno != logging.INFO or not str(record.msg).startswith(_OF_CALLS)
+
+
+def fleet_interceptors(state: RememberingLinkState, servicer: Any, add: Any) -> list[Any]:
+    """What the Fleet API does besides Flower's: nodes' looks wait, and calls go together."""
+    return [WaitingLooks(state.doorbell), CallsTogether(servicer, add, state.transaction)]
+
+
+def app_interceptors(state: RememberingLinkState, servicer: Any, add: Any) -> list[Any]:
+    """What the ServerAppIo API does besides Flower's: calls go together."""
+    return [CallsTogether(servicer, add, state.transaction)]
+
+
+def _server(
     make: Callable[..., Any],
+    ours: Callable[..., list[Any]],
     servicer_and_add_fn: tuple[Any, Any],
     *arguments: Any,
     interceptors: Sequence[Any] | None = None,
     **named: Any,
 ) -> Any:
-    """The server of the Fleet API, at which looks can wait if the state knows of new messages."""
+    """A server of Flower's with interceptors of ours, if the state is one that remembers."""
     state = servicer_and_add_fn[0].state_factory.state()
     if isinstance(state, RememberingLinkState):
-        interceptors = [*(interceptors or ()), WaitingLooks(state.doorbell)]
+        interceptors = [*(interceptors or ()), *ours(state, *servicer_and_add_fn)]
         named["max_concurrent_workers"] = MOST + CALLS
     return make(servicer_and_add_fn, *arguments, interceptors=interceptors, **named)

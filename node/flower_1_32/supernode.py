@@ -23,6 +23,7 @@ from node.flower_1_32.timing import (
     patch_pull_backoff,
     patch_supernode_sleep,
 )
+from node.flower_1_32.together import patch_calls
 from node.flower_1_32.waiting import patch_waiting
 from node.pace import Pace
 from node.policy import OPEN, Policy
@@ -88,6 +89,7 @@ def main() -> None:
     patch_intake()
     patch_spacing(pace)
     patch_waiting(pace)
+    patch_calls()
     patch_nonce_cleanup()
     patch_run_ends(state_dir)
     if not patch_guard(Guard(policy, state_dir, node_config)) and policy != OPEN:

@@ -9,6 +9,7 @@ from flwr.superlink.grid import GrpcGrid
 
 from protocol.superlink import limit_calls, overloaded, retry_also
 from server.flower_1_32.batches import push
+from server.flower_1_32.calls import Calls
 from server.flower_1_32.inbox import SuperLinkInbox
 from server.flower_1_32.looks import space_looks
 from server.grid.exchange import Exchange
@@ -33,6 +34,7 @@ class SuperLinkExchange(Exchange):
         retry_also(grid._retry_invoker, overloaded)
         limit_calls(grid._retry_invoker, LONGEST_CALL)
         grid._retry_invoker.wait_gen_factory = lambda: exponential(max_delay=LONGEST_RETRY)
+        self._calls = Calls(grid)
 
     def prepare(self, messages: Sequence[Message]) -> None:
         """Space the looks of nodes, if they are many."""
@@ -40,11 +42,11 @@ class SuperLinkExchange(Exchange):
 
     def push(self, messages: Sequence[Message]) -> list[str]:
         """Push messages in batches; return their ids."""
-        return push(self._grid, messages)
+        return push(self._calls, messages)
 
     def open_inbox(self, messages: Mapping[str, Message], most: Callable[[Message], Most]) -> Inbox:
         """Open an inbox that fetches replies piece by piece."""
-        return SuperLinkInbox(self._grid, messages, most)
+        return SuperLinkInbox(self._calls, messages, most)
 
 
 def exchange_over(grid: Grid) -> Exchange | None:

@@ -1,14 +1,19 @@
 """Fetches replies through a SuperLink piece by piece."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import cast
 
 from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, ErrorCode
 from flwr.proto.appio_pb2 import PullAppMessagesRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ObjectTree,
+    PullObjectRequest,
+    PullObjectResponse,
+)
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import (
@@ -19,6 +24,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.superlink.grid import GrpcGrid
 
+from server.flower_1_32.calls import Calls
 from server.grid.inbox import Inbox, Most, too_large, unreadable
 
 OF_A_PART = 2
@@ -36,6 +42,8 @@ class SuperLinkInbox(Inbox):
     for them one reply after the other, so if a sender dies midway, it blocks all replies behind
     it. This inbox looks for the objects sent last; if they are missing, it tries the next reply.
 
+    Where the SuperLink takes calls together, objects of many replies come at once, ahead of this.
+
     A SuperLink also keeps messages that their nodes never fetched, each with a model, until the
     run ends. `close` makes it drop them.
     """
@@ -44,11 +52,14 @@ class SuperLinkInbox(Inbox):
 
     def __init__(
         self,
-        grid: GrpcGrid,
+        calls: Calls,
         messages: Mapping[str, Message],
         most: Callable[[Message], Most],
     ) -> None:
-        super().__init__(grid, messages, most)
+        super().__init__(calls.grid, messages, most)
+        self._calls = calls
+        self._ahead: dict[str, PullObjectResponse] = {}
+        self._to_drop: list[ConfirmMessageReceivedRequest] = []
         self._announced: dict[str, ObjectTree] = {}
         """Objects of each incomplete reply, by the id of the message it answers."""
         self._next_check = time.monotonic() + CHECK_SENDERS
@@ -62,9 +73,12 @@ class SuperLinkInbox(Inbox):
                 response.messages_list, response.message_object_trees, strict=True
             ):
                 self._announced[reply.metadata.reply_to_message_id] = tree
-        for message_id in list(islice(self._announced, PULLS)):
+        turn = list(islice(self._announced, PULLS))
+        for place, message_id in enumerate(turn):
             if time.monotonic() >= end:
-                return
+                break
+            if self._calls.are_taken_together() and not self._is_ahead(message_id):
+                self._pull_ahead(turn[place:])
             tree = self._announced.pop(message_id)
             if (answer := self._pull(tree, self._most(self._messages[message_id]))) is None:
                 self._announced[message_id] = tree  # to the end of the queue
@@ -72,6 +86,8 @@ class SuperLinkInbox(Inbox):
             if isinstance(answer, Error):  # may be the SuperLink's own, for a lost node
                 self._drop(message_id)
             yield self._reply(message_id, answer)
+        self._ahead = {}
+        self._drop_now()
         if self._announced and time.monotonic() > self._next_check:
             self._next_check = time.monotonic() + CHECK_SENDERS
             yield from self._lost_senders()
@@ -87,6 +103,7 @@ class SuperLinkInbox(Inbox):
             self._drop(message_id)
         for tree in self._announced.values():
             self._drop(tree.object_id)
+        self._drop_now()
 
     def _pull(self, tree: ObjectTree, most: Most) -> RecordDict | Error | None:
         """Pull a reply that is not too large; None if it is incomplete."""
@@ -96,9 +113,7 @@ class SuperLinkInbox(Inbox):
             self._drop(tree.object_id)
             return too_large(most.num_parts, "parts")
         pull_object = _bounded(
-            make_pull_object_fn_protobuf(
-                self._grid._stub.PullObject, self._grid.node, self._grid.run.run_id
-            ),
+            make_pull_object_fn_protobuf(self._pull_object, self._grid.node, self._grid.run.run_id),
             most.num_bytes,
         )
         try:
@@ -127,12 +142,40 @@ class SuperLinkInbox(Inbox):
                 reason = "The node was lost while it sent its reply"
                 yield self._reply(message_id, Error(ErrorCode.NODE_UNAVAILABLE, reason))
 
+    def _is_ahead(self, message_id: str) -> bool:
+        return self._announced[message_id].object_id in self._ahead
+
+    def _pull_ahead(self, message_ids: Sequence[str]) -> None:
+        """Pull objects of replies that are not too large, of as many as go together."""
+        self._ahead = {}
+        names: dict[str, None] = {}
+        for message_id in message_ids:
+            limit = _most_objects(self._most(self._messages[message_id]))
+            tree = iterate_object_tree(self._announced[message_id])
+            parts = [part.object_id for part in islice(tree, limit + 1)]
+            if len(parts) <= limit:
+                names |= dict.fromkeys(parts[::-1])
+        node, run_id = self._grid.node, self._grid.run.run_id
+        requests = [PullObjectRequest(node=node, run_id=run_id, object_id=name) for name in names]
+        if requests:
+            self._ahead = dict(zip(names, self._calls.make(requests), strict=False))
+
+    def _pull_object(self, request: PullObjectRequest) -> PullObjectResponse:
+        if (found := self._ahead.get(request.object_id)) is not None:
+            return found
+        response: PullObjectResponse = self._grid._stub.PullObject(request)
+        return response
+
     def _drop(self, object_id: str) -> None:
-        self._grid._stub.ConfirmMessageReceived(
-            ConfirmMessageReceivedRequest(
-                node=self._grid.node, run_id=self._grid.run.run_id, message_object_id=object_id
-            )
+        """Have the SuperLink drop a message or reply, at the latest when this fetch ends."""
+        request = ConfirmMessageReceivedRequest(
+            node=self._grid.node, run_id=self._grid.run.run_id, message_object_id=object_id
         )
+        self._to_drop.append(request)
+
+    def _drop_now(self) -> None:
+        requests, self._to_drop = self._to_drop, []
+        self._calls.make_all(requests)
 
 
 def _most_objects(most: Most) -> int:

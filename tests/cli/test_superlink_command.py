@@ -1,14 +1,20 @@
 """`flwr-distill superlink` is Flower's SuperLink."""
 
 import sys
+from logging import ERROR, INFO
 
 import pytest
+from flwr.common import log
+from flwr.common.logger import FLOWER_LOGGER
+from flwr.server import app as app_of_flower
 from flwr.server.superlink.linkstate import linkstate_factory
 from flwr.supercore.object_store import object_store_factory
+from flwr.superlink.servicer.serverappio import serverappio_grpc
 from typer.testing import CliRunner
 
 import cli.superlink as superlink
 from cli.main import app
+from fleet.flower_1_32 import linkstate
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +24,16 @@ def _own_process(monkeypatch):
         (sys, "argv"),
         (linkstate_factory, "SqlLinkState"),
         (object_store_factory, "SqlObjectStore"),
+        (app_of_flower, "generic_create_grpc_server"),
+        (serverappio_grpc, "generic_create_grpc_server"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
+    level, filters = FLOWER_LOGGER.level, FLOWER_LOGGER.filters[:]
+    switch = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(switch)
+    FLOWER_LOGGER.setLevel(level)
+    FLOWER_LOGGER.filters = filters
 
 
 def test_its_help_is_flowers():
@@ -40,3 +54,22 @@ def test_with_another_flower_it_becomes_flowers_command(monkeypatch):
     monkeypatch.setattr(superlink.os, "execvp", lambda *command: became.append(command) or exit())
     CliRunner().invoke(app, ["superlink", "--insecure"])
     assert became == [("flower-superlink", ["flower-superlink", "--insecure"])]
+
+
+def test_both_apis_are_served_with_ours(monkeypatch):
+    monkeypatch.setattr(app_of_flower, "run_superlink", lambda: None)
+    linkstate.main()
+    for module in (app_of_flower, serverappio_grpc):
+        assert module.generic_create_grpc_server.func is linkstate._server
+
+
+def test_a_line_for_each_call_is_not_written_and_others_are(monkeypatch, caplog):
+    monkeypatch.setattr(app_of_flower, "run_superlink", lambda: None)
+    linkstate.main()
+    log(INFO, "[Fleet.PullMessages] node_id=%s", 1)
+    log(INFO, "[Fleet.ActivateNode] Activated node_id=%s", 1)
+    log(ERROR, "[Fleet.PushMessages] failed")
+    assert [record.getMessage() for record in caplog.records] == [
+        "[Fleet.ActivateNode] Activated node_id=1",
+        "[Fleet.PushMessages] failed",
+    ]

@@ -3,9 +3,10 @@
 import secrets
 import threading
 import time
+from itertools import count
 
 import pytest
-from flwr.app import Metadata, RecordDict
+from flwr.app import Message, Metadata, RecordDict
 from flwr.app.message import make_message
 from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
@@ -15,7 +16,9 @@ from flwr.superlink.federation import NoOpFederationManager
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.flower_1_32.linkstate import OneConnectionStore, RememberingLinkState
+from fleet.flower_1_32 import linkstate
+from fleet.flower_1_32.linkstate import RememberingLinkState
+from fleet.flower_1_32.store import OneConnectionStore
 
 NODES = 3
 
@@ -56,7 +59,8 @@ class Party:
             *(None, None, None, {}, NOOP_FEDERATION, None, None, "flwr-serverapp")
         )
         self.task = state.get_run_info(run_ids=[self.run])[0].primary_task_id
-        self.sent = {}
+        self.sent, self.numbers = {}, count()
+        self.got = {node: [] for node in self.nodes}
 
     def answer(self, what, number):
         return getattr(self, what)(number)
@@ -73,12 +77,33 @@ class Party:
 
     def send(self, number):
         message = message_to(self.nodes[number], self.run)
-        self.sent[message.metadata.message_id] = len(self.sent)
+        self.sent[message.metadata.message_id] = next(self.numbers)
         return self.state.store_message_ins(message) is not None
 
     def look(self, number):
         found = self.state.get_message_ins(self.nodes[number], limit=1)
-        return [self.sent[message.metadata.message_id] for message in found]
+        self.got[self.nodes[number]] += found
+        return [self.sent.get(message.metadata.message_id) for message in found]
+
+    def reply(self, number):
+        """Reply to the oldest message that the node has got."""
+        if not (got := self.got[self.nodes[number]]):
+            return None
+        reply = Message(RecordDict(), reply_to=got.pop(0))
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        return self.state.store_message_res(reply) is not None
+
+    def collect(self, number):
+        """Ask for the replies to all messages, as a second after the last time."""
+        getattr(self.state, "_looked", {}).clear()
+        return self.collect_soon(number)
+
+    def collect_soon(self, _):
+        found = self.state.get_message_res(set(self.sent))
+        answered = {reply.metadata.reply_to_message_id for reply in found}
+        self.state.delete_messages(answered)
+        errors = {reply.metadata.reply_to_message_id: reply.has_error() for reply in found}
+        return sorted((self.sent.pop(name), errors[name]) for name in answered)
 
     def start(self, _):
         return self.state.claim_task(self.task) is not None, self.state.activate_task(self.task)
@@ -101,7 +126,10 @@ class Party:
         return run.bytes_sent, run.bytes_recv
 
 
-OPERATIONS = ["who", "remove", "send", "look", "start", "end", "status", "book", "traffic"]
+OPERATIONS = [
+    *("who", "remove", "send", "look", "reply", "collect"),
+    *("start", "end", "status", "book", "traffic"),
+]
 
 
 @settings(max_examples=40)
@@ -166,6 +194,46 @@ def test_no_message_is_overlooked_that_comes_while_its_node_looks(states):
     end.set()
     looking.join()
     assert got == list(range(100))
+
+
+def test_replies_are_told_at_once_and_lost_nodes_within_a_second(states, monkeypatch):
+    ours = Party(states[1])
+    ours.start(0)
+    for node in range(3):
+        assert ours.send(node)
+        ours.look(node)
+    assert ours.collect_soon(0) == []
+    assert ours.reply(1)
+    assert ours.collect_soon(0) == [(1, False)]
+    ours.remove(2)
+    assert ours.collect_soon(0) == []
+    monkeypatch.setattr(linkstate, "FRESH", 0.0)
+    assert ours.collect_soon(0) == [(2, True)]
+
+
+def test_looks_for_replies_do_not_go_through_all_messages(states, monkeypatch):
+    ours, asked = Party(states[1]), []
+    ours.start(0)
+    for _ in range(20):
+        ours.send(0)
+    ours.collect_soon(0)
+    read = SqlLinkState.get_message_res
+    monkeypatch.setattr(
+        SqlLinkState, "get_message_res", lambda self, ids: asked.append(len(ids)) or read(self, ids)
+    )
+    ours.look(0)
+    ours.reply(0)
+    ours.collect_soon(0)
+    ours.collect_soon(0)
+    assert asked == [1, 0]
+
+
+def test_what_replies_were_asked_for_takes_bounded_memory(states, monkeypatch):
+    ours = Party(states[1])
+    monkeypatch.setattr(linkstate, "MOST_LOOKED", 100)
+    for start in range(10):
+        ours.state.get_message_res({f"{start} {number}" for number in range(60)})
+    assert len(ours.state._looked) <= 160
 
 
 def test_ids_that_strangers_make_up_take_no_memory(states):

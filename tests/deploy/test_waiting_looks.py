@@ -22,10 +22,12 @@ from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.superlink.federation import NoOpFederationManager
 
-from fleet.flower_1_32.linkstate import OneConnectionStore, RememberingLinkState, _fleet_server
+from fleet.flower_1_32.linkstate import RememberingLinkState, _server, fleet_interceptors
+from fleet.flower_1_32.store import OneConnectionStore
 from fleet.flower_1_32.waiting import LONGEST, Doorbell, _seconds
+from node import pace
 from node.flower_1_32.waiting import LATE, let_looks_wait
-from node.pace import Pace
+from node.pace import LONGEST_WAIT, Pace
 from protocol.superlink import WAIT
 
 SOON, LONG = 5.0, 30.0
@@ -45,8 +47,9 @@ class SuperLink:
         self.objects = objects
         states = SimpleNamespace(state=lambda: self.state)
         stores = SimpleNamespace(store=lambda: objects)
-        self.server = _fleet_server(
+        self.server = _server(
             generic_create_grpc_server,
+            fleet_interceptors,
             (FleetServicer(states, stores, False), add_FleetServicer_to_server),
             server_address="127.0.0.1:0",
         )
@@ -199,7 +202,8 @@ class Looks:
         self.look = lambda: invoker.invoke(call, request=PullMessagesRequest())
 
 
-def test_a_node_looks_again_at_once_after_a_look_that_waited(superlink):
+def test_a_node_looks_again_at_once_after_a_look_that_waited(superlink, monkeypatch):
+    monkeypatch.setattr(pace, "LONGEST_WAIT", 0.4)
     ours = PullMessagesRequest(node=Node(node_id=superlink.node))
     with superlink.stub() as stub:
         looks = Looks(lambda request, **named: stub.PullMessages(ours, **named), 0.4)
@@ -215,7 +219,7 @@ def test_a_node_keeps_its_pace_at_a_superlink_that_does_not_let_it_wait():
     (named,) = asked
     (header,) = named["metadata"]
     assert header[0] == WAIT
-    assert 15 <= float(header[1]) <= 20
+    assert 37.5 <= float(header[1]) <= LONGEST_WAIT
     assert named["timeout"] == pytest.approx(float(header[1]) + LATE, abs=0.01)
 
 

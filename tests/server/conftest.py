@@ -1,5 +1,6 @@
 """Flower's own SuperLink in this process: its state, its objects, its calls, and no network."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node
+from flwr.proto.serverappio_pb2_grpc import add_ServerAppIoServicer_to_server
 from flwr.server.superlink.fleet.message_handler import message_handler as fleet
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION, TaskType
@@ -23,6 +25,9 @@ from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import GrpcGrid
 from flwr.superlink.servicer.serverappio import serverappio_servicer as serverappio
 
+from fleet.flower_1_32.together import CallsTogether
+from protocol.flower_1_32.together import MOST_CALLS, unpacked
+
 
 class SuperLink:
     """A SuperLink with nodes that answer when the ServerApp looks for replies.
@@ -31,10 +36,11 @@ class SuperLink:
     received the message and is silent. A node that is None does not fetch its messages.
     ``sends[i]`` is how many objects of its reply node i sends before it dies, of ``parts[i]``;
     ``lost_parts`` are those that get lost of every reply; ``forge`` changes what the objects say
-    of the reply, not what the SuperLink is told.
+    of the reply, not what the SuperLink is told. ``together`` is whether it takes calls together,
+    as ours does.
     """
 
-    def __init__(self, monkeypatch, nodes):
+    def __init__(self, monkeypatch, nodes, together):
         objects = ObjectStoreFactory()
         links = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), objects)
         self.state, self.store = links.state(), objects.store()
@@ -58,7 +64,7 @@ class SuperLink:
             **{name: self._counted(getattr(servicer, name), name) for name in CALLS}
         )
         self.grid = GrpcGrid(token="none")
-        self.grid._channel, self.grid._grpc_stub = object(), stub
+        self.grid._channel, self.grid._grpc_stub = Channel(servicer, together), stub
         self.grid.set_run(run)
 
     def _counted(self, call, name):
@@ -131,6 +137,38 @@ class SuperLink:
             fleet.push_object(request, self.state, self.store)
 
 
+class Channel:
+    """A channel to Flower's own SuperLink, or ours.
+
+    Attributes
+    ----------
+    calls : list[int]
+        How many went together in each call.
+    """
+
+    def __init__(self, servicer, together):
+        self.calls = []
+        self._servicer = servicer
+        self._ours = CallsTogether(servicer, add_ServerAppIoServicer_to_server, nullcontext)
+        self._together = together
+
+    def unary_unary(self, path, request_serializer, response_deserializer):
+        def call(request, metadata, timeout):
+            details = SimpleNamespace(method=path, invocation_metadata=metadata)
+            handler = self._ours.intercept_service(lambda details: None, details)
+            if not self._together:
+                answer = getattr(self._servicer, path.rpartition("/")[2])(request, None)
+                return response_deserializer(answer.SerializeToString())
+            if path.endswith("PushObject"):
+                self.calls.append(len(unpacked(request.object_content, 2 * MOST_CALLS)) // 2)
+            sent = handler.request_deserializer(request_serializer(request))
+            return response_deserializer(
+                handler.response_serializer(handler.unary_unary(sent, None))
+            )
+
+        return call
+
+
 CALLS = (
     "GetNodes",
     "PushMessages",
@@ -144,4 +182,4 @@ CALLS = (
 @pytest.fixture
 def superlink(monkeypatch):
     """Build a SuperLink with these nodes."""
-    return lambda *nodes: SuperLink(monkeypatch, nodes)
+    return lambda *nodes, together=False: SuperLink(monkeypatch, nodes, together)

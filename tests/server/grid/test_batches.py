@@ -5,7 +5,8 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from server.flower_1_32.batches import BATCH, push
+from server.flower_1_32.batches import BATCH
+from server.grid.exchange import exchange_over
 
 MODEL = ArrayRecord([np.arange(1000.0), np.arange(10.0)])
 
@@ -22,7 +23,7 @@ def silent(message):
 def test_what_equal_messages_hold_is_sent_once(superlink, count):
     link = superlink(*[silent] * count)
     messages = messages_to(link.ids)
-    ids = push(link.grid, messages)
+    ids = exchange_over(link.grid).push(messages)
     assert ids == [message.object_id for message in messages]
     shared = len(get_all_nested_objects(messages[0])) - 1
     assert link.calls.count("PushObject") == shared + count
@@ -39,7 +40,7 @@ def test_a_node_that_sees_a_message_finds_the_model_in_it(superlink):
         return response
 
     link.grid._stub.PushMessages = watched
-    push(link.grid, messages_to(link.ids))
+    exchange_over(link.grid).push(messages_to(link.ids))
     assert missing
     assert set(missing) == {0}  # but the messages' own headers, which are a few bytes
 
@@ -58,6 +59,6 @@ def test_messages_that_differ_reach_each_node_as_they_are(superlink):
         messages_to([each], config=ConfigRecord({"place": place}))[0]
         for place, each in enumerate(link.ids)
     ]
-    push(link.grid, messages)
+    exchange_over(link.grid).push(messages)
     link.work()
     assert got == {place: place for place in range(BATCH + 3)}

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import suppress
+from functools import partial
 
 import grpc
 import numpy as np
@@ -55,11 +56,17 @@ def ask(link, deadline=5.0):
     return grid, grid.send_and_receive(messages_to(link.ids))
 
 
-def test_a_reply_that_is_too_large_is_not_taken_in_and_leaves_nothing(superlink, monkeypatch):
+@pytest.fixture(params=[False, True], ids=["alone", "together"])
+def either(superlink, request):
+    """A SuperLink that takes each call alone, as Flower's, or several together, as ours."""
+    return partial(superlink, together=request.param)
+
+
+def test_a_reply_that_is_too_large_is_not_taken_in_and_leaves_nothing(either, monkeypatch):
     monkeypatch.setattr(metered, "ROOM", 5000)
     monkeypatch.setattr(metered, "MODELS", 0)
     monkeypatch.setattr(inflatable_utils, "get_num_workers", lambda most: 1)  # one after the other
-    link = superlink(trained(1), lambda message: Error(2, "as asked"))
+    link = either(trained(1), lambda message: Error(2, "as asked"))
     _, replies = ask(link)
     assert "more than 5,000 bytes" in replies[0].error.reason
     assert replies[1].error.reason == "as asked"
@@ -93,8 +100,8 @@ def test_a_reply_may_have_the_parts_of_what_it_answers_however_many_these_are(
     assert reply.has_content()
 
 
-def test_replies_come_as_they_were_sent_and_leave_nothing_in_the_superlink(superlink):
-    link = superlink(trained(1), trained(2), lambda message: Error(2, "as asked"))
+def test_replies_come_as_they_were_sent_and_leave_nothing_in_the_superlink(either):
+    link = either(trained(1), trained(2), lambda message: Error(2, "as asked"))
     grid, replies = ask(link)
     assert [reply.metadata.src_node_id for reply in replies] == link.ids
     for seed, reply in enumerate(replies[:2], start=1):
@@ -111,8 +118,8 @@ def test_replies_come_as_they_were_sent_and_leave_nothing_in_the_superlink(super
 
 
 @pytest.mark.parametrize("sent", [0, 1, PARTS // 2, PARTS - 1])
-def test_a_reply_that_is_broken_off_holds_up_neither_the_others_nor_the_deadline(superlink, sent):
-    link = superlink(trained(1), trained(2), trained(3))
+def test_a_reply_that_is_broken_off_holds_up_neither_the_others_nor_the_deadline(either, sent):
+    link = either(trained(1), trained(2), trained(3))
     link.sends[link.ids[0]] = sent
     begin = time.monotonic()
     _, replies = ask(link, deadline=0.5)
@@ -121,16 +128,16 @@ def test_a_reply_that_is_broken_off_holds_up_neither_the_others_nor_the_deadline
     assert len(link.store) == 0
 
 
-def test_a_reply_whose_last_part_overtook_another_is_not_taken_for_whole(superlink):
-    link = superlink(trained(1), trained(2))
+def test_a_reply_whose_last_part_overtook_another_is_not_taken_for_whole(either):
+    link = either(trained(1), trained(2))
     link.lost_parts = {0}
     _, replies = ask(link, deadline=0.5)
     assert replies == []
     assert len(link.store) == 0
 
 
-def test_a_reply_that_comes_piece_by_piece_is_taken_once_it_is_whole(superlink):
-    link = superlink(trained(1), trained(2))
+def test_a_reply_that_comes_piece_by_piece_is_taken_once_it_is_whole(either):
+    link = either(trained(1), trained(2))
     slow = link.ids[0]
     link.sends[slow] = 0
     inbox = inbox_of(link)
@@ -174,8 +181,8 @@ def test_a_reply_that_is_on_its_way_is_looked_for_often(superlink, monkeypatch, 
     assert max(waits) == longest
 
 
-def test_a_lost_node_is_an_error_at_once_and_its_message_is_dropped(superlink):
-    link = superlink(trained(1), None)
+def test_a_lost_node_is_an_error_at_once_and_its_message_is_dropped(either):
+    link = either(trained(1), None)
     lost = link.ids[1]
     link.state.deactivate_node(lost)
     begin = time.monotonic()
@@ -187,10 +194,10 @@ def test_a_lost_node_is_an_error_at_once_and_its_message_is_dropped(superlink):
 
 
 def test_a_node_that_is_lost_while_it_sends_is_an_error_as_soon_as_that_is_known(
-    superlink, monkeypatch
+    either, monkeypatch
 ):
     monkeypatch.setattr(inbox_module, "CHECK_SENDERS", 0.2)
-    link = superlink(trained(1), trained(2))
+    link = either(trained(1), trained(2))
     slow, lost = link.ids
     link.sends = {slow: 3, lost: 3}
     inbox, end = inbox_of(link), time.monotonic() + 60
@@ -205,8 +212,8 @@ def test_a_node_that_is_lost_while_it_sends_is_an_error_as_soon_as_that_is_known
     assert len(link.store) == 0
 
 
-def test_a_look_for_replies_ends_with_the_phase_and_the_next_takes_up_what_is_left(superlink):
-    link = superlink(trained(1), trained(2))
+def test_a_look_for_replies_ends_with_the_phase_and_the_next_takes_up_what_is_left(either):
+    link = either(trained(1), trained(2))
     inbox = inbox_of(link)
     assert list(inbox.fetch(time.monotonic())) == []
     assert inbox.coming
@@ -236,8 +243,8 @@ def test_of_a_reply_that_is_on_its_way_the_part_that_is_sent_last_is_looked_for_
     assert link.calls.count("PullObject") == 1
 
 
-def test_what_a_reply_answers_is_the_superlinks_word_and_not_the_senders(superlink):
-    link = superlink(trained(1), trained(2))
+def test_what_a_reply_answers_is_the_superlinks_word_and_not_the_senders(either):
+    link = either(trained(1), trained(2))
     link.forge = lambda metadata: metadata.__dict__.update(
         _src_node_id=link.ids[0], _reply_to_message_id="another", _message_type="evaluate"
     )
@@ -257,8 +264,8 @@ def shape_of_words():
 
 
 @pytest.mark.parametrize("content", [ArrayRecord(), shape_of_words()], ids=["records", "shape"])
-def test_a_reply_that_cannot_be_read_is_an_error_of_its_node_alone(superlink, content):
-    link = superlink(lambda message: content, trained(2))
+def test_a_reply_that_cannot_be_read_is_an_error_of_its_node_alone(either, content):
+    link = either(lambda message: content, trained(2))
     _, replies = ask(link)
     assert [reply.has_error() for reply in replies] == [True, False]
     assert "Its reply cannot be read: Invalid arguments" in replies[0].error.reason

@@ -1,0 +1,256 @@
+"""Flower's store of objects in SQLite, in fewer and shorter queries."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable.inflatable_object import is_valid_sha256_hash, iterate_object_tree
+from flwr.supercore.object_store import NoObjectInStoreError
+from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+from flwr.supercore.sql_mixin import SqlMixin, _set_sqlite_pragmas
+from flwr.supercore.utils import uint64_to_int64
+from sqlalchemy import Engine, QueuePool, create_engine, event
+from sqlalchemy.orm import Session, sessionmaker
+
+IN_MEMORY = 2**26
+"""Bytes of objects that are kept in memory, besides in the database."""
+SMALL = 2**20
+"""Bytes of the largest object that is."""
+_AMONG = "IN (SELECT value FROM json_each(:names))"
+
+
+class PlainQueries(SqlMixin):
+    """Hands queries to SQLite as they are: Flower's have SQLAlchemy read each of them anew."""
+
+    def query(
+        self, query: str, data: Sequence[dict[str, Any]] | dict[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
+        """Execute a query, once or for each of several data; return the rows."""
+        with self.session() as session:
+            result = session.connection().exec_driver_sql(query, data or {})
+            return [dict(row) for row in result.mappings()] if result.returns_rows else []
+
+
+class OneConnectionStore(PlainQueries, SqlObjectStore):
+    """Flower's store of objects, with one connection to its database.
+
+    SQLite has one writer at a time: others wait for its lock, and connections beyond the pool's
+    read the schema again each time. Small objects that were read lately stay in memory.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._contents = Contents()
+
+    def __bool__(self) -> bool:
+        """It is a store; Flower asks at each call, and would count its objects."""
+        return True
+
+    def initialize(self, log_queries: bool = False) -> list[str]:
+        """Make the tables, and connect."""
+        tables = super().initialize(log_queries)
+        if self.is_file:
+            assert self._engine is not None
+            self._engine.dispose()
+            self._engine = create_engine(
+                self.database_url,
+                connect_args={"check_same_thread": False},
+                pool_size=1,
+                max_overflow=0,
+            )
+            event.listen(self._engine, "connect", _set_sqlite_pragmas)
+            self._session_factory = sessionmaker(bind=self._engine)
+        return tables
+
+    @property
+    def is_file(self) -> bool:
+        """Whether its database is a file; in memory there is one connection already."""
+        return self._engine is not None and isinstance(self._engine.pool, QueuePool)
+
+    @property
+    def connection(self) -> tuple[Engine | None, sessionmaker[Session] | None]:
+        """The engine, and what makes its sessions."""
+        return self._engine, self._session_factory
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Store all that is stored meanwhile, or nothing."""
+        try:
+            with self.session():
+                yield
+        except BaseException:
+            self._contents.forget_all()  # some may never have been stored
+            raise
+
+    def preregister(self, run_id: int, object_tree: ObjectTree) -> list[str]:
+        """Register a tree's objects; return those whose content is not here."""
+        parts = list(iterate_object_tree(object_tree))  # children before their parents
+        children: dict[str, set[str]] = {}
+        for part in parts:
+            if not is_valid_sha256_hash(part.object_id):
+                raise ValueError(f"Invalid object ID format: {part.object_id}")
+            told = {child.object_id for child in part.children}
+            if len(told) != len(part.children):
+                raise ValueError(f"Object {part.object_id} has duplicate children.")
+            if children.setdefault(part.object_id, told) != told:
+                raise ValueError(f"Object {part.object_id} has different children.")
+        names = {"names": json.dumps(list(children))}
+        with self.session():
+            rows = self.query(
+                f"SELECT object_id, is_available FROM objects WHERE object_id {_AMONG}", names
+            )
+            known = {row["object_id"]: row["is_available"] for row in rows}
+            rows = self.query(
+                f"SELECT parent_id, child_id FROM object_children WHERE parent_id {_AMONG}",
+                {"names": json.dumps(list(known))},
+            )
+            of_known: dict[str, set[str]] = defaultdict(set)
+            for row in rows:
+                of_known[row["parent_id"]].add(row["child_id"])
+            for name in known:
+                if of_known[name] != children[name]:
+                    text = f"Object {name} was preregistered with different children."
+                    raise ValueError(text)
+            self._insert({name: children[name] for name in children if name not in known})
+            self.query(
+                "INSERT INTO run_objects (run_id, object_id) SELECT :run_id, value "
+                "FROM json_each(:names) WHERE true ON CONFLICT DO NOTHING",
+                {"run_id": uint64_to_int64(run_id), **names},
+            )
+        return [part.object_id for part in parts if not known.get(part.object_id)]
+
+    def _insert(self, new: dict[str, set[str]]) -> None:
+        """Insert objects with their children."""
+        pairs = [
+            {"parent": parent, "child": child} for parent, each in new.items() for child in each
+        ]
+        if new:
+            self.query(
+                "INSERT INTO objects (object_id, content, is_available, ref_count) "
+                "SELECT value, x'', 0, 0 FROM json_each(:names)",
+                {"names": json.dumps(list(new))},
+            )
+        if pairs:
+            self.query(
+                "INSERT INTO object_children (parent_id, child_id) VALUES (:parent, :child)", pairs
+            )
+            self.query(
+                "UPDATE objects SET ref_count = ref_count + 1 WHERE object_id = :child", pairs
+            )
+
+    def get_object_tree(self, object_id: str) -> ObjectTree:
+        """Return the tree of an object."""
+        with self.session():
+            if object_id not in self:
+                raise NoObjectInStoreError(f"Object {object_id} was not pre-registered.")
+            rows = self.query(
+                "WITH RECURSIVE part(parent_id, child_id) AS ("
+                "SELECT parent_id, child_id FROM object_children WHERE parent_id = :object_id "
+                "UNION SELECT c.parent_id, c.child_id FROM object_children AS c "
+                "JOIN part ON c.parent_id = part.child_id) SELECT * FROM part",
+                {"object_id": object_id},
+            )
+        children: dict[str, list[str]] = defaultdict(list)
+        for row in rows:
+            children[row["parent_id"]].append(row["child_id"])
+        return _tree(object_id, children)
+
+    def get(self, object_id: str) -> bytes | None:
+        """Return an object's content: b"" if it has not come, None if it is not registered."""
+        if (content := self._contents.get(object_id)) is not None:
+            return content
+        changes = self._contents.changes
+        content = super().get(object_id)
+        if content:
+            self._contents.keep(object_id, content, changes)
+        return content
+
+    def delete(self, object_id: str) -> None:
+        """Delete an object that no other holds, and what only it holds."""
+        names = [object_id]
+        with self.session():
+            while names:
+                rows = self.query(
+                    "SELECT o.object_id, c.child_id FROM objects AS o "
+                    "LEFT JOIN object_children AS c ON c.parent_id = o.object_id "
+                    f"WHERE o.ref_count = 0 AND o.object_id {_AMONG}",
+                    {"names": json.dumps(names)},
+                )
+                if not (gone := {row["object_id"] for row in rows}):
+                    return
+                self.query(
+                    f"DELETE FROM objects WHERE object_id {_AMONG}",
+                    {"names": json.dumps(list(gone))},
+                )
+                self._contents.forget(gone)
+                held = [{"child": row["child_id"]} for row in rows if row["child_id"] is not None]
+                if held:
+                    self.query(
+                        "UPDATE objects SET ref_count = ref_count - 1 "
+                        "WHERE object_id = :child AND ref_count > 0",
+                        held,
+                    )
+                names = list(dict.fromkeys(each["child"] for each in held))
+
+    def clear(self) -> None:
+        """Delete all objects."""
+        super().clear()
+        self._contents.forget_all()
+
+
+class Contents:
+    """Contents of objects that were read lately, up to a size.
+
+    Attributes
+    ----------
+    changes : int
+        How often something was forgotten: what was read before is not kept after.
+    """
+
+    def __init__(self, most: int = IN_MEMORY) -> None:
+        self.changes = 0
+        self._left = most
+        self._most = most
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+
+    def get(self, name: str) -> bytes | None:
+        """Return a content that is kept."""
+        with self._lock:
+            if (content := self._kept.get(name)) is not None:
+                self._kept.move_to_end(name)
+            return content
+
+    def keep(self, name: str, content: bytes, changes: int) -> None:
+        """Keep a content that was read after so many changes, in place of older ones."""
+        with self._lock:
+            if changes != self.changes or len(content) > SMALL or name in self._kept:
+                return
+            self._kept[name] = content
+            self._left -= len(content)
+            while self._left < 0:
+                self._left += len(self._kept.popitem(last=False)[1])
+
+    def forget(self, names: set[str]) -> None:
+        """Keep these no longer."""
+        with self._lock:
+            self.changes += 1
+            self._left += sum(len(self._kept.pop(name, b"")) for name in names)
+
+    def forget_all(self) -> None:
+        """Keep none any longer."""
+        with self._lock:
+            self.changes += 1
+            self._kept.clear()
+            self._left = self._most
+
+
+def _tree(name: str, children: dict[str, list[str]]) -> ObjectTree:
+    parts = [_tree(child, children) for child in children[name]]
+    return ObjectTree(object_id=name, children=parts)

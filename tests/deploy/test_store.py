@@ -1,0 +1,231 @@
+"""The SuperLink's store of objects does as Flower's own does, in fewer queries."""
+
+import threading
+
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+)
+from flwr.supercore.object_store import NoObjectInStoreError
+from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import event
+
+from fleet.flower_1_32.store import SMALL, Contents, OneConnectionStore
+
+NAMES = [f"{number:064x}" for number in range(5)]
+RUNS = 2
+
+
+def opened(file, kind=OneConnectionStore):
+    store = kind(str(file))
+    store.initialize()
+    return store
+
+
+def content(number):
+    """Records that share parts with those of other numbers."""
+    return RecordDict(
+        {"shared": ConfigRecord({"lr": 0.1}), "own": ConfigRecord({"number": number % 3})}
+    )
+
+
+CONTENTS = {
+    name: part.deflate()
+    for number in range(3)
+    for name, part in get_all_nested_objects(content(number)).items()
+}
+IDS = sorted(CONTENTS)
+TREES = [get_object_tree(content(number)) for number in range(3)]
+CROOKED = [
+    ObjectTree(object_id="short"),
+    ObjectTree(object_id=IDS[0], children=[ObjectTree(object_id=IDS[1])] * 2),
+    ObjectTree(object_id=TREES[0].object_id, children=[ObjectTree(object_id=NAMES[3])]),
+    ObjectTree(
+        object_id=NAMES[0],
+        children=[
+            ObjectTree(object_id=NAMES[1], children=[ObjectTree(object_id=NAMES[2])]),
+            ObjectTree(object_id=NAMES[2]),
+        ],
+    ),
+]
+"""Not an id; a child twice; other children than before; a part that two others hold."""
+PLACES = st.integers(0, len(IDS) + len(NAMES) - 1)
+
+
+class Told:
+    """What a store answers, without the order in which it happens to list equals."""
+
+    def __init__(self, store):
+        self.store = store
+
+    def register(self, number, run):
+        trees = TREES + CROOKED
+        try:
+            return self.store.preregister(run, trees[number % len(trees)])
+        except ValueError:
+            return "refused"
+
+    def put(self, number, _):
+        name = IDS[number % len(IDS)]
+        try:
+            return self.store.put(name, CONTENTS[name])
+        except NoObjectInStoreError:
+            return "unknown"
+
+    def put_wrong(self, number, _):
+        with pytest.raises(ValueError, match="does not match"):
+            self.store.put(IDS[number % len(IDS)], CONTENTS[IDS[number % len(IDS) - 1]])
+
+    def get(self, number, _):
+        return self.store.get(IDS[number % len(IDS)])
+
+    def delete(self, number, _):
+        return self.store.delete([*IDS, *NAMES][number])
+
+    def end(self, _, run):
+        return self.store.delete_objects_in_run(run)
+
+    def tree(self, number, _):
+        try:
+            tree = self.store.get_object_tree([*IDS, *NAMES][number])
+        except NoObjectInStoreError:
+            return "unknown"
+        return {
+            part.object_id: {child.object_id for child in part.children}
+            for part in iterate_object_tree(tree)
+        }
+
+    def clear(self, *_):
+        return self.store.clear()
+
+    def all(self):
+        """What is in the tables, in any order."""
+        return [
+            sorted(map(str, self.store.query(f"SELECT * FROM {table}")))
+            for table in ("objects", "object_children", "run_objects")
+        ]
+
+
+OPERATIONS = ["register", "put", "put_wrong", "get", "delete", "tree", "end", "clear"]
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stores")
+    return opened(folder / "stock.db", SqlObjectStore), opened(folder / "ours.db")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    done=st.lists(
+        st.tuples(st.sampled_from(OPERATIONS[:-1] * 4 + OPERATIONS), PLACES, st.integers(1, RUNS)),
+        max_size=25,
+    )
+)
+def test_it_answers_and_stores_as_flowers_does(stores, done):
+    stock, ours = map(Told, stores)
+    for each in (stock, ours):
+        each.clear()
+    for what, number, run in done:
+        assert getattr(ours, what)(number, run) == getattr(stock, what)(number, run), what
+        assert ours.all() == stock.all(), what
+    assert len(ours.store) == len(stock.store)
+
+
+def filled(store, number=0):
+    store.preregister(1, TREES[number])
+    for part in iterate_object_tree(TREES[number]):
+        store.put(part.object_id, CONTENTS[part.object_id])
+    return TREES[number].object_id
+
+
+def test_what_is_in_memory_is_in_the_database_too(tmp_path):
+    store = opened(tmp_path / "state.db")
+    name = filled(store)
+    assert store.get(name) == CONTENTS[name]
+    assert opened(tmp_path / "state.db", SqlObjectStore).get(name) == CONTENTS[name]
+
+
+def test_what_was_not_stored_in_the_end_is_not_remembered(tmp_path):
+    store = opened(tmp_path / "state.db")
+
+    def change_of_mind():
+        with store.transaction():
+            name = filled(store)
+            assert store.get(name) == CONTENTS[name]
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        change_of_mind()
+    assert store.get(TREES[0].object_id) is None
+    assert len(store) == 0
+
+
+def test_a_message_costs_few_queries(tmp_path):
+    store, count = opened(tmp_path / "state.db"), []
+    large = RecordDict({"arrays": ArrayRecord([]), "config": ConfigRecord({"x": 1.0})})
+    event.listen(store.connection[0], "before_cursor_execute", lambda *_: count.append(1))
+    store.preregister(1, get_object_tree(large))
+    assert len(count) <= 6
+    count.clear()
+    store.get_object_tree(large.object_id)
+    assert len(count) <= 2
+
+
+def test_asking_whether_there_is_a_store_does_not_count_what_is_in_it(tmp_path):
+    store, count = opened(tmp_path / "state.db"), []
+    event.listen(store.connection[0], "before_cursor_execute", lambda *_: count.append(1))
+    assert store
+    assert not count
+
+
+def test_memory_is_bounded_and_the_latest_stay():
+    contents = Contents(most=10)
+    for number in range(100):
+        contents.keep(str(number), b"1234", contents.changes)
+    assert [name for name in map(str, range(100)) if contents.get(name)] == ["98", "99"]
+    contents.forget({"98"})
+    contents.keep("new", b"123456", contents.changes)
+    assert contents.get("99") == b"1234"
+    assert contents.get("new") == b"123456"
+
+
+def test_large_objects_are_not_kept():
+    contents = Contents()
+    contents.keep("large", bytes(SMALL + 1), 0)
+    assert contents.get("large") is None
+
+
+def test_what_was_read_before_a_deletion_is_not_kept_after_it():
+    contents = Contents()
+    before = contents.changes
+    contents.forget({"gone"})
+    contents.keep("gone", b"old", before)
+    assert contents.get("gone") is None
+
+
+def test_threads_that_store_and_delete_at_once_get_contents_or_nothing(tmp_path):
+    store, wrong, end = opened(tmp_path / "state.db"), [], threading.Event()
+    name = TREES[0].object_id
+
+    def read():
+        while not end.is_set():
+            if store.get(name) not in (CONTENTS[name], b"", None):
+                wrong.append(1)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    for _ in range(50):
+        filled(store)
+        assert store.get(name) == CONTENTS[name]
+        store.delete(name)
+        assert store.get(name) is None
+    end.set()
+    reader.join()
+    assert not wrong

@@ -1,0 +1,108 @@
+"""A phase over a SuperLink that takes calls together: few calls, and nothing else is different."""
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, iterate_object_tree
+
+from protocol.flower_1_32.together import Together
+from server.flower_1_32 import batches
+from server.flower_1_32.batches import BATCH
+from server.grid.exchange import exchange_over
+from server.grid.metered import MeteredGrid
+
+NODES = 2 * BATCH + 5
+
+
+def trained(seed):
+    arrays = ArrayRecord([np.random.default_rng(seed).standard_normal(100) for _ in range(3)])
+    return lambda message: RecordDict(
+        {"arrays": arrays, "metrics": MetricRecord({"num-examples": seed})}
+    )
+
+
+def silent(message):
+    return None
+
+
+def messages_to(nodes, **records):
+    model = ArrayRecord([np.arange(1000.0), np.arange(10.0)])
+    return [Message(RecordDict({"arrays": model, **records}), node, "train") for node in nodes]
+
+
+def test_a_phase_costs_a_call_or_so_for_each_batch_and_each_look(superlink):
+    link = superlink(*map(trained, range(1, NODES + 1)), together=True)
+    grid = MeteredGrid(link.grid, deadline=30.0)
+    grid.order = {node: place for place, node in enumerate(link.ids)}
+    replies = grid.send_and_receive(messages_to(link.ids))
+    assert [reply.content["metrics"]["num-examples"] for reply in replies] == list(
+        range(1, NODES + 1)
+    )
+    assert set(link.calls) == {"PullMessages"}
+    batches_of_messages, looks = 1 + 2 + 1, link.calls.count("PullMessages")
+    assert len(link.grid._channel.calls) <= batches_of_messages + 2 * looks
+    assert len(link.store) == 0
+
+
+@pytest.mark.parametrize("small", [batches.SMALL, 8500, 0], ids=["all", "some", "none"])
+def test_what_equal_messages_hold_is_sent_once_and_all_of_it_arrives(superlink, small, monkeypatch):
+    """However much goes with the messages, and what follows."""
+    monkeypatch.setattr(batches, "SMALL", small)
+    link, put = superlink(*[silent] * NODES, together=True), []
+    store = link.store.put
+    monkeypatch.setattr(link.store, "put", lambda *each: put.append(each[0]) or store(*each))
+    messages = messages_to(link.ids)
+    ids = exchange_over(link.grid).push(messages)
+    assert ids == [message.object_id for message in messages]
+    objects = {name for message in messages for name in get_all_nested_objects(message)}
+    assert sorted(put) == sorted(objects)
+
+
+def test_a_message_is_shown_with_all_that_is_in_it(superlink):
+    link, missing = superlink(*[silent] * NODES, together=True), []
+    shown = link.state.get_message_ins
+
+    def complete(node_id, limit):
+        found = shown(node_id, limit)
+        for message in found:
+            tree = link.store.get_object_tree(message.metadata.message_id)
+            missing.extend(
+                part for part in iterate_object_tree(tree) if not link.store.get(part.object_id)
+            )
+        return found
+
+    link.state.get_message_ins = complete
+    exchange_over(link.grid).push(messages_to(link.ids))
+    link.work()
+    assert not missing
+
+
+def test_objects_that_the_superlink_has_lost_are_sent_again(superlink, monkeypatch):
+    """As when the first nodes are done with them before the last messages go out."""
+    got = []
+    link = superlink(*[lambda message: got.append(message)] * NODES, together=True)
+    make_all = Together.make_all
+
+    def receiving_the_first(self, *arguments, **named):
+        answers = make_all(self, *arguments, **named)
+        if not got:
+            link.work()  # and lets go of all that is there
+            assert len(link.store) == 0
+        return answers
+
+    monkeypatch.setattr(Together, "make_all", receiving_the_first)
+    ids = exchange_over(link.grid).push(messages_to(link.ids))
+    link.work()
+    assert len(got) == len(ids) == NODES
+    assert all(len(message.content["arrays"]) == 2 for message in got)
+
+
+def test_messages_that_the_superlink_refuses_have_no_id(superlink):
+    link = superlink(silent, silent, silent, together=True)
+    link.state.delete_node("", link.ids[1])
+    config = [ConfigRecord({"place": place}) for place in range(3)]
+    messages = [
+        messages_to([node], config=each)[0] for node, each in zip(link.ids, config, strict=True)
+    ]
+    first, refused, last = exchange_over(link.grid).push(messages)
+    assert (first, refused, last) == (messages[0].object_id, "", messages[2].object_id)
