@@ -29,7 +29,7 @@ def test_a_message_is_answered_over_the_socket(tmp_path, pool):
         asked = pool.submit(call, socket, ASK, to_bytes(MESSAGE), 30.0)
         command = commands.next(30.0)
         assert command.message.content == MESSAGE.content
-        assert 0 < command.due - time.monotonic() <= 30
+        assert 0 < command.due - time.monotonic() <= 31  # gRPC reckons by the wall clock
         command.answer.set_result(RecordDict({"config": ConfigRecord({"n": 2})}))
         assert from_bytes(asked.result(30)).content["config"]["n"] == 2
         assert call(socket, GREET, b"", 30.0) == b""
