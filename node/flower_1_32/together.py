@@ -85,6 +85,10 @@ class TogetherStub(FleetStub):
     def _pull_object(self, request: PullObjectRequest, **named: Any) -> PullObjectResponse:
         name = request.object_id
         with self._lock:
+            taken = self._together.taken(request.node, request.run_id, **named)
+        if not taken:  # several at a time, by Flower's threads
+            return cast(PullObjectResponse, self._flower.PullObject(request, **named))
+        with self._lock:
             if name in self._pulled:
                 return self._pulled.pop(name)
             others = [other for other in self._to_pull if other not in (name, *self._pulled)]
@@ -125,9 +129,9 @@ class TogetherStub(FleetStub):
             return PushMessagesResponse(objects_to_push=self._to_come)
 
     def _push_object(self, request: PushObjectRequest, **named: Any) -> PushObjectResponse:
+        if self._reply is None:
+            return cast(PushObjectResponse, self._flower.PushObject(request, **named))
         with self._lock:
-            if self._reply is None:
-                return cast(PushObjectResponse, self._flower.PushObject(request, **named))
 
             def make(requests: Sequence[Any]) -> list[Any]:
                 return self._together.make_all(request.node, request.run_id, requests, **named)
