@@ -153,10 +153,15 @@ def means_of(sums: Sums, samples: int, settings: SummedFeatures, noise: float) -
 
 
 def sums_of_means(arrays: Arrays, samples: int, settings: SummedFeatures, noise: float) -> Sums:
-    """Sums over so many samples from `means_of`; counts next to whole numbers are whole."""
+    """Sums over so many samples from `means_of`.
+
+    Without noise, counts next to whole numbers are whole, and classes without samples have no sums.
+    """
     clip, each = settings.clip, samples / _factor(noise)
     sums = sums_of({**arrays, UNIT: np.array([each * clip**2])})
     counts, by_class = sums.counts * each, sums.by_class * (each * clip)
+    if noise:
+        return replace(sums, by_class=by_class, counts=counts)
     whole = np.rint(counts)
     counts = np.where(np.abs(counts - whole) < ROUNDING, whole, counts)
     return replace(sums, by_class=by_class * (counts[:, None] > 0), counts=counts)

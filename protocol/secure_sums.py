@@ -273,8 +273,7 @@ def like_masked_models(record: ArrayRecord, model: Arrays, *, most: int) -> None
     """Check that a record holds 64-bit integers, enough for a model, and for `most` at most."""
     array, fewest = masked_in(record), num_masked({ARRAYS: model})
     others = (most - 1) * sum(values.size for values in model.values())
-    fits = array.ndim == 1 and fewest <= array.size <= fewest + others
-    if not fits:
+    if not fewest <= array.size <= fewest + others:
         wanted = f"{fewest}" if most == 1 else f"{fewest} to {fewest + others}"
         raise ValueError(f"{MASKED} is {array.dtype} {array.shape}, needs uint64 ({wanted},)")
 

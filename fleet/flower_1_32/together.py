@@ -66,7 +66,9 @@ class CallsTogether(grpc.ServerInterceptor):
             parts = unpacked(request.object_content, 2 * MOST_CALLS)
         except ValueError as error:
             _refuse(context, str(error))
-        calls = zip(parts[::2], parts[1::2], strict=False)
+        if len(parts) % 2:
+            _refuse(context, "of calls that go together, one has no content")
+        calls = zip(parts[::2], parts[1::2], strict=True)
         answers: list[bytes] = []
         left = MOST_BYTES
         with self._transaction():

@@ -43,7 +43,7 @@ def patch_waiting(pace: Pace) -> bool:
 
 
 def let_looks_wait(invoker: RetryInvoker, pace: Pace) -> None:
-    """Have an invoker's looks for messages wait as long as the pace draws, which is told."""
+    """Have an invoker's looks wait as long as the pace draws; tell the pace how long each took."""
     invoke = invoker.invoke
 
     def invoke_look(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

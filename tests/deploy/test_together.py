@@ -360,13 +360,23 @@ def test_no_node_calls_in_the_name_of_another(superlink):
     [
         b"x",
         packed([b"PullObject"])[:-1],
+        packed([b"PullObject"]),
         packed([b"PullObject", b"\xff\xff"]),
         packed([b"ActivateNode", b""]),
         packed([b"\xff", b""]),
         packed([b"PushMessages", b""]),
         packed([b"PullObject", b""] * (MOST_CALLS + 1)),
     ],
-    ids=["none", "cut off", "no request", "not together", "no name", "empty", "too many"],
+    ids=[
+        "none",
+        "cut off",
+        "no content",
+        "no request",
+        "not together",
+        "no name",
+        "empty",
+        "too many",
+    ],
 )
 def test_calls_that_make_no_sense_are_refused_in_plain_words(superlink, content):
     with superlink.channel(superlink.keys[0]) as channel:
