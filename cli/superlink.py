@@ -1,4 +1,4 @@
-"""`flwr-distill superlink`: Flower's SuperLink, for many nodes."""
+"""`flwr-distill superlink`: Flower's SuperLink, for many nodes and short phases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STOCK = "flower-superlink"
 
 
 def superlink(context: typer.Context) -> None:
-    """Run Flower's SuperLink, which asks its database less often: for many nodes.
+    """Run Flower's SuperLink, for many nodes: they call it less, and it asks its database less.
 
     Takes what `flower-superlink` takes, on the same database. With another Flower than 1.32 it is
     `flower-superlink`.

@@ -106,9 +106,8 @@ class RememberingLinkState(PlainQueries, SqlLinkState):
         """Make the tables, and share the connection of the store of objects."""
         tables = super().initialize(log_queries)
         store = self.object_store
-        if self._engine is not None and isinstance(store, OneConnectionStore) and store.is_file:
-            self._engine.dispose()
-            self._engine, self._session_factory = store.connection
+        if isinstance(store, OneConnectionStore) and store.is_file:
+            store.share(self)
             for table, column in _INDICES.items():
                 name = f"idx_flwr_distill_{table}"
                 self.query(f"CREATE INDEX IF NOT EXISTS {name} ON {table} ({column})")

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.constant import FLWR_IN_MEMORY_SQLITE_DB_URL
 from flwr.supercore.inflatable.inflatable_object import is_valid_sha256_hash, iterate_object_tree
 from flwr.supercore.object_store import NoObjectInStoreError
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.sql_mixin import SqlMixin, _set_sqlite_pragmas
 from flwr.supercore.utils import uint64_to_int64
-from sqlalchemy import Engine, QueuePool, create_engine, event
+from sqlalchemy import StaticPool, create_engine, event
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
 IN_MEMORY = 2**26
@@ -26,21 +29,42 @@ _AMONG = "IN (SELECT value FROM json_each(:names))"
 
 
 class PlainQueries(SqlMixin):
-    """Hands queries to SQLite as they are: Flower's have SQLAlchemy read each of them anew."""
+    """Hands queries to SQLite as they are: Flower's have SQLAlchemy read each of them anew.
+
+    Threads take turns, a transaction each, so that they can share a connection.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._turn = threading.RLock()
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """Open a transaction, or join the one that this thread has opened."""
+        with self._turn, super().session() as session:
+            yield session
 
     def query(
         self, query: str, data: Sequence[dict[str, Any]] | dict[str, Any] | None = None
     ) -> list[dict[str, Any]]:
         """Execute a query, once or for each of several data; return the rows."""
-        with self.session() as session:
-            result = session.connection().exec_driver_sql(query, data or {})
-            return [dict(row) for row in result.mappings()] if result.returns_rows else []
+        with self.session() as session, closing(session.connection().connection.cursor()) as cursor:
+            try:
+                if data and not isinstance(data, dict):
+                    cursor.executemany(query, data)
+                else:
+                    cursor.execute(query, data or {})
+                rows = cursor.fetchall()
+            except sqlite3.Error as error:  # as SQLAlchemy's, which Flower catches
+                raise DBAPIError.instance(query, data, error, sqlite3.Error) from error
+            names = [column[0] for column in cursor.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 class OneConnectionStore(PlainQueries, SqlObjectStore):
     """Flower's store of objects, with one connection to its database.
 
-    SQLite has one writer at a time: others wait for its lock, and connections beyond the pool's
+    SQLite has one writer at a time: others wait for its lock, and connections beyond a pool's
     read the schema again each time. Small objects that were read lately stay in memory.
     """
 
@@ -61,8 +85,7 @@ class OneConnectionStore(PlainQueries, SqlObjectStore):
             self._engine = create_engine(
                 self.database_url,
                 connect_args={"check_same_thread": False},
-                pool_size=1,
-                max_overflow=0,
+                poolclass=StaticPool,
             )
             event.listen(self._engine, "connect", _set_sqlite_pragmas)
             self._session_factory = sessionmaker(bind=self._engine)
@@ -71,12 +94,14 @@ class OneConnectionStore(PlainQueries, SqlObjectStore):
     @property
     def is_file(self) -> bool:
         """Whether its database is a file; in memory there is one connection already."""
-        return self._engine is not None and isinstance(self._engine.pool, QueuePool)
+        return self.database_url != FLWR_IN_MEMORY_SQLITE_DB_URL
 
-    @property
-    def connection(self) -> tuple[Engine | None, sessionmaker[Session] | None]:
-        """The engine, and what makes its sessions."""
-        return self._engine, self._session_factory
+    def share(self, other: PlainQueries) -> None:
+        """Have another part of the state use this connection, too."""
+        if other._engine is not None:
+            other._engine.dispose()
+        other._engine, other._session_factory = self._engine, self._session_factory
+        other._turn = self._turn
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
