@@ -77,6 +77,14 @@ def node(
         float | None,
         node_option("release-after", "Idle seconds after which (GPU) memory is freed.", "120"),
     ] = None,
+    keep_warm: Annotated[
+        bool | None,
+        typer.Option(
+            "--keep-warm",
+            help="Hold PyTorch ready when idle, too.",
+            envvar="FLWR_DISTILL_KEEP_WARM",
+        ),
+    ] = None,
     poll_busy: PollBusy = None,
     poll_idle: PollIdle = None,
     keep_runs: Annotated[

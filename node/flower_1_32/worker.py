@@ -41,6 +41,7 @@ from flwr.supercore.interceptors import AppIoTokenClientInterceptor
 from flwr.supercore.run import Run
 from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
+from node.compiler import put_off_compiler
 from node.device import UnfitError, take_device
 from node.flower_1_32.appio import open_channel
 from node.flower_1_32.timing import patch_pull_backoff
@@ -163,6 +164,7 @@ def main() -> None:
     patch_pull_backoff()
     try:
         _preload(args.preload)
+        put_off_compiler()
         device = take_device(args.device, place=args.place)
     except UnfitError as error:
         notes.send(("unfit", 0, str(error)))

@@ -31,6 +31,9 @@ class _Timed(FedAvg):
         replies = list(replies)
         failed = sum(reply.has_error() for reply in replies)
         print(f"PHASE {time.perf_counter() - self._start:.4f} {len(replies)} {failed}", flush=True)
+        for reply in replies:
+            if reply.has_content() and "seconds" in (said := reply.content["metrics"]):
+                print(f"STEP {said['seconds']:.3f} {said['cpu-seconds']:.3f}", flush=True)
         return super().aggregate_train(server_round, replies)
 
 
