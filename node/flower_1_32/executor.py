@@ -86,6 +86,7 @@ class Executor:
         self._report = report
         self._release_after = release_after
         self._keep_warm = keep_warm
+        self._packages = installed_packages()
         self._pace = Pace(busy=0.02, idle=0.25, generator=random.Random())
         # Now, whether it is kept or not: it shows whether the node can work on its device.
         self._child: Child | None = self._start_child()
@@ -107,7 +108,9 @@ class Executor:
             self._child = None
 
     def _start_child(self) -> Child:
-        child = Child(self._child_arguments, self._box)
+        # What a nursery has imported is older than packages that were installed since.
+        forked = installed_packages() == self._packages
+        child = Child(self._child_arguments, self._box, forked=forked)
         self._send_report("worker", child.pid)
         return child
 
