@@ -174,12 +174,12 @@ class NodeSettings(BaseModel):
                 raise ValueError(f"{name.replace('_', '-')} needs peer-certificate and peer-key")
         if self.peer_certificate is not None and self.root_certificates is None:
             raise ValueError("peer-certificate needs root-certificates: their authority")
-        if self.peer_address and not self.peer_certificate:
-            if not is_loopback(self.peer_address):
-                raise ValueError(
-                    f"peer-address={self.peer_address} is reached from other machines: give "
-                    "peer-certificate and peer-key, or an address on loopback"
-                )
+        peer = self.peer_address
+        if peer and not self.peer_certificate and not is_loopback(peer):
+            raise ValueError(
+                f"peer-address={peer} is reached from other machines: give "
+                "peer-certificate and peer-key, or an address on loopback"
+            )
         if options := _OWN_KEYS & self.node_config.keys():
             raise ValueError(f"node-config: {min(options)} is an option of its own, use that")
         return self

@@ -8,6 +8,7 @@ packages of the same names are found first.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import time
 from contextlib import suppress
@@ -141,11 +142,14 @@ def _pull(stub: ClientAppIoStub, tree: ObjectTree) -> tuple[Message, Context, Ru
 
 
 def _preload(modules: list[str]) -> None:
+    gc.disable()  # it would look through what is imported over and over: a tenth of the time
     for module in modules:
         try:
             importlib.import_module(module)
         except ImportError as error:
             raise UnfitError(f"preload={module}: it cannot be imported here ({error})") from error
+    gc.freeze()
+    gc.enable()
 
 
 def main() -> None:

@@ -152,7 +152,8 @@ def test_a_node_on_its_own_rests_wakes_and_outlives_the_process_that_its_parts_c
         wait_until_it_rests(alone)
         first = alone.status(0)
         nursery = psutil.Process(first["nursery"])
-        assert {child.pid for child in nursery.children()} == {first["supernode"], first["executor"]}
+        parts = {first["supernode"], first["executor"]}
+        assert {child.pid for child in nursery.children()} == parts
         (phase,) = alone.run({"phases": 1, "nodes": 1})
         assert not any(reply.error for reply in phase.values())
         wait_until_it_rests(alone)
@@ -164,9 +165,9 @@ def test_a_node_on_its_own_rests_wakes_and_outlives_the_process_that_its_parts_c
         (phase,) = alone.run({"phases": 1, "nodes": 1})
         # The SuperNode had no time to sign off, so the server may think that both are there.
         assert sum(not reply.error for reply in phase.values()) == 1
-        parts = psutil.Process(federation.nodes[0].pid).children(recursive=True)
-        assert first["nursery"] not in {part.pid for part in parts}
-    assert not any(_runs(part.pid) for part in parts)
+        left = psutil.Process(federation.nodes[0].pid).children(recursive=True)
+        assert first["nursery"] not in {process.pid for process in left}
+    assert not any(_runs(process.pid) for process in left)
 
 
 def wait_until_it_rests(alone: Any) -> None:
