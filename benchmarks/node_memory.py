@@ -2,13 +2,13 @@
 
 ``python -m benchmarks.node_memory [--quick] [--json FILE]``
 
-A SuperLink and one ``flwr-distill node``, as on a machine of its own. Memory is read when the node
-has started, when it has been idle for longer than ``release-after`` (here 15 s), in a run of this
-project's app, and when it is idle again: RSS, PSS (pages of several processes are shared out, so
-that the sum is what the machine gives) and what is one process's own. A first step is that of an
-app that only takes it, and counts from when the server made the message; CPU is the worker's, since
-its start or since the step before. A first answer is that of this project's app to the server's
-first question, for which it reads its data.
+A SuperLink with a database and one ``flwr-distill node``, as on a machine of its own. Memory is
+read when the node has started, when it has been idle for longer than ``release-after`` (here 15 s),
+in a run of this project's app, and when it is idle again: RSS, PSS (pages of several processes are
+shared out, so that the sum is what the machine gives) and what is one process's own. A first step
+is that of an app that only takes it, and counts from when the server made the message; CPU is the
+worker's, since its start or since the step before. A first answer is that of this project's app to
+the server's first question, for which it reads its data.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ def measure(settings: dict[str, Any], *, times: int) -> dict[str, Any]:
     """Read a node's memory in each state, and time what it does first."""
     with tempfile.TemporaryDirectory() as folder:
         node_settings = {"device": "cpu", "release-after": RELEASE_AFTER, **settings}
-        with OneNode(1, Path(folder), node_settings=node_settings) as federation:
+        database = Path(folder) / "superlink.db"
+        federation = OneNode(1, Path(folder), node_settings=node_settings, database=database)
+        with federation:
             federation.wait_until(lambda: federation.is_ready)
             memory = {"started": federation.memory()}
             time.sleep(_REST)

@@ -68,5 +68,6 @@ class PutOff(ModuleType):
 
 def put_off_compiler() -> None:
     """Have the compiler imported at its first real use, if PyTorch is here and it is not yet."""
-    if "torch" in sys.modules and COMPILER not in sys.modules:
-        sys.modules[COMPILER] = sys.modules["torch"]._dynamo = PutOff()
+    torch = sys.modules.get("torch")
+    if torch is not None and COMPILER not in sys.modules:
+        sys.modules[COMPILER] = vars(torch)["_dynamo"] = PutOff()

@@ -32,8 +32,9 @@ class _Timed(FedAvg):
         failed = sum(reply.has_error() for reply in replies)
         print(f"PHASE {time.perf_counter() - self._start:.4f} {len(replies)} {failed}", flush=True)
         for reply in replies:
-            if reply.has_content() and "seconds" in (said := reply.content["metrics"]):
-                print(f"STEP {said['seconds']:.3f} {said['cpu-seconds']:.3f}", flush=True)
+            said = reply.content.metric_records["metrics"] if reply.has_content() else {}
+            if "seconds" in said:
+                print("STEP", said["seconds"], said["cpu-seconds"], flush=True)
         return super().aggregate_train(server_round, replies)
 
 
