@@ -4,11 +4,11 @@
 
 A SuperLink with a database and one ``flwr-distill node``, as on a machine of its own. Memory is
 read when the node has started, when it has been idle for longer than ``release-after`` (here 15 s),
-in a run of this project's app, and when it is idle again: RSS, PSS (pages of several processes are
-shared out, so that the sum is what the machine gives) and what is one process's own. A first step
-is that of an app that only takes it, and counts from when the server made the message; CPU is the
-worker's, since its start or since the step before. A first answer is that of this project's app to
-the server's first question, for which it reads its data.
+in a run of this project's app, and two minutes after the last one: RSS, PSS (pages of several
+processes are shared out, so that the sum is what the machine gives) and what is one process's own.
+A first step is that of an app that only takes it, and counts from when the server made the message;
+CPU is the worker's, since its start or since the step before. A first answer is that of this
+project's app to the server's first question, for which it reads its data.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ from node.supervisor import status_file
 APP = Path(__file__).resolve().parent.parent
 RELEASE_AFTER = 15.0
 _REST = RELEASE_AFTER + 5.0
+_SETTLED = 120.0
+"""Seconds in which a SuperNode gives back what runs have left."""
 _STEP = re.compile(r"STEP ([\d.]+) ([\d.]+)")
 _WITHIN = 120.0
 PARTS = ("supernode", "executor", "nursery", "worker", "mailbox")
@@ -112,7 +114,8 @@ def measure(settings: dict[str, Any], *, times: int) -> dict[str, Any]:
                     seconds, memory["in a run"] = first_answer(federation, Path(folder) / "runs")
                     answers[state].append(seconds)
                 time.sleep(_REST)
-                memory["idle after a run"] = federation.memory()
+            time.sleep(_SETTLED)
+            memory["idle after runs"] = federation.memory()
     return {"settings": settings, "memory": memory, "steps": steps, "answers": answers}
 
 
