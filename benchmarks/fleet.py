@@ -9,9 +9,9 @@ SuperNode loop, many in a process, without app and guard (`benchmarks.light_node
 phase lasts from sending its messages to having all replies; the first, which loads the app, is
 ignored. CPU is that of the SuperLink's process alone, in per cent of a core.
 
-Of 1,000 nodes a tenth trains a round. At our pace nodes are as idle as after an hour (their clock
-is put forward), and then as after a minute. Under the most nodes the SuperLink is killed and
-started again. ``--quick`` has fewer nodes and phases.
+Of 1,000 nodes a tenth trains a round. Nodes at our pace rest for a minute before they are looked at
+while idle, for as long as a look waits. Under the most nodes the SuperLink is killed and started
+again. ``--quick`` has fewer nodes and phases, and nodes that have just come, with all heartbeats.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from fleet.certificates import CertificateFolder, new_key
 from fleet.flower_1_32.registration import SecureControl
 from fleet.local_federation import free_ports
 from fleet.submission import RunError, RunOutcome, submit
+from node.pace import LONGEST_WAIT
 from node.processes import Process, kill_group, start_bound, stop
 
 PER_PROCESS = 250
 """Light nodes in a process."""
-MINUTE = 60.0
-SETTLE = 20.0
-"""Seconds until nodes that paused for long look again."""
+REST = 60.0
+"""Seconds until each node's look has waited once, and stands for heartbeats."""
 BACK = 240.0
 """Seconds to wait for nodes after a restart."""
 RUN = 600.0
@@ -132,7 +132,7 @@ class Fleet:
     def __init__(self, superlink: SuperLink, keys: Sequence[bytes], *, ours: bool) -> None:
         self._superlink = superlink
         self.size = len(keys)
-        self._orders: list[Connection] = []
+        self._questions: list[Connection] = []
         self._processes = []
         context = multiprocessing.get_context("spawn")
         certificate = superlink.certificates.certificate.read_bytes()
@@ -141,20 +141,15 @@ class Fleet:
             here, there = context.Pipe()
             process = context.Process(target=serve, args=(door, ours, there), daemon=True)
             process.start()
-            self._orders.append(here)
+            self._questions.append(here)
             self._processes.append(process)
 
     def tell(self, since: float = 0.0) -> Told:
         """What all nodes tell."""
-        for orders in self._orders:
-            orders.send(("tell", since))
-        told = [asdict(orders.recv()) for orders in self._orders]
+        for questions in self._questions:
+            questions.send(since)
+        told = [asdict(questions.recv()) for questions in self._questions]
         return Told(**{name: sum(each[name] for each in told) for name in told[0]})
-
-    def age(self, seconds: float) -> None:
-        """Make nodes feel idle for so long before their start."""
-        for orders in self._orders:
-            orders.send(("age", seconds))
 
     def wait(self, since: float, timeout: float) -> int:
         """Wait until all nodes' looks were answered after `since`; return how many were."""
@@ -318,7 +313,7 @@ def percentile_95(values: Sequence[float]) -> float:
     return sorted(values)[-(-95 * len(values) // 100) - 1]
 
 
-def measure(nodes: int, *, ours: bool, count: int, idle_seconds: float, kill: bool) -> Row:
+def measure(nodes: int, *, ours: bool, count: int, quick: bool, kill: bool) -> Row:
     """Measure a number of nodes at a pace; with `kill`, the SuperLink's restart, too."""
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -330,11 +325,8 @@ def measure(nodes: int, *, ours: bool, count: int, idle_seconds: float, kill: bo
             row.update(figures)
             print(json.dumps(figures), flush=True)
 
-        add(idle(superlink, light, idle_seconds))
-        if ours:
-            light.age(MINUTE)
-            time.sleep(SETTLE)
-            add({"after_a_minute": idle(superlink, light, idle_seconds)})
+        time.sleep(REST if ours and not quick else 0.0)
+        add(idle(superlink, light, 10.0 if quick else LONGEST_WAIT))
         share = 0.1 if nodes >= MANY else 1.0
         add(phases(superlink, light, count, ours=ours, share=share))
         if kill:
@@ -385,7 +377,7 @@ def main() -> None:
             nodes,
             ours=pace == "ours",
             count=3 if arguments.quick or nodes >= MANY else 10,
-            idle_seconds=10.0 if arguments.quick else 20.0,
+            quick=arguments.quick,
             kill=not arguments.quick and nodes == max(sizes),
         )
         for nodes in sizes

@@ -40,7 +40,6 @@ STOCK_PAUSE = 3.0
 STOCK_REPLY_POLL = 0.5
 """Flower's pauses between looks for messages, and for its app's reply, in seconds."""
 BETWEEN_STARTS = 0.05
-HOUR = 3600.0
 _OWN = threading.local()
 """`pace` of a node's thread."""
 
@@ -52,16 +51,6 @@ class Door:
     address: str
     root_certificates: bytes
     keys: Sequence[bytes]
-
-
-class AgingClock:
-    """A clock that can be put forward, to see nodes that have been idle for long."""
-
-    ahead = 0.0
-
-    def __call__(self) -> float:
-        """Seconds, on no particular scale."""
-        return time.monotonic() + self.ahead
 
 
 class LightNode:
@@ -167,17 +156,16 @@ class Told:
     alive: int
 
 
-def serve(door: Door, ours: bool, orders: Connection) -> None:
+def serve(door: Door, ours: bool, questions: Connection) -> None:
     """Run nodes, at our pace or Flower's, until this process is ended.
 
-    They start as nodes that have been idle for an hour. Orders are ``("tell", since)``, answered
-    with `Told`, and ``("age", seconds)``, which makes it so many seconds before their start.
+    For each time in ``time.monotonic()`` seconds that comes in, they tell what there was since.
     """
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     # Flower has each channel's state logged, by a thread that wakes five times a second. Those of a
     # thousand nodes in one place would take the processor that the SuperLink is measured on.
     _channel.Channel.subscribe = lambda *_, **__: None
-    clock, settings = AgingClock(), NodeSettings.model_fields
+    settings = NodeSettings.model_fields
     if ours:
         patch_pull_backoff()
         patch_retries()
@@ -191,24 +179,19 @@ def serve(door: Door, ours: bool, orders: Connection) -> None:
             busy=settings["poll_busy"].default,
             idle=settings["poll_idle"].default,
             generator=random.Random(),
-            clock=clock,
         )
         nodes.append(LightNode(door, key, pace if ours else None))
-    clock.ahead = HOUR
     for node in nodes:
         node.thread.start()
         time.sleep(BETWEEN_STARTS)
     while True:
-        order, value = orders.recv()
-        if order == "age":
-            clock.ahead = value
-            continue
-        orders.send(
+        since = questions.recv()
+        questions.send(
             Told(
                 looks=sum(node.looks for node in nodes),
                 messages=sum(node.messages for node in nodes),
                 pulls=sum(node.pulls for node in nodes),
-                answered=sum(node.answered > value for node in nodes),
+                answered=sum(node.answered > since for node in nodes),
                 alive=sum(node.thread.is_alive() for node in nodes),
             )
         )

@@ -55,10 +55,8 @@ def superlink_command(
             *("--ssl-certfile", str(certificate.certificate)),
             *("--ssl-keyfile", str(certificate.key)),
         ]
-    # Ours asks its database less often, and starts a little later.
-    program = ("flwr-distill", "superlink") if database else ("flower-superlink",)
     return [
-        *(*program, *tls, "--disable-runtime-dependency-installation"),
+        *("flwr-distill", "superlink", *tls, "--disable-runtime-dependency-installation"),
         *("--fleet-api-address", addresses.fleet),
         *("--control-api-address", addresses.control),
         *("--serverappio-api-address", addresses.serverappio, "--isolation", "process"),

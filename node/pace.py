@@ -84,9 +84,14 @@ class Pace:
         """Record how long a look took."""
         self._looked_for = seconds
 
+    @property
+    def has_waited(self) -> bool:
+        """Whether the last look has waited as long as any may, so that the SuperLink lets it."""
+        return self._looked_for >= (1 - JITTER) * LONGEST_WAIT
+
     def draw(self) -> float:
-        """Draw the seconds to wait until the next look; none after one that waited long enough."""
-        if self._looked_for >= (1 - JITTER) * LONGEST_WAIT:
+        """Draw the seconds to wait until the next look; none after one that has waited."""
+        if self.has_waited:
             return 0.0
         longest = pause(self.idle_for, busy=self._busy, idle=self._idle, spacing=self._spacing)
         return longest * self._generator.uniform(1 - JITTER, 1)

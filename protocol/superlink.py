@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 WAIT = "flwr-distill-wait"
 """Header of a node's look for messages: seconds for which it may wait at the SuperLink.
 
-One of ours answers once there is a message, or after these seconds; any other answers at once.
+One of ours answers once there is a message, or after these seconds, and takes the look as a
+heartbeat; any other answers at once.
 """
 _DATABASE = ("database is locked", "QueuePool limit")
 """Of SQLite, which lets one write at a time and the others wait for 5 s; and of SQLAlchemy, which

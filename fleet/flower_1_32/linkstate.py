@@ -1,4 +1,4 @@
-"""Flower's SuperLink, with a state in SQLite that is asked less often.
+"""Flower's SuperLink, in which looks wait, calls go together, and SQLite is asked less often.
 
 Each call of a node looks up its key, the run's status and tasks that have expired, and books its
 bytes, in queries of their own, most of which write. Under many nodes a SuperLink does little else.
@@ -22,6 +22,7 @@ from flwr.common.constant import Status
 from flwr.common.logger import FLOWER_LOGGER, console_handler
 from flwr.server import app
 from flwr.server.superlink.linkstate import linkstate_factory
+from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore.object_store import object_store_factory
 from flwr.supercore.run import Run, RunStatus
@@ -45,6 +46,30 @@ CALLS = 1000
 """Threads besides those of looks that wait: as many as Flower has."""
 _INDICES = {"object_children": "child_id", "run_objects": "object_id", "message_ins": "dst_node_id"}
 """Columns by which each look and each deletion would else search whole tables."""
+
+
+class RingingLinkState(InMemoryLinkState):
+    """Flower's state of a SuperLink in memory.
+
+    Attributes
+    ----------
+    doorbell : Doorbell
+        Rings for a node when a message for it is stored.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.doorbell = Doorbell()
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Store what is stored meanwhile, each by itself."""
+        return nullcontext()
+
+    def store_message_ins(self, message: Message) -> str | None:
+        """Store a message for a node."""
+        message_id = super().store_message_ins(message)
+        self.doorbell.ring(message.metadata.dst_node_id)
+        return message_id
 
 
 class RememberingLinkState(PlainQueries, SqlLinkState):
@@ -232,10 +257,14 @@ class RememberingLinkState(PlainQueries, SqlLinkState):
                 keep()
 
 
+State = RingingLinkState | RememberingLinkState
+
+
 def main() -> None:
-    """Be `flower-superlink`, with the state above where it is asked for SQLite."""
+    """Be `flower-superlink`, with the states above."""
     object_store_factory.SqlObjectStore = OneConnectionStore  # type: ignore[attr-defined]
     linkstate_factory.SqlLinkState = RememberingLinkState  # type: ignore[attr-defined]
+    linkstate_factory.InMemoryLinkState = RingingLinkState  # type: ignore[attr-defined]
     for module, interceptors in ((app, fleet_interceptors), (serverappio_grpc, app_interceptors)):
         make = partial(_server, getattr(module, _MAKE), interceptors)
         setattr(module, _MAKE, make)
@@ -250,12 +279,13 @@ def _is_of_no_single_call(record: logging.LogRecord) -> bool:
     return record.levelno != logging.INFO or not str(record.msg).startswith(_OF_CALLS)
 
 
-def fleet_interceptors(state: RememberingLinkState, servicer: Any, add: Any) -> list[Any]:
+def fleet_interceptors(state: State, servicer: Any, add: Any) -> list[Any]:
     """What the Fleet API does besides Flower's: nodes' looks wait, and calls go together."""
-    return [WaitingLooks(state.doorbell), CallsTogether(servicer, add, state.transaction)]
+    looks = WaitingLooks(state.doorbell, state.acknowledge_node_heartbeat)
+    return [looks, CallsTogether(servicer, add, state.transaction)]
 
 
-def app_interceptors(state: RememberingLinkState, servicer: Any, add: Any) -> list[Any]:
+def app_interceptors(state: State, servicer: Any, add: Any) -> list[Any]:
     """What the ServerAppIo API does besides Flower's: calls go together."""
     return [CallsTogether(servicer, add, state.transaction)]
 
@@ -268,9 +298,8 @@ def _server(
     interceptors: Sequence[Any] | None = None,
     **named: Any,
 ) -> Any:
-    """A server of Flower's with interceptors of ours, if the state is one that remembers."""
+    """A server of Flower's with interceptors of ours."""
     state = servicer_and_add_fn[0].state_factory.state()
-    if isinstance(state, RememberingLinkState):
-        interceptors = [*(interceptors or ()), *ours(state, *servicer_and_add_fn)]
-        named["max_concurrent_workers"] = MOST + CALLS
+    interceptors = [*(interceptors or ()), *ours(state, *servicer_and_add_fn)]
+    named["max_concurrent_workers"] = MOST + CALLS
     return make(servicer_and_add_fn, *arguments, interceptors=interceptors, **named)

@@ -1,7 +1,8 @@
-"""Nodes' looks for messages wait at the SuperLink until there is one.
+"""Nodes' looks for messages wait at the SuperLink until there is one, and are heartbeats.
 
 Flower answers each look at once, so that nodes must look often to learn soon of a message, and many
-nodes that rest fill a SuperLink with looks. A look that waits costs one call, however long.
+nodes that rest fill a SuperLink with looks. A look that waits costs one call, however long. A node
+that rests then calls for its heartbeats more often than for its looks, so a look is one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
 
 from protocol.superlink import WAIT
@@ -62,10 +64,19 @@ class Doorbell:
 
 
 class WaitingLooks(grpc.ServerInterceptor):
-    """Lets looks wait that ask for it; comes after the interceptors that admit a node."""
+    """Lets looks wait that ask for it; comes after the interceptors that admit a node.
 
-    def __init__(self, doorbell: Doorbell) -> None:
+    Parameters
+    ----------
+    doorbell : Doorbell
+        Rings when there is a message for a node.
+    acknowledge : callable
+        Takes the id of a node that has looked, and Flower's interval of heartbeats in seconds.
+    """
+
+    def __init__(self, doorbell: Doorbell, acknowledge: Callable[[int, float], bool]) -> None:
         self._doorbell = doorbell
+        self._acknowledge = acknowledge
 
     def intercept_service(
         self,
@@ -83,6 +94,7 @@ class WaitingLooks(grpc.ServerInterceptor):
             request: PullMessagesRequest, context: grpc.ServicerContext
         ) -> PullMessagesResponse:
             response: PullMessagesResponse
+            self._acknowledge(request.node.node_id, HEARTBEAT_DEFAULT_INTERVAL)
             with self._doorbell.heard_by(request.node.node_id) as bell:
                 response = handler.unary_unary(request, context)
                 if response.messages_list or bell is None or not context.add_callback(bell.set):

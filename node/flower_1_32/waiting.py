@@ -1,4 +1,4 @@
-"""Lets a node's looks for messages wait at the SuperLink.
+"""Lets a node's looks for messages wait at the SuperLink, in place of heartbeats.
 
 Apart from `timing`, which the worker imports too: there, names of our other packages are the app
 bundle's own.
@@ -6,11 +6,13 @@ bundle's own.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
 
 from flwr.proto.fleet_pb2 import PullMessagesRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
 from flwr.supercore.retry import RetryInvoker
 
 from node.flower_1_32.timing import can_override
@@ -19,6 +21,12 @@ from protocol.superlink import WAIT, answered
 
 LATE = 60.0
 """Seconds after the end of its wait at which a look counts as lost."""
+COUNTS = 35.0
+"""Seconds for which a look stands for heartbeats.
+
+The SuperLink takes it as one, and the node counts as online for 60 s after it; Flower may send the
+next up to 22.5 s after one that was left out.
+"""
 
 
 def patch_waiting(pace: Pace) -> bool:
@@ -43,14 +51,23 @@ def patch_waiting(pace: Pace) -> bool:
 
 
 def let_looks_wait(invoker: RetryInvoker, pace: Pace) -> None:
-    """Have an invoker's looks wait as long as the pace draws; tell the pace how long each took."""
+    """Have an invoker's looks wait as long as the pace draws; tell the pace how long each took.
+
+    Heartbeats are left out where looks stand for them: at a SuperLink that lets looks wait.
+    """
     invoke = invoker.invoke
+    start = -math.inf
 
     def invoke_look(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(kwargs.get("request"), PullMessagesRequest):
+        request = args[0] if args else kwargs.get("request")
+        counts = pace.has_waited and time.monotonic() - start < COUNTS
+        if isinstance(request, SendNodeHeartbeatRequest) and counts:
+            return SendNodeHeartbeatResponse(success=True)
+        if not isinstance(request, PullMessagesRequest):
             return invoke(target, *args, **kwargs)
 
         def look(**kwargs: Any) -> Any:
+            nonlocal start
             start = time.monotonic()
             response = answered(target)(**kwargs)
             pace.looked(time.monotonic() - start)

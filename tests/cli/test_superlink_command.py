@@ -23,6 +23,7 @@ def _own_process(monkeypatch):
     for owner, name in (
         (sys, "argv"),
         (linkstate_factory, "SqlLinkState"),
+        (linkstate_factory, "InMemoryLinkState"),
         (object_store_factory, "SqlObjectStore"),
         (app_of_flower, "generic_create_grpc_server"),
         (serverappio_grpc, "generic_create_grpc_server"),
@@ -61,6 +62,8 @@ def test_both_apis_are_served_with_ours(monkeypatch):
     linkstate.main()
     for module in (app_of_flower, serverappio_grpc):
         assert module.generic_create_grpc_server.func is linkstate._server
+    assert linkstate_factory.InMemoryLinkState is linkstate.RingingLinkState
+    assert linkstate_factory.SqlLinkState is linkstate.RememberingLinkState
 
 
 def test_a_line_for_each_call_is_not_written_and_others_are(monkeypatch, caplog):

@@ -14,19 +14,27 @@ from flwr.app.message import make_message
 from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
 from flwr.proto.node_pb2 import Node
 from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.supercore.constant import NOOP_FEDERATION
 from flwr.supercore.grpc import generic_create_grpc_server
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.superlink.federation import NoOpFederationManager
 
-from fleet.flower_1_32.linkstate import RememberingLinkState, _server, fleet_interceptors
+from fleet.flower_1_32.linkstate import (
+    RememberingLinkState,
+    RingingLinkState,
+    _server,
+    fleet_interceptors,
+)
 from fleet.flower_1_32.store import OneConnectionStore
 from fleet.flower_1_32.waiting import LONGEST, Doorbell, _seconds
 from node import pace
-from node.flower_1_32.waiting import LATE, let_looks_wait
+from node.flower_1_32 import waiting as of_node
+from node.flower_1_32.waiting import COUNTS, LATE, let_looks_wait
 from node.pace import LONGEST_WAIT, Pace
 from protocol.superlink import WAIT
 
@@ -35,15 +43,17 @@ SOON, LONG = 5.0, 30.0
 
 
 class SuperLink:
-    """A Fleet API on our state, with one node."""
+    """A Fleet API on our state, in a file or in memory, with one node."""
 
-    def __init__(self, folder):
-        objects = OneConnectionStore(str(folder / "state.db"))
-        objects.initialize()
-        self.state = RememberingLinkState(
-            str(folder / "state.db"), NoOpFederationManager(), objects
-        )
-        self.state.initialize()
+    def __init__(self, file=None):
+        if file:
+            objects = OneConnectionStore(str(file))
+            objects.initialize()
+            self.state = RememberingLinkState(str(file), NoOpFederationManager(), objects)
+            self.state.initialize()
+        else:
+            objects = InMemoryObjectStore()
+            self.state = RingingLinkState(NoOpFederationManager(), objects)
         self.objects = objects
         states = SimpleNamespace(state=lambda: self.state)
         stores = SimpleNamespace(store=lambda: objects)
@@ -86,9 +96,10 @@ class SuperLink:
         assert self.state.store_message_ins(message)
 
 
-@pytest.fixture(scope="module")
-def superlink(tmp_path_factory):
-    superlink = SuperLink(tmp_path_factory.mktemp("superlink"))
+@pytest.fixture(scope="module", params=["SQLite", "memory"])
+def superlink(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("superlink")
+    superlink = SuperLink(folder / "state.db" if request.param == "SQLite" else None)
     yield superlink
     superlink.server.stop(None).wait(SOON)
 
@@ -176,7 +187,7 @@ def test_as_many_looks_wait_as_there_are_threads_for():
 
 
 def test_a_superlink_that_ends_lets_no_look_wait(tmp_path):
-    superlink = SuperLink(tmp_path)
+    superlink = SuperLink(tmp_path / "state.db")
 
     def look():
         with pytest.raises(grpc.RpcError):
@@ -200,6 +211,7 @@ class Looks:
         )
         let_looks_wait(invoker, self.pace)
         self.look = lambda: invoker.invoke(call, request=PullMessagesRequest())
+        self.beat = lambda send: invoker.invoke(send, SendNodeHeartbeatRequest(), timeout=SOON)
 
 
 def test_a_node_looks_again_at_once_after_a_look_that_waited(superlink, monkeypatch):
@@ -221,6 +233,42 @@ def test_a_node_keeps_its_pace_at_a_superlink_that_does_not_let_it_wait():
     assert header[0] == WAIT
     assert 37.5 <= float(header[1]) <= LONGEST_WAIT
     assert named["timeout"] == pytest.approx(float(header[1]) + LATE, abs=0.01)
+
+
+def test_a_look_that_may_wait_is_a_heartbeat(superlink):
+    def until():
+        return superlink.state.get_node_info(node_ids=[superlink.node])[0].online_until
+
+    superlink.state.acknowledge_node_heartbeat(superlink.node, 1.0)
+    before = until()
+    superlink.look("0.1")
+    assert 60 - SOON < until() - time.time() <= 60
+    assert until() > before
+
+
+def test_heartbeats_are_left_out_while_a_look_stands_for_them(monkeypatch):
+    now, moments, sent = [100.0], list[float](), list[bool]()
+    monkeypatch.setattr(of_node, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def call(**named):
+        start = now[0]
+        for moment in moments:
+            now[0] = start + moment
+            calls = [SendNodeHeartbeatResponse(success=True)]
+            assert looks.beat(lambda *_, calls=calls, **__: calls.pop()).success
+            sent.append(not calls)
+
+    looks = Looks(call, 20.0)
+
+    def sent_during_a_look(*seconds):
+        moments[:], sent[:] = seconds, []
+        looks.look()
+        return sent
+
+    assert sent_during_a_look(0, LONGEST_WAIT) == [True, True]  # whether looks wait is not known
+    assert sent_during_a_look(0, COUNTS - 1, COUNTS, LONGEST_WAIT) == [False, False, True, True]
+    assert sent_during_a_look(0, 1) == [False, False]
+    assert sent_during_a_look(0, 1) == [True, True]  # the last look did not wait
 
 
 def test_a_look_that_is_never_answered_is_made_again():
