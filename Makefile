@@ -106,6 +106,7 @@ test-chart: $(READY)
 
 images:
 	docker build $(if $(PYTHON_IMAGE),--build-arg PYTHON_IMAGE=$(PYTHON_IMAGE)) \
+		$(if $(PIP_EXTRA_INDEX_URL),--build-arg PIP_EXTRA_INDEX_URL=$(PIP_EXTRA_INDEX_URL)) \
 		--file docker/Dockerfile --tag flwr-distill .
 
 bench: $(READY)

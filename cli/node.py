@@ -77,6 +77,14 @@ def node(
         float | None,
         node_option("release-after", "Idle seconds after which (GPU) memory is freed.", "120"),
     ] = None,
+    keep_warm: Annotated[
+        bool | None,
+        typer.Option(
+            "--keep-warm",
+            help="Hold PyTorch ready when idle, too.",
+            envvar="FLWR_DISTILL_KEEP_WARM",
+        ),
+    ] = None,
     poll_busy: PollBusy = None,
     poll_idle: PollIdle = None,
     keep_runs: Annotated[
@@ -97,6 +105,7 @@ def node(
     """Run a client: connect to a SuperLink and work for its runs, until Ctrl-C.
 
     One warm process with torch, the app and its data serves all messages, on a GPU if there is one.
+    When idle it ends, and starts again with the next message, unless it is kept warm.
     The node restarts its processes if they fail, and waits out outages of the SuperLink. If it
     cannot work, it says why in one line and exits with 1.
 

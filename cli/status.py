@@ -30,9 +30,11 @@ def status(state_dir: FederationDir = DEFAULT_FEDERATION_DIR) -> None:
     for directory in map(Path, record.node_dirs):
         parts = _node(directory)
         state = "online" if "online" in parts else "starting" if parts else "down"
+        if "ready" in parts:
+            state += ", warm" if "worker" in parts else ", resting"
         table.add_row(
             directory.name,
-            f"{state}, warm" if "ready" in parts else state,
+            state,
             *(str(parts.get(name, "-")) for name in columns),
         )
     Console().print(table)

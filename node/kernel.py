@@ -1,4 +1,4 @@
-"""What a process asks the kernel about itself; systems other than Linux have none of it."""
+"""What a process asks kernel and C library for; systems other than Linux have none of it."""
 
 import ctypes
 import os
@@ -22,6 +22,12 @@ def die_with(parent: int) -> None:
         )
     if os.getppid() != parent:
         sys.exit("the parent process has ended")
+
+
+def trim_heap() -> None:
+    """Give the system back what this process has freed: glibc keeps it, for each thread."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
 
 
 def name_process(name: str) -> None:

@@ -22,7 +22,7 @@ class NodeMetrics(Collector):
         """Yield all metrics."""
         for name, text in (
             ("online", "1 while the SuperLink admits the node."),
-            ("ready", "1 while the process that trains is warm."),
+            ("ready", "1 while the node can work: its worker is warm, or rests."),
         ):
             yield GaugeMetricFamily(f"flwr_distill_node_{name}", text, value=name in self._status)
         yield CounterMetricFamily(

@@ -2,9 +2,11 @@
 
 A node is four processes, and what they import takes a node over ten seconds of a core, most of it
 PyTorch. A local federation starts three nurseries: one for workers, one without PyTorch, which is
-ready sooner, for the rest of a node, and one for ServerApps. `node.processes.start_bound` asks them
-over sockets in the folder that the environment names. Where there is none, it starts a program: on
-other machines, for other programs, and after a nursery has died.
+ready sooner, for the rest of a node, and one for ServerApps. A node that is on its own starts one
+for its parts, without PyTorch: they share the memory of what they import, and a worker starts
+sooner. `node.processes.start_bound` asks them over sockets in the folder that the environment
+names. Where there is none, it starts a program: for other programs, elsewhere than on Linux, and
+after a nursery has died.
 
 A nursery has one thread, and forks before anything opens a channel, a thread pool or a GPU.
 """
@@ -35,14 +37,22 @@ NURSERY = "FLWR_DISTILL_NURSERY"
 """Environment variable with the folder of the nurseries' sockets."""
 
 NODE = "node.main"
+SUPERNODE, EXECUTOR = "node.flower_1_32.supernode", "node.flower_1_32.executor"
+WORKER = "node.flower_1_32.worker"
 SERVER_APP = "fleet.flower_1_32.serverapp"
-NODES, WORKERS, SERVER_APPS = "nodes", "workers", "serverapps"
+NODES, WORKERS, PARTS, SERVER_APPS = "nodes", "workers", "parts", "serverapps"
 NURSERIES = {
-    NODES: (NODE, "node.flower_1_32.supernode", "node.flower_1_32.executor"),
-    WORKERS: ("node.flower_1_32.worker",),
+    NODES: (NODE, SUPERNODE, EXECUTOR),
+    WORKERS: (WORKER,),
+    PARTS: (SUPERNODE, EXECUTOR, WORKER),
     SERVER_APPS: (SERVER_APP,),
 }
 """Names of sockets, and the modules that are run there, by their function `main`."""
+_FOR_ALL_PARTS = (
+    *(EXECUTOR, WORKER, "flwr.supernode.cli", "pydantic.main", "pydantic.types", "PIL.Image"),
+    *("cryptography.x509.verification", "cryptography.hazmat.primitives.serialization.ssh"),
+)
+"""What `PARTS` imports: libraries, and of our packages `node` alone, as an app bundle wants it."""
 
 _LONGEST_REQUEST = 1 << 20
 _ANSWERS_WITHIN = 600.0
@@ -111,14 +121,16 @@ def fork(
     """
     if NURSERY not in env or tuple(command[:3]) != (sys.executable, "-P", "-m"):
         return None
+    folder = Path(env[NURSERY])
     names = [name for name, modules in NURSERIES.items() if command[3] in modules]
-    if not names:
+    sockets = [path for name in names if (path := folder / name).exists()]
+    if not sockets:
         return None
     nursery = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     nursery.settimeout(_ANSWERS_WITHIN)
     request = {"command": list(command[3:]), "env": dict(env), "fds": list(pass_fds)}
     try:
-        nursery.connect(str(Path(env[NURSERY], names[0])))
+        nursery.connect(str(sockets[0]))
         socket.send_fds(nursery, [json.dumps(request).encode()], [*outputs, *pass_fds])
         answer = nursery.recv(_LONGEST_REQUEST)
     except OSError:
@@ -256,13 +268,14 @@ def _import(modules: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Run a nursery; only a local federation starts it."""
+    """Run a nursery; only a local federation and a node start it."""
     parser = argparse.ArgumentParser(prog="node.nursery", description=main.__doc__)
     parser.add_argument("name", choices=NURSERIES)
     parser.add_argument("listener", type=int, help="file descriptor of the socket")
     parser.add_argument("preload", nargs="*", help="more modules to import")
     args = parser.parse_args()
-    _import([*NURSERIES[args.name], *args.preload])
+    own = _FOR_ALL_PARTS if args.name == PARTS else NURSERIES[args.name]
+    _import([*own, *args.preload])
     Nursery(socket.socket(fileno=args.listener)).serve()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -73,6 +74,24 @@ def start_bound(
             pass_fds=pass_fds,
             start_new_session=True,
         )
+
+
+def start_nursery(folder: Path, name: str, *, env: Mapping[str, str]) -> Process:
+    """Start a nursery (`node.nursery`), whose socket is in this folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Its path is short, since that of a socket is.
+    name : str
+        Which of `node.nursery.NURSERIES`.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(folder / name))
+        listener.listen(socket.SOMAXCONN)
+        number = listener.fileno()
+        command = [sys.executable, "-P", "-m", "node.nursery", name, str(number)]
+        return start_bound(command, env=env, pass_fds=[number])
 
 
 def stop(processes: Sequence[Process], *, grace: float = 8.0) -> None:

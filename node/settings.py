@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
+from links.loopback import is_loopback
 from links.records import NodeName
 from node.policy import STANDARD, Policy, read_policy
 from protocol.messages import EDGE, FEWEST_OF_A_CLASS
@@ -57,9 +58,15 @@ class NodeSettings(BaseModel):
         shape; the node is tested on that set's own test samples.
     device : str (default: "auto")
         See `node.device.take_device`; apps see the device that was taken, as in ``cuda:1``.
-    preload : tuple[str, ...] (default: ("torch", "torch._dynamo"))
-        Modules that the app's process imports before the first message. PyTorch's optimisers
-        import the second at their first use, which takes as long as PyTorch itself.
+    preload : tuple[str, ...] (default: ("torch",))
+        Modules that the app's process imports before the first message. With PyTorch, its compiler
+        is imported once something is compiled (`node.compiler`), or if it is named here
+        (``torch._dynamo``).
+    release_after : float (default: 120.0)
+        Seconds without a message after which the app's process ends, with what it holds of memory
+        and GPU. The next message starts another.
+    keep_warm : bool (default: False)
+        Start the next one at once, so that it has imported `preload` when a message comes.
     keep_runs : float (default: 30.0)
         Days after their last change that files of runs are kept in the state directory. What was
         spent of a privacy budget is kept for good.
@@ -94,8 +101,9 @@ class NodeSettings(BaseModel):
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     threads: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
     state_dir: Path = Path("state/node")
-    preload: tuple[str, ...] = ("torch", "torch._dynamo")
+    preload: tuple[str, ...] = ("torch",)
     release_after: float = Field(default=120.0, gt=0)
+    keep_warm: bool = False
     keep_runs: float = Field(default=30.0, gt=0)
     poll_busy: float = Field(default=0.05, ge=0.01, le=60)
     poll_idle: float = Field(default=20.0, ge=0.01, le=600)
@@ -166,14 +174,12 @@ class NodeSettings(BaseModel):
                 raise ValueError(f"{name.replace('_', '-')} needs peer-certificate and peer-key")
         if self.peer_certificate is not None and self.root_certificates is None:
             raise ValueError("peer-certificate needs root-certificates: their authority")
-        if self.peer_address and not self.peer_certificate:
-            from links.loopback import is_loopback  # here: imports Flower, half a second
-
-            if not is_loopback(self.peer_address):
-                raise ValueError(
-                    f"peer-address={self.peer_address} is reached from other machines: give "
-                    "peer-certificate and peer-key, or an address on loopback"
-                )
+        peer = self.peer_address
+        if peer and not self.peer_certificate and not is_loopback(peer):
+            raise ValueError(
+                f"peer-address={peer} is reached from other machines: give "
+                "peer-certificate and peer-key, or an address on loopback"
+            )
         if options := _OWN_KEYS & self.node_config.keys():
             raise ValueError(f"node-config: {min(options)} is an option of its own, use that")
         return self

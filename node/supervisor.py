@@ -18,16 +18,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
 from links.store import remove_old_runs
+from node.nursery import EXECUTOR, NURSERY, PARTS, SUPERNODE
 from node.policy import OPEN, Policy, cannot_hold, in_words
-from node.processes import start_bound, stop
+from node.processes import Process, start_bound, start_nursery, stop
 from node.reachability import check_superlink
 from node.sandbox import DOOR, box, why_no_box
 from node.secret import appio_secret
@@ -40,7 +43,6 @@ from node.stock import (
     supernode_command,
 )
 
-SUPERNODE, EXECUTOR = "node.flower_1_32.supernode", "node.flower_1_32.executor"
 MAILBOX_ENVIRONMENT = {"GRPC_VERBOSITY": "info"}
 """Makes gRPC log refused TLS handshakes, which Flower silences."""
 
@@ -74,6 +76,9 @@ class Node:
         self._node_config = settings.state_dir / NODE_CONFIG
         self._status: dict[str, Any] = {"pid": os.getpid(), "starts": 0}
         self._parts: list[_Part] = []
+        self._nursery: Process | None = None
+        self._nursery_folder = Path()
+        self._folder = ExitStack()
         self._boxed = False
         self._stock = is_stock()
 
@@ -98,6 +103,7 @@ class Node:
             for number in previous:
                 signal.signal(number, signal.SIG_IGN)
             self._stop_parts()
+            self._stop_nursery()
             status_file(self._settings.state_dir).unlink(missing_ok=True)
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -159,6 +165,7 @@ class Node:
     def _start_parts(self) -> None:
         port = _free_port()
         address = f"127.0.0.1:{port}"
+        self._start_nursery()
         env = self._environment()
         self._status["starts"] += 1
         # One by one, so that a stop signal in between finds those that have started.
@@ -172,7 +179,30 @@ class Node:
             env |= MAILBOX_ENVIRONMENT
             self._parts.append(_Part("mailbox", self._mailbox_command, env))
         self._status |= {part.name: part.process.pid for part in self._parts}
+        if self._nursery is not None:
+            self._status["nursery"] = self._nursery.pid
         self._write_status()
+
+    def _start_nursery(self) -> None:
+        """Start what the parts are forked from, unless it runs or a local federation has one."""
+        if self._stock or sys.platform != "linux" or NURSERY in os.environ:
+            return
+        if self._nursery is not None and self._nursery.poll() is None:
+            return
+        self._stop_nursery()
+        try:
+            folder = Path(self._folder.enter_context(TemporaryDirectory(prefix="node-")))
+            self._nursery = start_nursery(folder, PARTS, env=self._environment())
+            self._nursery_folder = folder
+        except OSError as error:
+            text = f"each part imports what it needs alone, which takes more memory: {error}"
+            print(f"flwr-distill node: {text}", file=sys.stderr, flush=True)
+
+    def _stop_nursery(self) -> None:
+        if self._nursery is not None:
+            stop([self._nursery])
+            self._nursery = None
+        self._folder.close()
 
     def _wait_for_an_end(self) -> str:
         """Record the parts' reports in the status until a part ends; return which."""
@@ -187,11 +217,22 @@ class Node:
                     return f"the {parts[reports].name} ended"
                 if kind == "unfit":
                     raise NodeError(value)
-                if kind == "worker":
-                    self._status.pop("ready", None)
-                    self._status.pop("device", None)
-                self._status[kind] = value
+                self._note(kind, value)
                 self._write_status()
+
+    def _note(self, kind: str, value: int | str) -> None:
+        """Note a report in the status.
+
+        A worker that was let go leaves the node as ready as it was; one that died does not.
+        """
+        if kind == "released":
+            for gone in ("worker", "device"):
+                self._status.pop(gone, None)
+            return
+        if kind == "worker" and "worker" in self._status:
+            for gone in ("ready", "device"):
+                self._status.pop(gone, None)
+        self._status[kind] = value
 
     def _stop_parts(self) -> None:
         stop([part.process for part in self._parts])
@@ -234,6 +275,7 @@ class Node:
             *("--secret-file", str(appio_secret(settings.state_dir))),
             *("--device", settings.device, "--place", str(settings.partition_id or 0)),
             *("--release-after", str(settings.release_after)),
+            *(("--keep-warm",) if settings.keep_warm else ()),
             *("--report-fd", str(report)),
             *(f"--preload={module}" for module in settings.preload),
             *boxed,
@@ -244,19 +286,22 @@ class Node:
         return [sys.executable, "-P", "-m", module, str(report), str(self._node_config)]
 
     def _environment(self) -> dict[str, str]:
+        nursery = {} if self._nursery is None else {NURSERY: str(self._nursery_folder)}
         return {
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             **os.environ,
+            **nursery,
             "FLWR_HOME": str(self._settings.state_dir / "flower"),
             "FLWR_LOG_LEVEL": self._settings.log_level,
             "OMP_NUM_THREADS": str(self._settings.threads),
         }
 
     def _write_status(self) -> None:
-        """Write `node.json`: process ids, `online` (Flower's node id), `ready` (the warm child).
+        """Write `node.json`: process ids, `online` (Flower's node id), `ready` (it can work).
 
-        Also `device`, what that child computes on. The node works without, as on a full disk.
+        `worker` and `device`, what it computes on, are there while it is. `ready` is the id of the
+        last worker that was warm. The node works without the file, as on a full disk.
         """
         file = status_file(self._settings.state_dir)
         temporary = file.with_suffix(".new")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from multiprocessing import Pipe
 
+from node.nursery import NURSERY, WORKER
 from node.packages import installed_packages
 from node.processes import kill_group, start_bound
 
@@ -28,22 +30,28 @@ class Child:
         Of `node.flower_1_32.worker`.
     box : sequence of str
         Command that boxes in the one behind it (`node.sandbox`); empty for none.
+    forked : bool (default: True)
+        Let a nursery fork it, if there is one; such a child has what the nursery had imported.
     """
 
-    def __init__(self, arguments: Sequence[str], box: Sequence[str] = ()) -> None:
+    def __init__(
+        self, arguments: Sequence[str], box: Sequence[str] = (), *, forked: bool = True
+    ) -> None:
         self.bundle: str | None = None
         self.run_id: int | None = None
         self.packages = installed_packages()
         self.ready = False
         self._notes, child_notes = Pipe()
+        dropped = () if forked else (NURSERY,)
         with child_notes:
             self._process = start_bound(
                 [
                     *box,
-                    *(sys.executable, "-P", "-m", "node.flower_1_32.worker"),
+                    *(sys.executable, "-P", "-m", WORKER),
                     *arguments,
                     *("--notes-fd", str(child_notes.fileno())),
                 ],
+                env={name: value for name, value in os.environ.items() if name not in dropped},
                 pass_fds=[child_notes.fileno()],
             )
 

@@ -5,9 +5,10 @@ torch, so its heartbeats go on whatever its child (`worker`) does.
 
 If the child dies, or does not answer a message within its time-to-live and `GRACE`, the executor
 reports an error and starts another. It also starts another for a different app bundle, for a new
-run if packages were installed since, after an error that CUDA does not recover from, and after a
-while without tasks, to free (GPU) memory. If it cannot answer a task, it exits. Its supervisor must
-then restart the SuperNode too: Flower waits for the answer forever.
+run if packages were installed since, and after an error that CUDA does not recover from. After a
+while without tasks the child ends, and what it held of memory and GPU is free; the next task starts
+another, unless one is kept warm. If the executor cannot answer a task, it exits. Its supervisor
+must then restart the SuperNode too: Flower waits for the answer forever.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Executor:
     """Claims a SuperNode's tasks, one after the other, and has the child run them.
 
     It reports ``("worker", pid)`` when a child starts; when it is warm, ``("device", name)`` and
-    ``("ready", pid)``.
+    ``("ready", pid)``; and ``("released", pid)`` when it has been let go.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Executor:
         box: Sequence[str] = (),
         report: Connection | None = None,
         release_after: float = 120.0,
+        keep_warm: bool = False,
     ) -> None:
         self._channel = channel
         self._stub = ClientAppIoStub(channel)
@@ -83,8 +85,11 @@ class Executor:
         self._box = box
         self._report = report
         self._release_after = release_after
+        self._keep_warm = keep_warm
+        self._packages = installed_packages()
         self._pace = Pace(busy=0.02, idle=0.25, generator=random.Random())
-        self._child = self._start_child()
+        # Now, whether it is kept or not: it shows whether the node can work on its device.
+        self._child: Child | None = self._start_child()
 
     def serve(self) -> None:
         """Serve tasks until one cannot be answered, or a child cannot start."""
@@ -98,39 +103,51 @@ class Executor:
 
     def close(self) -> None:
         """Kill the child."""
-        self._child.kill()
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
 
     def _start_child(self) -> Child:
-        child = Child(self._child_arguments, self._box)
+        # What a nursery has imported is older than packages that were installed since.
+        forked = installed_packages() == self._packages
+        child = Child(self._child_arguments, self._box, forked=forked)
         self._send_report("worker", child.pid)
         return child
 
-    def _replace_child(self) -> None:
-        self._child.kill()
+    def _replace_child(self) -> Child:
+        self.close()
         self._child = self._start_child()
+        return self._child
 
     def _send_report(self, kind: str, value: int | str) -> None:
         if self._report is not None:
             self._report.send((kind, value))
 
     def _check_idle_child(self) -> None:
+        if (child := self._child) is None:
+            return
         try:
-            while self._child.has_note():
-                self._handle_note(*self._child.note(timeout=GRACE))
+            while child.has_note():
+                self._handle_note(child, *child.note(timeout=GRACE))
         except ChildDiedError:
-            if not self._child.ready:
+            if not child.ready:
                 raise
-            self._child = self._start_child()
-        if self._child.bundle is not None and self._pace.idle_for > self._release_after:
+            child = self._child = self._start_child()
+        if self._pace.idle_for <= self._release_after:
+            return
+        if not self._keep_warm and child.ready:
+            self.close()
+            self._send_report("released", child.pid)
+        elif self._keep_warm and child.bundle is not None:
             self._replace_child()
 
-    def _handle_note(self, kind: str, code: int, reason: str) -> None:
+    def _handle_note(self, child: Child, kind: str, code: int, reason: str) -> None:
         if kind == "unfit":
             raise UnfitError(reason)
         if kind == "ready":
-            self._child.ready = True
+            child.ready = True
             self._send_report("device", reason)
-            self._send_report("ready", self._child.pid)
+            self._send_report("ready", child.pid)
 
     def _claim(self) -> tuple[str, PendingTask] | None:
         """Claim the oldest pending task; return its token and the task."""
@@ -147,37 +164,45 @@ class Executor:
         return (token, pending[0]) if token else None
 
     def _serve_task(self, token: str, pending: PendingTask) -> None:
-        if self._child.bundle not in (None, pending.fab_hash) or self._is_outdated(pending.run_id):
-            self._replace_child()
-        self._child.bundle, self._child.run_id = pending.fab_hash, pending.run_id
+        child = self._child_for(pending)
         task = _Task(self._channel, token)
         try:
             with task.heartbeats():
                 message, tree = task.pull_header()
-                if error := self._run(token, tree, message.metadata.ttl):
+                if error := self._run(child, token, tree, message.metadata.ttl):
                     task.answer(message, error)
         except grpc.RpcError as error:
             raise UnanswerableError(f"the SuperNode refused to serve a task: {error}") from error
 
-    def _is_outdated(self, run_id: int) -> bool:
+    def _child_for(self, pending: PendingTask) -> Child:
+        """The child, or a fresh one where there is none that can serve the task."""
+        child, run_id = self._child, pending.run_id
+        if child is None:
+            child = self._child = self._start_child()
+        elif child.bundle not in (None, pending.fab_hash) or self._is_outdated(child, run_id):
+            child = self._replace_child()
+        child.bundle, child.run_id = pending.fab_hash, run_id
+        return child
+
+    def _is_outdated(self, child: Child, run_id: int) -> bool:
         """Whether a run begins for which the child may hold what has changed.
 
         These are modules of packages, and in a box all files: it holds those of its start.
         """
-        if self._child.run_id == run_id:
+        if child.run_id == run_id:
             return False
-        used_in_a_box = bool(self._box) and self._child.run_id is not None
-        return used_in_a_box or self._child.packages != installed_packages()
+        used_in_a_box = bool(self._box) and child.run_id is not None
+        return used_in_a_box or child.packages != installed_packages()
 
-    def _run(self, token: str, tree: ObjectTree, ttl: float) -> Error | None:
+    def _run(self, child: Child, token: str, tree: ObjectTree, ttl: float) -> Error | None:
         """Have the child run a task; return the error if it failed."""
         pushing = False
         deadline = time.monotonic() + min(ttl, _LONGEST) + GRACE
         try:
-            self._child.hand(token, tree.SerializeToString())
+            child.hand(token, tree.SerializeToString())
             while True:
                 left = max(0.0, deadline - time.monotonic())
-                kind, code, reason = self._child.note(timeout=left)
+                kind, code, reason = child.note(timeout=left)
                 if kind == "done":
                     return None
                 if kind == "lost":
@@ -185,7 +210,7 @@ class Executor:
                 if kind in ("failed", "lost"):
                     return Error(code, reason)
                 pushing = pushing or kind == "pushing"
-                self._handle_note(kind, code, reason)
+                self._handle_note(child, kind, code, reason)
         except ChildDiedError as death:
             if pushing:
                 raise UnanswerableError(f"{death}, with its reply half sent") from death
@@ -249,6 +274,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--place", type=int, default=0, help="of GPUs used alike, which to take")
     parser.add_argument("--release-after", type=float, default=120.0, help="seconds")
+    parser.add_argument("--keep-warm", action="store_true", help="never be without a child")
     parser.add_argument("--report-fd", type=int, help="used by flwr-distill node")
     parser.add_argument("--box", type=json.loads, default=[], help="node.sandbox.box, as JSON")
     parser.add_argument("--door", type=Path, help="folder of the box's way out")
@@ -275,6 +301,7 @@ def main() -> None:
         box=args.box,
         report=report,
         release_after=args.release_after,
+        keep_warm=args.keep_warm,
     )
     try:
         executor.serve()

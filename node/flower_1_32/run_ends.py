@@ -18,6 +18,7 @@ from flwr.common import log
 from flwr.supercore.run import RunNotRunningException
 
 from node.flower_1_32.timing import can_override
+from node.kernel import trim_heap
 
 EVERY = 60.0
 """Seconds between questions to the SuperLink, about: a thousand nodes are not to ask at once."""
@@ -37,6 +38,7 @@ def patch_run_ends(state_dir: Path, *, every: float = EVERY) -> bool:
         nonlocal due
         if time.monotonic() > due:
             remove_links_of_ended_runs(state_dir, get_run)
+            trim_heap()  # of a run's bundles and messages
             due = time.monotonic() + every * random.uniform(0.8, 1.2)
         return pull_and_store(get_run=get_run, **others)
 

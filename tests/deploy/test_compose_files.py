@@ -1,9 +1,11 @@
 """The compose files are sound, alone and together, and what they start is confined."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from itertools import combinations
 from pathlib import Path
@@ -49,6 +51,19 @@ def read(file):
 def test_docker_compose_takes_every_combination_of_files(files):
     services = config(*files)["services"]
     assert {"node-0", "superlink"} <= services.keys() or "node" in services
+
+
+def test_the_image_has_what_the_project_needs_but_nothing_of_simulations(tmp_path):
+    dockerfile = (ROOT / "docker/Dockerfile").read_text()
+    (command,) = re.findall(r"^RUN (python -c .*?requirements\.txt)", dockerfile, re.M | re.S)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    environment = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, check=True)
+    found = (tmp_path / "requirements.txt").read_text().splitlines()
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    (flower,) = {each for each in needed if each.startswith("flwr[")}
+    assert {each for each in needed if each != flower} < set(found)
+    assert flower.replace("[simulation]", "") in found
 
 
 def test_the_base_image_is_pinned_by_the_same_digest_everywhere():

@@ -160,18 +160,52 @@ def test_tasks_are_served_over_tls_and_a_large_message_passes(
     node.close()
 
 
-def test_an_idle_child_gives_its_memory_back_by_making_room_for_a_fresh_one(
+def test_an_idle_node_holds_no_torch_and_goes_on_with_the_next_message(
     node: SuperNode, tiny_app: Path, tmp_path: Path
 ) -> None:
     node.submit(tiny_app)
-    with running_executor(node, tmp_path, "--release-after", "1"):
+    arguments = ("--release-after", "1", "--preload", "torch")
+    with running_executor(node, tmp_path, *arguments) as executor:
         node.send()
         before = told(node.reply())
+        assert holds_torch(before["pid"])
         wait_until_gone(before["pid"])
+        process = psutil.Process(executor.pid)
+        assert process.children() == []
+        assert not holds_torch(executor.pid)
         node.send()
         after = told(node.reply())
     assert after["pid"] != before["pid"]
     assert after["count"] == before["count"] + 1  # the context lives in the SuperNode
+
+
+def test_a_node_that_has_had_no_message_holds_no_torch_either(
+    node: SuperNode, tmp_path: Path
+) -> None:
+    arguments = ("--release-after", "0.1", "--preload", "torch")
+    with running_executor(node, tmp_path, *arguments) as executor:
+        process = psutil.Process(executor.pid)
+        wait_until(lambda: process.children() != [])
+        wait_until(lambda: process.children() == [])
+        assert executor.poll() is None
+
+
+def test_one_that_is_kept_warm_makes_room_for_a_fresh_one(
+    node: SuperNode, tiny_app: Path, tmp_path: Path
+) -> None:
+    node.submit(tiny_app)
+    arguments = ("--release-after", "1", "--keep-warm")
+    with running_executor(node, tmp_path, *arguments) as executor:
+        node.send()
+        before = told(node.reply())
+        wait_until_gone(before["pid"])
+        wait_until(lambda: psutil.Process(executor.pid).children() != [])
+        (fresh,) = psutil.Process(executor.pid).children()
+        time.sleep(1.5)
+        node.send()
+        after = told(node.reply())
+    assert after["pid"] == fresh.pid
+    assert after["count"] == before["count"] + 1
 
 
 def test_a_child_killed_while_idle_is_replaced(
@@ -412,8 +446,16 @@ def test_a_machine_that_cannot_do_the_work_is_told_from_one_that_can(
         assert re.search(reason, errors)
 
 
-def wait_until_gone(pid: int) -> None:
+def wait_until(what: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
-    while psutil.pid_exists(pid):
+    while not what():
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def wait_until_gone(pid: int) -> None:
+    wait_until(lambda: not psutil.pid_exists(pid))
+
+
+def holds_torch(pid: int) -> bool:
+    return any("libtorch" in region.path for region in psutil.Process(pid).memory_maps())

@@ -11,6 +11,9 @@ import psutil
 import pytest
 from flwr.common.constant import ErrorCode
 
+from fleet.local_federation import LocalFederation
+from node.nursery import NURSERY
+
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 
@@ -131,3 +134,44 @@ def _runs(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+class OnItsOwn(LocalFederation):
+    """A node as on a machine of its own."""
+
+    def node_command(self, settings: Path) -> list[str]:
+        return ["env", f"--unset={NURSERY}", *super().node_command(settings)]
+
+
+def test_a_node_on_its_own_rests_wakes_and_outlives_the_process_that_its_parts_come_from(
+    tiny: Any, tmp_path: Path
+) -> None:
+    federation = OnItsOwn(1, tmp_path, node_settings={"preload": [], "release-after": 1})
+    with federation:
+        alone = type(tiny)(federation, tiny.app_dir)
+        wait_until_it_rests(alone)
+        first = alone.status(0)
+        nursery = psutil.Process(first["nursery"])
+        parts = {first["supernode"], first["executor"]}
+        assert {child.pid for child in nursery.children()} == parts
+        (phase,) = alone.run({"phases": 1, "nodes": 1})
+        assert not any(reply.error for reply in phase.values())
+        wait_until_it_rests(alone)
+        nursery.kill()
+        deadline = time.monotonic() + 60
+        while alone.status(0)["starts"] == 1 or "online" not in alone.status(0):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        (phase,) = alone.run({"phases": 1, "nodes": 1})
+        # The SuperNode had no time to sign off, so the server may think that both are there.
+        assert sum(not reply.error for reply in phase.values()) == 1
+        left = psutil.Process(federation.nodes[0].pid).children(recursive=True)
+        assert first["nursery"] not in {process.pid for process in left}
+    assert not any(_runs(process.pid) for process in left)
+
+
+def wait_until_it_rests(alone: Any) -> None:
+    deadline = time.monotonic() + 60
+    while "worker" in alone.status(0) or "ready" not in alone.status(0):
+        assert time.monotonic() < deadline, alone.status(0)
+        time.sleep(0.1)

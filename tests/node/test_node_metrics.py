@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from fleet.local_federation import free_ports
 from node.metrics import NodeMetrics, serve_metrics
 from node.settings import NodeError, load_settings
+from node.supervisor import Node
 
 
 def told(status):
@@ -31,6 +32,20 @@ def test_a_node_tells_whether_it_is_online_and_warm_as_it_is_now():
         "flwr_distill_node_ready": "0.0",
         "flwr_distill_node_starts_total": "2.0",
     }
+
+
+def test_a_worker_that_was_let_go_leaves_the_node_ready_and_one_that_died_does_not():
+    node = Node(load_settings(None, {}))
+    warm = [("worker", 7), ("device", "cpu"), ("ready", 7)]
+    for report, keys in (
+        *((report, None) for report in warm),
+        (("released", 7), {"ready"}),
+        (("worker", 8), {"ready", "worker"}),
+        (("device", "cpu"), {"ready", "worker", "device"}),
+        (("worker", 9), {"worker"}),
+    ):
+        node._note(*report)
+        assert keys is None or node._status.keys() - {"pid", "starts"} == keys
 
 
 def test_a_node_answers_at_the_port_it_is_told():

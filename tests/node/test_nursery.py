@@ -146,7 +146,7 @@ def test_a_process_ends_with_the_one_that_asked_for_it(server: Process, tmp_path
 def worker(server: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Child:
     """An executor's child, forked, that says nothing."""
 
-    def fork(command: list[str], pass_fds: list[int]) -> Process:
+    def fork(command: list[str], env: dict[str, str], pass_fds: list[int]) -> Process:
         return start(tmp_path, "sleep", pass_fds=tuple(pass_fds))
 
     monkeypatch.setattr(child, "start_bound", fork)
@@ -176,6 +176,42 @@ def test_a_kill_that_nobody_confirms_is_not_waited_for(
     assert process.returncode is None
     os.kill(server.pid, signal.SIGCONT)
     assert process.wait(timeout=10) == -signal.SIGKILL
+
+
+def test_a_worker_that_is_not_to_be_forked_is_started_though_there_is_a_nursery(
+    server: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def start_nothing(command: list[str], env: dict[str, str], pass_fds: list[int]) -> Process:
+        asked.append(NURSERY in env)
+        return start(tmp_path, "sleep")
+
+    monkeypatch.setattr(child, "start_bound", start_nothing)
+    for forked in (True, False):
+        Child([], forked=forked).kill()
+    assert asked == [True, False]
+
+
+def test_a_nodes_nursery_has_neither_pytorch_nor_any_module_that_an_app_may_bring() -> None:
+    code = """
+import sys
+from node import nursery
+nursery._import(nursery._FOR_ALL_PARTS)
+print(*{name.partition(".")[0] for name in sys.modules})
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    root = Path(nursery.__file__).parents[1]
+    ours = {file.parent.name for file in root.glob("*/__init__.py")}
+    assert {"flwr", "grpc", "numpy"} <= (imported := set(found.stdout.split()))
+    assert "torch" not in imported
+    assert imported & ours == {"node"}
+
+
+def test_a_nodes_supervisor_does_without_flower_numpy_and_pytorch() -> None:
+    code = "import sys, cli.main\nprint(*{name.partition('.')[0] for name in sys.modules})"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"flwr", "grpc", "numpy", "torch"} & set(found.stdout.split())
 
 
 def test_a_nursery_that_dies_takes_its_processes_along_and_programs_take_over(

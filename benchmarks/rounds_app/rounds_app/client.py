@@ -1,4 +1,6 @@
-"""The clients' work: nothing, or an epoch on part of the digits."""
+"""The clients' work: nothing, a step of training, or an epoch on part of the digits."""
+
+import time
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -8,12 +10,19 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Return the arrays unchanged, or after an epoch of training on digits."""
+    """Return the arrays unchanged, or after an epoch of training on digits.
+
+    Of a single step, say how long after the message was made it was done, and what CPU time this
+    process has used since its start.
+    """
     arrays = message.content.array_records["arrays"]
-    examples = 1
+    metrics = MetricRecord({"num-examples": 1})
     if context.run_config["work"] == "digits":
-        arrays, examples = _train_on_digits(arrays, context)
-    metrics = MetricRecord({"num-examples": examples})
+        arrays, metrics["num-examples"] = _train_on_digits(arrays, context)
+    if context.run_config["work"] == "step":
+        _take_a_step()
+        metrics["seconds"] = time.time() - message.metadata.created_at
+        metrics["cpu-seconds"] = time.process_time()
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
@@ -41,3 +50,16 @@ def _train_on_digits(arrays: ArrayRecord, context: Context) -> tuple[ArrayRecord
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return ArrayRecord(model.cpu().state_dict()), len(labels)
+
+
+def _take_a_step() -> None:
+    import torch
+    from torch.nn import functional
+
+    from rounds_app.model import build_model
+
+    model = build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    loss = functional.cross_entropy(model(torch.rand(32, 1, 8, 8)), torch.arange(32) % 10)
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()

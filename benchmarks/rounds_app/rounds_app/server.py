@@ -31,6 +31,10 @@ class _Timed(FedAvg):
         replies = list(replies)
         failed = sum(reply.has_error() for reply in replies)
         print(f"PHASE {time.perf_counter() - self._start:.4f} {len(replies)} {failed}", flush=True)
+        for reply in replies:
+            said = reply.content.metric_records["metrics"] if reply.has_content() else {}
+            if "seconds" in said:
+                print("STEP", said["seconds"], said["cpu-seconds"], flush=True)
         return super().aggregate_train(server_round, replies)
 
 

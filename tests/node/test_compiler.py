@@ -1,0 +1,108 @@
+"""PyTorch's compiler stays out of memory until something is compiled, and then all is as ever."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+BEGIN = """
+import inspect, json, sys
+import torch
+from node.compiler import COMPILER, put_off_compiler
+
+put_off_compiler()
+put_off_compiler()
+
+def is_here():
+    return "torch._dynamo.eval_frame" in sys.modules
+
+def trained():
+    found = []
+    for make in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+        weight = torch.nn.Parameter(torch.arange(1.0, 4.0))
+        optimizer = make([weight], lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            weight.square().sum().backward()
+            optimizer.step()
+            optimizer.load_state_dict(optimizer.state_dict())
+        found.append(weight.tolist())
+    return found
+"""
+STORY = """
+told = {"trained without": trained()}
+for module in list(sys.modules.values()):
+    hasattr(module, "__file__")
+inspect.getmodule(compile("0", "nowhere", "exec"))
+told["after a look through all modules"] = is_here()
+
+def inner(x):
+    return x + (1 if torch.compiler.is_compiling() else 2)
+
+disabled = torch._dynamo.disable(inner, True, wrapping=False)
+told["disabled without"] = [disabled(1), is_here()]
+compiled = torch.compile(lambda x: disabled(x) * 2, backend="eager")
+told["disabled in what is compiled"] = compiled(torch.ones(1)).item()
+told["here"] = is_here() and torch._dynamo is sys.modules[COMPILER]
+told["kind"] = type(torch._dynamo).__name__
+told["trained with"] = trained()
+put_off_compiler()
+told["still here"] = type(torch._dynamo).__name__
+print(json.dumps(told))
+"""
+
+
+def run(code: str) -> str:
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Any]:
+    """What a process saw that trains, then compiles, then trains again."""
+    story: dict[str, Any] = json.loads(run(BEGIN + STORY))
+    return story
+
+
+def test_optimisers_train_to_the_same_weights_without_it(told: dict[str, Any]) -> None:
+    assert told["trained without"] == told["trained with"]
+
+
+def test_neither_training_nor_a_look_through_all_modules_imports_it(told: dict[str, Any]) -> None:
+    assert told["after a look through all modules"] is False
+
+
+def test_it_keeps_out_of_functions_that_were_named_before_it_came(told: dict[str, Any]) -> None:
+    assert told["disabled without"] == [3, False]
+    assert told["disabled in what is compiled"] == 6
+
+
+def test_once_something_is_compiled_everyone_has_the_compiler_itself(told: dict[str, Any]) -> None:
+    assert told["here"]
+    assert told["kind"] == told["still here"] == "module"
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    "use",
+    [
+        "import torch._dynamo.config",
+        "from torch._dynamo import optimize",
+        "torch._dynamo.reset()",
+        "torch.compiler.disable(print)",
+        "torch._dynamo.disable(recursive=False)",
+    ],
+)
+def test_whoever_uses_it_gets_the_compiler_itself(use: str) -> None:
+    after = "print(is_here(), type(torch._dynamo).__name__, len(trained()))"
+    assert run(f"{BEGIN}\nassert not is_here()\n{use}\n{after}").split() == ["True", "module", "3"]
+
+
+def test_without_pytorch_nothing_is_put_off() -> None:
+    code = "import sys\nfrom node.compiler import COMPILER, put_off_compiler\nput_off_compiler()\n"
+    assert run(f"{code}print(COMPILER in sys.modules)").strip() == "False"
