@@ -376,7 +376,7 @@ def main() -> None:
         measure(
             nodes,
             ours=pace == "ours",
-            count=3 if arguments.quick or nodes >= MANY else 10,
+            count=3 if arguments.quick else 10,
             quick=arguments.quick,
             kill=not arguments.quick and nodes == max(sizes),
         )

@@ -25,11 +25,10 @@ from fleet.servers import (
     Addresses,
     ServerCertificate,
     serverapps_command,
-    start_nursery,
     superlink_command,
 )
 from node.nursery import NODE, NURSERY, SERVER_APPS, can_fork
-from node.processes import Process, start_bound, stop
+from node.processes import Process, start_bound, start_nursery, stop
 from node.secret import appio_secret
 from task.settings import RunConfigValue
 

@@ -20,16 +20,10 @@ from fleet.federation_record import FederationFile, FederationRecord
 from fleet.flower_1_32.serverapp import PRELOAD, program
 from fleet.line import why_another
 from fleet.run_config import read_run_config
-from fleet.servers import (
-    QUIET,
-    Addresses,
-    serverapps_command,
-    start_nursery,
-    superlink_command,
-)
+from fleet.servers import QUIET, Addresses, serverapps_command, superlink_command
 from fleet.submission import RunOutcome, submit
 from node.nursery import NODE, NODES, NURSERY, SERVER_APPS, WORKERS, can_fork
-from node.processes import Process, kill_group, start_bound, stop
+from node.processes import Process, kill_group, start_bound, start_nursery, stop
 from node.secret import appio_secret
 from node.settings import NodeConfigValue, NodeSettings
 from node.supervisor import status_file

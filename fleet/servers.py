@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import socket
-import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from node.processes import Process, start_bound
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 """Environment in which Flower tells nobody that it runs."""
@@ -72,29 +67,3 @@ def serverapps_command(addresses: Addresses, secret: Path, superlink: int) -> li
         *("--appio-api-address", addresses.serverappio, "--parent-pid", str(superlink)),
         *("--superexec-auth-secret-file", str(secret)),
     ]
-
-
-def start_nursery(
-    folder: Path,
-    name: str,
-    modules: Sequence[str],
-    *,
-    log: Path,
-    env: Mapping[str, str],
-    cwd: Path | None = None,
-) -> Process:
-    """Start a nursery (`node.nursery`) that has imported these modules.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the nurseries' sockets; its path is short, since that of a socket is.
-    name : str
-        Which of `node.nursery.NURSERIES`.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(str(folder / name))
-        listener.listen(socket.SOMAXCONN)
-        number = listener.fileno()
-        command = [sys.executable, "-P", "-m", "node.nursery", name, str(number), *modules]
-        return start_bound(command, log=log, env=env, cwd=cwd, pass_fds=[number])

@@ -76,7 +76,15 @@ def start_bound(
         )
 
 
-def start_nursery(folder: Path, name: str, *, env: Mapping[str, str]) -> Process:
+def start_nursery(
+    folder: Path,
+    name: str,
+    modules: Sequence[str] = (),
+    *,
+    log: Path | None = None,
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+) -> Process:
     """Start a nursery (`node.nursery`), whose socket is in this folder.
 
     Parameters
@@ -85,13 +93,17 @@ def start_nursery(folder: Path, name: str, *, env: Mapping[str, str]) -> Process
         Its path is short, since that of a socket is.
     name : str
         Which of `node.nursery.NURSERIES`.
+    modules : sequence of str (default: ())
+        More modules for it to import.
+    log, env, cwd
+        Of `start_bound`.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(folder / name))
         listener.listen(socket.SOMAXCONN)
         number = listener.fileno()
-        command = [sys.executable, "-P", "-m", "node.nursery", name, str(number)]
-        return start_bound(command, env=env, pass_fds=[number])
+        command = [sys.executable, "-P", "-m", "node.nursery", name, str(number), *modules]
+        return start_bound(command, log=log, env=env, cwd=cwd, pass_fds=[number])
 
 
 def stop(processes: Sequence[Process], *, grace: float = 8.0) -> None:
