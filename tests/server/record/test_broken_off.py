@@ -43,7 +43,8 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 def app(tmp_path):
     """Node 0 sends much; the server touches the file `coming` when a part of it is there."""
     app = shutil.copytree(APP, tmp_path / "app") / "rounds_app"
-    nodes, same = (app / "client.py").read_text(), "    examples = 1\n"
+    nodes = (app / "client.py").read_text()
+    same = '    metrics = MetricRecord({"num-examples": 1})\n'
     assert same in nodes
     (app / "client.py").write_text(nodes.replace(same, same + NODES))
     with (app / "server.py").open("a") as server:
