@@ -210,6 +210,7 @@ class Looks:
             lambda: exponential(0.01, 1, 0.01), grpc.RpcError, max_tries=2, max_time=None
         )
         let_looks_wait(invoker, self.pace)
+        self.invoker = invoker
         self.look = lambda: invoker.invoke(call, request=PullMessagesRequest())
         self.beat = lambda send: invoker.invoke(send, SendNodeHeartbeatRequest(), timeout=SOON)
 
@@ -269,6 +270,32 @@ def test_heartbeats_are_left_out_while_a_look_stands_for_them(monkeypatch):
     assert sent_during_a_look(0, COUNTS - 1, COUNTS, LONGEST_WAIT) == [False, False, True, True]
     assert sent_during_a_look(0, 1) == [False, False]
     assert sent_during_a_look(0, 1) == [True, True]  # the last look did not wait
+
+
+def test_a_look_that_failed_stands_for_no_heartbeat(monkeypatch):
+    class AwayError(grpc.RpcError):
+        def code(self):
+            return grpc.StatusCode.UNAVAILABLE
+
+    now, sent, answers = [100.0], list[bool](), list[object]()
+    monkeypatch.setattr(of_node, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def call(**named):
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        now[0] += LONGEST_WAIT
+        return answer
+
+    def beat(_seconds):
+        looks.beat(lambda *_, **__: sent.append(True))
+
+    looks = Looks(call, 20.0)
+    looks.invoker.wait_function = beat
+    answers[:] = ["nothing", AwayError(), "nothing"]
+    looks.look()
+    looks.look()  # its first try fails: before the next one a heartbeat is due
+    assert sent == [True]
 
 
 def test_a_look_that_is_never_answered_is_made_again():
