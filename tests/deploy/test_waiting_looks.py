@@ -5,6 +5,7 @@ import secrets
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import grpc
@@ -14,8 +15,11 @@ from flwr.app.message import make_message
 from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
+from flwr.proto.grpcadapter_pb2 import MessageContainer
+from flwr.proto.grpcadapter_pb2_grpc import GrpcAdapterStub
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
 from flwr.proto.node_pb2 import Node
+from flwr.server import app
 from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.supercore.constant import NOOP_FEDERATION
 from flwr.supercore.grpc import generic_create_grpc_server
@@ -199,6 +203,21 @@ def test_a_superlink_that_ends_lets_no_look_wait(tmp_path):
     thread.join(SOON)
     assert not thread.is_alive()
     eventually(lambda: not waiting(superlink))
+
+
+def test_flowers_adapter_is_served_as_ever(monkeypatch):
+    make = partial(_server, generic_create_grpc_server, fleet_interceptors)
+    monkeypatch.setattr(app, "generic_create_grpc_server", make)
+    states = SimpleNamespace(
+        state=lambda: RingingLinkState(NoOpFederationManager(), InMemoryObjectStore())
+    )
+    server = app._run_fleet_api_grpc_adapter("127.0.0.1:0", states, SimpleNamespace(), None)
+    with grpc.insecure_channel(server.bound_address) as channel:
+        call = GrpcAdapterStub(channel).SendReceive
+        with pytest.raises(grpc.RpcError) as error:
+            call(MessageContainer(grpc_message_name="Unknown"), timeout=SOON)
+    assert "Unknown" in error.value.details()
+    server.stop(None).wait(SOON)
 
 
 class Looks:
