@@ -11,6 +11,7 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -68,7 +69,7 @@ class PutOff(ModuleType):
         return self._compiler
 
 
-class _Once:
+class _Once(MetaPathFinder, Loader):
     """Finds the compiler's modules that are there already, for an import that asks anew.
 
     One that asked the stand-in for its path would load a module that has come with the compiler a
@@ -79,7 +80,7 @@ class _Once:
         module = sys.modules.get(name)
         if module is None or target is not None or not name.startswith(f"{COMPILER}."):
             return None
-        return ModuleSpec(name, self, loader_state=module.__spec__)  # type: ignore[arg-type]
+        return ModuleSpec(name, self, loader_state=module.__spec__)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return sys.modules[spec.name]

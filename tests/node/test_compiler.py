@@ -93,8 +93,10 @@ import torch._dynamo.config as asked
 import torch._dynamo.utils
 torch._dynamo.config.cache_size_limit = 3
 used = sys.modules["torch._dynamo.convert_frame"]
-print(used.config is asked, used.config.cache_size_limit, used.counters is torch._dynamo.utils.counters)
-print(type(torch._dynamo.utils.__spec__.loader) is type(torch._dynamo.__spec__.loader))
+print(used.config is asked, used.config.cache_size_limit)
+utils = torch._dynamo.utils
+print(used.counters is utils.counters)
+print(type(utils.__spec__.loader) is type(torch._dynamo.__spec__.loader))
 """
     assert run(BEGIN + code).split() == ["True", "3", "True", "True"]
 
