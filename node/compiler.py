@@ -11,6 +11,8 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -25,7 +27,7 @@ class PutOff(ModuleType):
 
     def __init__(self) -> None:
         super().__init__(COMPILER, PutOff.__doc__)
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._compiler: ModuleType | None = None
 
     def graph_break(self, msg: str = "") -> None:
@@ -54,16 +56,39 @@ class PutOff(ModuleType):
         # by the import of a module within.
         if name.startswith("__") and name != "__path__":
             raise AttributeError(f"module {COMPILER!r} has no attribute {name!r}")
+        if name == "__path__":
+            sys.meta_path.insert(0, _Once())
         return getattr(self._import(), name)
 
     def _import(self) -> ModuleType:
-        with self._lock:
+        with self._lock:  # not during the import, which has locks of its own
             if sys.modules.get(COMPILER) is self:
                 del sys.modules[COMPILER]
                 vars(sys.modules["torch"]).pop("_dynamo", None)
-            compiler = importlib.import_module(COMPILER)
-            self._compiler = compiler
-        return compiler
+        self._compiler = importlib.import_module(COMPILER)
+        return self._compiler
+
+
+class _Once(MetaPathFinder, Loader):
+    """Finds the compiler's modules that are there already, for an import that asks anew.
+
+    One that asked the stand-in for its path would load a module that has come with the compiler a
+    second time: settings in it would be of no effect.
+    """
+
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        module = sys.modules.get(name)
+        if module is None or target is not None or not name.startswith(f"{COMPILER}."):
+            return None
+        return ModuleSpec(name, self, loader_state=module.__spec__)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__  # now ours, except where the module lets nobody set it
+        if spec is not None and spec.loader is self:
+            module.__spec__ = spec.loader_state
 
 
 def put_off_compiler() -> None:

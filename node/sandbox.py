@@ -17,6 +17,7 @@ from pathlib import Path
 
 from links.store import LASTING, SECRET, NodeStore
 from node.door import INSIDE
+from node.nursery import NURSERY
 from node.settings import NodeSettings
 
 DOOR = "door"
@@ -76,6 +77,7 @@ def box(settings: NodeSettings, environment: Mapping[str, str]) -> list[str]:
         *_read_only([*_SYSTEM, *_python(), *settings.policy.readable]),
         *_state(settings.state_dir),
         *_read_only(_own_files(settings)),
+        *(("--tmpfs", environment[NURSERY]) if NURSERY in environment else ()),  # it forks outside
         *("--setenv", "HOME", _HOME, "--setenv", "TMPDIR", _HOME, "--setenv", "USER", "app"),
         *(word for name, value in kept.items() for word in ("--setenv", name, value)),
     ]

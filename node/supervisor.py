@@ -29,6 +29,7 @@ from typing import Any
 
 from links.store import remove_old_runs
 from node.nursery import EXECUTOR, NURSERY, PARTS, SUPERNODE
+from node.packages import installed_packages
 from node.policy import OPEN, Policy, cannot_hold, in_words
 from node.processes import Process, start_bound, start_nursery, stop
 from node.reachability import check_superlink
@@ -78,6 +79,7 @@ class Node:
         self._parts: list[_Part] = []
         self._nursery: Process | None = None
         self._nursery_folder = Path()
+        self._packages: frozenset[tuple[str, int]] = frozenset()
         self._folder = ExitStack()
         self._boxed = False
         self._stock = is_stock()
@@ -184,12 +186,18 @@ class Node:
         self._write_status()
 
     def _start_nursery(self) -> None:
-        """Start what the parts are forked from, unless it runs or a local federation has one."""
+        """Start what the parts are forked from, unless it runs or a local federation has one.
+
+        One that is older than packages that were installed since would give parts the old ones.
+        """
         if self._stock or sys.platform != "linux" or NURSERY in os.environ:
             return
-        if self._nursery is not None and self._nursery.poll() is None:
+        packages = installed_packages()
+        runs = self._nursery is not None and self._nursery.poll() is None
+        if runs and packages == self._packages:
             return
         self._stop_nursery()
+        self._packages = packages
         try:
             folder = Path(self._folder.enter_context(TemporaryDirectory(prefix="node-")))
             self._nursery = start_nursery(folder, PARTS, env=self._environment())

@@ -69,7 +69,11 @@ def let_looks_wait(invoker: RetryInvoker, pace: Pace) -> None:
         def look(**kwargs: Any) -> Any:
             nonlocal start
             start = time.monotonic()
-            response = answered(target)(**kwargs)
+            try:
+                response = answered(target)(**kwargs)
+            except BaseException:
+                start = -math.inf  # it may not have come to the SuperLink
+                raise
             pace.looked(time.monotonic() - start)
             return response
 

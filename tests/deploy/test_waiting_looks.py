@@ -5,6 +5,7 @@ import secrets
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import grpc
@@ -14,8 +15,11 @@ from flwr.app.message import make_message
 from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
+from flwr.proto.grpcadapter_pb2 import MessageContainer
+from flwr.proto.grpcadapter_pb2_grpc import GrpcAdapterStub
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
 from flwr.proto.node_pb2 import Node
+from flwr.server import app
 from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.supercore.constant import NOOP_FEDERATION
 from flwr.supercore.grpc import generic_create_grpc_server
@@ -201,6 +205,21 @@ def test_a_superlink_that_ends_lets_no_look_wait(tmp_path):
     eventually(lambda: not waiting(superlink))
 
 
+def test_flowers_adapter_is_served_as_ever(monkeypatch):
+    make = partial(_server, generic_create_grpc_server, fleet_interceptors)
+    monkeypatch.setattr(app, "generic_create_grpc_server", make)
+    states = SimpleNamespace(
+        state=lambda: RingingLinkState(NoOpFederationManager(), InMemoryObjectStore())
+    )
+    server = app._run_fleet_api_grpc_adapter("127.0.0.1:0", states, SimpleNamespace(), None)
+    with grpc.insecure_channel(server.bound_address) as channel:
+        call = GrpcAdapterStub(channel).SendReceive
+        with pytest.raises(grpc.RpcError) as error:
+            call(MessageContainer(grpc_message_name="Unknown"), timeout=SOON)
+    assert "Unknown" in error.value.details()
+    server.stop(None).wait(SOON)
+
+
 class Looks:
     """A node's looks, through an invoker that lets them wait."""
 
@@ -210,6 +229,7 @@ class Looks:
             lambda: exponential(0.01, 1, 0.01), grpc.RpcError, max_tries=2, max_time=None
         )
         let_looks_wait(invoker, self.pace)
+        self.invoker = invoker
         self.look = lambda: invoker.invoke(call, request=PullMessagesRequest())
         self.beat = lambda send: invoker.invoke(send, SendNodeHeartbeatRequest(), timeout=SOON)
 
@@ -269,6 +289,32 @@ def test_heartbeats_are_left_out_while_a_look_stands_for_them(monkeypatch):
     assert sent_during_a_look(0, COUNTS - 1, COUNTS, LONGEST_WAIT) == [False, False, True, True]
     assert sent_during_a_look(0, 1) == [False, False]
     assert sent_during_a_look(0, 1) == [True, True]  # the last look did not wait
+
+
+def test_a_look_that_failed_stands_for_no_heartbeat(monkeypatch):
+    class AwayError(grpc.RpcError):
+        def code(self):
+            return grpc.StatusCode.UNAVAILABLE
+
+    now, sent, answers = [100.0], list[bool](), list[object]()
+    monkeypatch.setattr(of_node, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def call(**named):
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        now[0] += LONGEST_WAIT
+        return answer
+
+    def beat(_seconds):
+        looks.beat(lambda *_, **__: sent.append(True))
+
+    looks = Looks(call, 20.0)
+    looks.invoker.wait_function = beat
+    answers[:] = ["nothing", AwayError(), "nothing"]
+    looks.look()
+    looks.look()  # its first try fails: before the next one a heartbeat is due
+    assert sent == [True]
 
 
 def test_a_look_that_is_never_answered_is_made_again():

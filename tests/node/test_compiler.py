@@ -87,6 +87,20 @@ def test_once_something_is_compiled_everyone_has_the_compiler_itself(told: dict[
     assert told["kind"] == told["still here"] == "module"
 
 
+def test_a_module_of_it_that_is_asked_for_first_is_the_one_that_it_uses() -> None:
+    code = """
+import torch._dynamo.config as asked
+import torch._dynamo.utils
+torch._dynamo.config.cache_size_limit = 3
+used = sys.modules["torch._dynamo.convert_frame"]
+print(used.config is asked, used.config.cache_size_limit)
+utils = torch._dynamo.utils
+print(used.counters is utils.counters)
+print(type(utils.__spec__.loader) is type(torch._dynamo.__spec__.loader))
+"""
+    assert run(BEGIN + code).split() == ["True", "3", "True", "True"]
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     "use",

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from node import nursery, processes
+from node import nursery, processes, supervisor
 from node.flower_1_32 import child
 from node.flower_1_32.child import Child, ChildDiedError
 from node.nursery import NURSERY, ForkedProcess
 from node.processes import Process, kill_group, start_bound, stop
+from node.settings import NodeSettings
+from node.supervisor import Node
 
 CHILD = """
 import os, sys, time
@@ -226,3 +228,27 @@ def test_a_nursery_that_dies_takes_its_processes_along_and_programs_take_over(
     assert isinstance(after, subprocess.Popen)
     assert after.wait(timeout=10) == 0  # run as a program, that file defines a function and ends
     assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_parts_are_not_forked_from_a_nursery_that_is_older_than_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {("pillow-12.0.dist-info", 1)}
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.delenv(NURSERY, raising=False)
+    monkeypatch.setattr(supervisor, "installed_packages", lambda: frozenset(found))
+    monkeypatch.setattr(supervisor, "start_nursery", lambda *_, **__: start_bound(sleep))
+    node = Node(NodeSettings(insecure=True, state_dir=tmp_path))
+    try:
+        node._start_nursery()
+        first, folder = node._nursery, node._nursery_folder
+        assert first is not None
+        node._start_nursery()
+        assert node._nursery is first
+        found.add(("numpy-2.4.dist-info", 2))
+        node._start_nursery()
+        assert node._nursery not in (None, first)
+        assert first.poll() is not None
+        assert not folder.exists()
+    finally:
+        node._stop_nursery()

@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from node.door import INSIDE, open_door
+from node.nursery import NURSERY
 from node.sandbox import DOOR, box, why_no_box
 from node.settings import NodeError, NodeSettings, load_settings
 from node.supervisor import Node
@@ -138,6 +139,27 @@ def test_what_the_policy_calls_readable_can_be_read(settings, tmp_path):
     boxed = box(settings.model_copy(update={"policy": policy}), {})
     command = [*boxed, "cat", str(tmp_path / "secret")]
     assert subprocess.run(command, capture_output=True, timeout=60).stdout == b"another user's"
+
+
+@needs_box
+def test_an_app_cannot_have_the_nursery_fork_outside_where_its_folder_is_readable(
+    settings, tmp_path
+):
+    folder = tmp_path / "nursery"
+    folder.mkdir()
+    policy = settings.policy.model_copy(update={"readable": [str(tmp_path)]})
+    boxed = box(settings.model_copy(update={"policy": policy}), {NURSERY: str(folder)})
+    code = "import os, sys; print(os.listdir(sys.argv[1]))"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(folder / "parts"))
+        done = subprocess.run(
+            [*boxed, sys.executable, "-I", "-c", code, str(folder)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 @needs_box
