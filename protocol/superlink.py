@@ -16,9 +16,10 @@ WAIT = "flwr-distill-wait"
 One of ours answers once there is a message, or after these seconds, and takes the look as a
 heartbeat; any other answers at once.
 """
-_DATABASE = ("database is locked", "QueuePool limit")
-"""Of SQLite, which lets one write at a time and the others wait for 5 s; and of SQLAlchemy, which
-has 15 connections and lets a call wait 30 s for one. Flower passes both on."""
+_DATABASE = ("database is locked", "database or disk is full", "QueuePool limit")
+"""Of SQLite, which lets one write at a time and the others wait for 5 s, and whose disk someone may
+clear; and of SQLAlchemy, which has 15 connections and lets a call wait 30 s for one. Flower passes
+all of them on."""
 
 
 def overloaded(error: grpc.RpcError) -> bool:

@@ -21,11 +21,11 @@ from protocol.superlink import WAIT, answered
 
 LATE = 60.0
 """Seconds after the end of its wait at which a look counts as lost."""
-COUNTS = 35.0
+COUNTS = 30.0
 """Seconds for which a look stands for heartbeats.
 
-The SuperLink takes it as one, and the node counts as online for 60 s after it; Flower may send the
-next up to 22.5 s after one that was left out.
+The SuperLink takes it as one, and the node counts as online for 60 s after it. Flower may send the
+next up to 22.5 s after one that was left out, and a call of 5 s may be lost.
 """
 
 

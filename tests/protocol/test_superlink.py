@@ -23,6 +23,7 @@ class CallError(grpc.RpcError):
     ("code", "details", "again"),
     [
         (grpc.StatusCode.UNKNOWN, LOCKED, True),
+        (grpc.StatusCode.UNKNOWN, "... database or disk is full", True),
         (grpc.StatusCode.UNKNOWN, "... QueuePool limit of size 5 overflow 10 reached", True),
         (grpc.StatusCode.CANCELLED, "CANCELLED", True),
         (grpc.StatusCode.UNAVAILABLE, "down", True),
