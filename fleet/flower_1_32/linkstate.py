@@ -24,8 +24,14 @@ from flwr.server import app
 from flwr.server.superlink.linkstate import linkstate_factory
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.server.superlink.linkstate.utils import (
+    convert_sint64_values_in_dict_to_uint64,
+    create_message_error_unavailable_res_message,
+    dict_to_message,
+)
 from flwr.supercore.object_store import object_store_factory
 from flwr.supercore.run import Run, RunStatus
+from flwr.supercore.utils import uint64_to_int64
 from flwr.superlink.servicer.serverappio import serverappio_grpc
 
 from fleet.flower_1_32.store import OneConnectionStore, PlainQueries
@@ -44,6 +50,8 @@ MOST_LOOKED = 100_000
 """Messages of which it is remembered when someone asked for their replies."""
 CALLS = 1000
 """Threads besides those of looks that wait: as many as Flower has."""
+_IDS = ["run_id", "src_node_id", "dst_node_id"]
+"""Columns that SQLite holds as signed numbers."""
 _INDICES = {"object_children": "child_id", "run_objects": "object_id", "message_ins": "dst_node_id"}
 """Columns by which each look and each deletion would else search whole tables."""
 
@@ -77,9 +85,9 @@ class RememberingLinkState(PlainQueries, SqlLinkState):
 
     It remembers nodes' ids until a node is removed, that there is no message for a node until one
     is stored, and that a run is running for `FRESH` seconds or until a task ends. Of messages
-    whose reply is not here it looks every `FRESH` seconds only whether one can still come. Traffic
-    is booked every `BOOKED` seconds, and before anyone reads it; a SuperLink that is killed loses
-    so much.
+    whose reply is not here it looks every `FRESH` seconds only whether one can still come; to those
+    that a node had fetched before it started again, none can. Traffic is booked every `BOOKED`
+    seconds, and before anyone reads it; a SuperLink that is killed loses so much.
 
     Attributes
     ----------
@@ -98,6 +106,7 @@ class RememberingLinkState(PlainQueries, SqlLinkState):
         self._running: dict[int, tuple[float, RunStatus]] = {}
         self._answered: set[str] = set()
         self._looked: dict[str, float] = {}
+        self._lost: set[str] = set()
         self._cleaned = -FRESH
         self._traffic: dict[int, tuple[int, int]] = {}
         self._booked = -BOOKED
@@ -129,6 +138,26 @@ class RememberingLinkState(PlainQueries, SqlLinkState):
         if node_id is not None:
             self._keep("nodes", changes, lambda: self._node_ids.__setitem__(public_key, node_id))
         return node_id
+
+    def activate_node(self, node_id: int, heartbeat_interval: float) -> bool:
+        """Let a node come that has started; what it had fetched before, it has lost.
+
+        Flower notes that only if someone asks for the reply while the node counts as offline, which
+        may be for a moment.
+        """
+        activated = super().activate_node(node_id, heartbeat_interval)
+        if activated:
+            rows = self.query(
+                "SELECT message_id FROM message_ins WHERE dst_node_id = :node "
+                "AND delivered_at != '' "
+                "AND message_id NOT IN (SELECT reply_to_message_id FROM message_res)",
+                {"node": uint64_to_int64(node_id)},
+            )
+            with self._lock:
+                if len(self._lost) > MOST_LOOKED:
+                    self._lost.clear()  # of runs that have ended
+                self._lost |= {row["message_id"] for row in rows}
+        return activated
 
     def delete_node(self, owner_aid: str, node_id: int) -> None:
         """Remove a node."""
@@ -174,13 +203,25 @@ class RememberingLinkState(PlainQueries, SqlLinkState):
             due = {name for name in message_ids if now - self._looked.get(name, -FRESH) >= FRESH}
             self._looked |= dict.fromkeys(due, now)
             due |= self._answered & message_ids
-        return super().get_message_res(due)
+            lost = self._lost & message_ids
+        return [*super().get_message_res(due - lost), *self._errors(lost)]
+
+    def _errors(self, lost: set[str]) -> list[Message]:
+        """Errors in place of the replies to messages that nobody has any more."""
+        errors = []
+        for name in lost:
+            if (row := self.get_valid_message_ins(name)) is not None:
+                convert_sint64_values_in_dict_to_uint64(row, _IDS)
+                told = dict_to_message(row).metadata
+                errors.append(create_message_error_unavailable_res_message(told, "node_unavail"))
+        return errors
 
     def delete_messages(self, message_ins_ids: set[str]) -> None:
         """Delete messages and their replies."""
         super().delete_messages(message_ins_ids)
         with self._lock:
             self._answered -= message_ins_ids
+            self._lost -= message_ins_ids
             for name in message_ins_ids:
                 self._looked.pop(name, None)
 

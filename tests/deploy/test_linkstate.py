@@ -12,6 +12,7 @@ from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore.constant import NOOP_FEDERATION
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+from flwr.supercore.utils import uint64_to_int64
 from flwr.superlink.federation import NoOpFederationManager
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -226,6 +227,28 @@ def test_looks_for_replies_do_not_go_through_all_messages(states, monkeypatch):
     ours.collect_soon(0)
     ours.collect_soon(0)
     assert asked == [1, 0]
+
+
+def test_what_a_node_had_fetched_is_lost_once_it_starts_again_and_nothing_else(states):
+    ours = Party(states[1])
+    ours.start(0)
+    for _ in range(3):
+        ours.send(1)
+    ours.look(1)
+    ours.look(1)
+    ours.reply(1)  # to the first; the second is lost, the third was not fetched
+    ours.collect_soon(0)
+    ours.state.query(
+        "UPDATE node SET online_until = 0 WHERE node_id = :node",
+        {"node": uint64_to_int64(ours.nodes[1])},
+    )
+    assert ours.state.activate_node(ours.nodes[1], 30.0)  # nobody asked while it was away
+    assert ours.collect_soon(0) == [(1, True)]
+    assert ours.look(1) == [2]
+    ours.got[ours.nodes[1]] = ours.got[ours.nodes[1]][-1:]
+    ours.reply(1)
+    assert ours.collect(0) == [(2, False)]
+    assert not ours.state._lost
 
 
 def test_what_replies_were_asked_for_takes_bounded_memory(states, monkeypatch):
