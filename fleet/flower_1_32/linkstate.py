@@ -5,23 +5,27 @@ bytes, in queries of their own, most of which write. Under many nodes a SuperLin
 Nothing but its own process writes its database, so it can remember what it read.
 """
 
+# mypy: disable-error-code="safe-super"
+# (`WatchingLinkState` comes before a class of Flower's, and calls that, not the abstract one.)
+
 from __future__ import annotations
 
 import logging
 import sys
 import threading
 import time
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import Message, Metadata
 from flwr.common.constant import Status
 from flwr.common.logger import FLOWER_LOGGER, console_handler
 from flwr.server import app
-from flwr.server.superlink.linkstate import linkstate_factory
+from flwr.server.superlink.linkstate import LinkState, linkstate_factory
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.server.superlink.linkstate.utils import (
@@ -50,44 +54,22 @@ MOST_LOOKED = 100_000
 """Messages of which it is remembered when someone asked for their replies."""
 CALLS = 1000
 """Threads besides those of looks that wait: as many as Flower has."""
+MOST_LOST = 10_000
+"""Messages of which it is remembered that their nodes have lost them."""
+_AWAY = "node_unavail"
+"""Flower's name for the error of a node that is away."""
 _IDS = ["run_id", "src_node_id", "dst_node_id"]
 """Columns that SQLite holds as signed numbers."""
 _INDICES = {"object_children": "child_id", "run_objects": "object_id", "message_ins": "dst_node_id"}
 """Columns by which each look and each deletion would else search whole tables."""
 
 
-class RingingLinkState(InMemoryLinkState):
-    """Flower's state of a SuperLink in memory.
+class WatchingLinkState(LinkState):
+    """Comes before a state of Flower's; notices what comes for nodes, and what they lose.
 
-    Attributes
-    ----------
-    doorbell : Doorbell
-        Rings for a node when a message for it is stored.
-    """
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self.doorbell = Doorbell()
-
-    def transaction(self) -> AbstractContextManager[None]:
-        """Store what is stored meanwhile, each by itself."""
-        return nullcontext()
-
-    def store_message_ins(self, message: Message) -> str | None:
-        """Store a message for a node."""
-        message_id = super().store_message_ins(message)
-        self.doorbell.ring(message.metadata.dst_node_id)
-        return message_id
-
-
-class RememberingLinkState(PlainQueries, SqlLinkState):
-    """Flower's state of a SuperLink, which remembers what it has read.
-
-    It remembers nodes' ids until a node is removed, that there is no message for a node until one
-    is stored, and that a run is running for `FRESH` seconds or until a task ends. Of messages
-    whose reply is not here it looks every `FRESH` seconds only whether one can still come; to those
-    that a node had fetched before it started again, none can. Traffic is booked every `BOOKED`
-    seconds, and before anyone reads it; a SuperLink that is killed loses so much.
+    What a node had fetched when it starts again is lost, and the reply to it is an error. Flower
+    notes that only if someone asks for the reply while the node counts as offline, which may be for
+    a moment.
 
     Attributes
     ----------
@@ -99,6 +81,80 @@ class RememberingLinkState(PlainQueries, SqlLinkState):
         super().__init__(*arguments, **named)
         self.doorbell = Doorbell()
         self._lock = threading.Lock()
+        self._lost: dict[str, Metadata] = {}
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Store what is stored meanwhile, each by itself."""
+        return nullcontext()
+
+    def store_message_ins(self, message: Message) -> str | None:
+        """Store a message for a node."""
+        message_id = super().store_message_ins(message)
+        self._note_message(message.metadata.dst_node_id)
+        return message_id
+
+    def activate_node(self, node_id: int, heartbeat_interval: float) -> bool:
+        """Let a node come that has started."""
+        activated = super().activate_node(node_id, heartbeat_interval)
+        if activated:
+            lost = {told.message_id: told for told in self._fetched(node_id)}
+            with self._lock:
+                self._lost |= lost
+                while len(self._lost) > MOST_LOST:  # the oldest may be of runs that have ended
+                    del self._lost[next(iter(self._lost))]
+        return activated
+
+    def get_message_res(self, message_ids: set[str]) -> list[Message]:
+        """Return the replies to messages, and errors for those to which none can come."""
+        with self._lock:
+            lost = {name: self._lost[name] for name in message_ids if name in self._lost}
+        errors = [
+            create_message_error_unavailable_res_message(told, _AWAY) for told in lost.values()
+        ]
+        return [*super().get_message_res(message_ids - lost.keys()), *errors]
+
+    def delete_messages(self, message_ins_ids: set[str]) -> None:
+        """Delete messages and their replies."""
+        super().delete_messages(message_ins_ids)
+        with self._lock:
+            for name in message_ins_ids:
+                self._lost.pop(name, None)
+
+    def _note_message(self, node_id: int) -> None:
+        """Note that a message for a node is here."""
+        self.doorbell.ring(node_id)
+
+    @abstractmethod
+    def _fetched(self, node_id: int) -> list[Metadata]:
+        """Messages that a node has fetched and not answered."""
+
+
+class MemoryLinkState(WatchingLinkState, InMemoryLinkState):
+    """Flower's state in memory."""
+
+    def _fetched(self, node_id: int) -> list[Metadata]:
+        with self.lock:
+            told = [message.metadata for message in self.message_ins_store.values()]
+            answered = set(self.message_ins_id_to_message_res_id)
+        return [
+            each
+            for each in told
+            if each.dst_node_id == node_id and each.delivered_at and each.message_id not in answered
+        ]
+
+
+class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
+    """Flower's state of a SuperLink, which remembers what it has read.
+
+    It remembers nodes' ids until a node is removed, that there is no message for a node until one
+    is stored, and that a run is running for `FRESH` seconds or until a task ends. Of messages
+    whose reply is not here it looks every `FRESH` seconds only whether one can still come. Traffic
+    is booked every `BOOKED` seconds, and before anyone reads it; a SuperLink that is killed loses
+    so much.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         # What was read while something changed may be old already, and is not kept.
         self._changes: Counter[str] = Counter()
         self._node_ids: dict[bytes, int] = {}
@@ -106,7 +162,6 @@ class RememberingLinkState(PlainQueries, SqlLinkState):
         self._running: dict[int, tuple[float, RunStatus]] = {}
         self._answered: set[str] = set()
         self._looked: dict[str, float] = {}
-        self._lost: set[str] = set()
         self._cleaned = -FRESH
         self._traffic: dict[int, tuple[int, int]] = {}
         self._booked = -BOOKED
@@ -139,25 +194,15 @@ class RememberingLinkState(PlainQueries, SqlLinkState):
             self._keep("nodes", changes, lambda: self._node_ids.__setitem__(public_key, node_id))
         return node_id
 
-    def activate_node(self, node_id: int, heartbeat_interval: float) -> bool:
-        """Let a node come that has started; what it had fetched before, it has lost.
-
-        Flower notes that only if someone asks for the reply while the node counts as offline, which
-        may be for a moment.
-        """
-        activated = super().activate_node(node_id, heartbeat_interval)
-        if activated:
-            rows = self.query(
-                "SELECT message_id FROM message_ins WHERE dst_node_id = :node "
-                "AND delivered_at != '' "
-                "AND message_id NOT IN (SELECT reply_to_message_id FROM message_res)",
-                {"node": uint64_to_int64(node_id)},
-            )
-            with self._lock:
-                if len(self._lost) > MOST_LOOKED:
-                    self._lost.clear()  # of runs that have ended
-                self._lost |= {row["message_id"] for row in rows}
-        return activated
+    def _fetched(self, node_id: int) -> list[Metadata]:
+        rows = self.query(
+            "SELECT * FROM message_ins WHERE dst_node_id = :node AND delivered_at != '' "
+            "AND message_id NOT IN (SELECT reply_to_message_id FROM message_res)",
+            {"node": uint64_to_int64(node_id)},
+        )
+        for row in rows:
+            convert_sint64_values_in_dict_to_uint64(row, _IDS)
+        return [dict_to_message(row).metadata for row in rows]
 
     def delete_node(self, owner_aid: str, node_id: int) -> None:
         """Remove a node."""
@@ -167,14 +212,11 @@ class RememberingLinkState(PlainQueries, SqlLinkState):
             self._node_ids = {key: id_ for key, id_ in self._node_ids.items() if id_ != node_id}
             self._without_message.discard(node_id)
 
-    def store_message_ins(self, message: Message) -> str | None:
-        """Store a message for a node."""
-        message_id = super().store_message_ins(message)
+    def _note_message(self, node_id: int) -> None:
         with self._lock:
             self._changes["messages"] += 1
-            self._without_message.discard(message.metadata.dst_node_id)
-        self.doorbell.ring(message.metadata.dst_node_id)
-        return message_id
+            self._without_message.discard(node_id)
+        super()._note_message(node_id)
 
     def _claim_message_ins_rows(self, node_id: int, limit: int | None) -> list[dict[str, Any]]:
         if node_id in self._without_message:
@@ -203,25 +245,13 @@ class RememberingLinkState(PlainQueries, SqlLinkState):
             due = {name for name in message_ids if now - self._looked.get(name, -FRESH) >= FRESH}
             self._looked |= dict.fromkeys(due, now)
             due |= self._answered & message_ids
-            lost = self._lost & message_ids
-        return [*super().get_message_res(due - lost), *self._errors(lost)]
-
-    def _errors(self, lost: set[str]) -> list[Message]:
-        """Errors in place of the replies to messages that nobody has any more."""
-        errors = []
-        for name in lost:
-            if (row := self.get_valid_message_ins(name)) is not None:
-                convert_sint64_values_in_dict_to_uint64(row, _IDS)
-                told = dict_to_message(row).metadata
-                errors.append(create_message_error_unavailable_res_message(told, "node_unavail"))
-        return errors
+        return super().get_message_res(due)
 
     def delete_messages(self, message_ins_ids: set[str]) -> None:
         """Delete messages and their replies."""
         super().delete_messages(message_ins_ids)
         with self._lock:
             self._answered -= message_ins_ids
-            self._lost -= message_ins_ids
             for name in message_ins_ids:
                 self._looked.pop(name, None)
 
@@ -297,14 +327,11 @@ class RememberingLinkState(PlainQueries, SqlLinkState):
                 keep()
 
 
-State = RingingLinkState | RememberingLinkState
-
-
 def main() -> None:
     """Be `flower-superlink`, with the states above."""
     object_store_factory.SqlObjectStore = OneConnectionStore  # type: ignore[attr-defined]
     linkstate_factory.SqlLinkState = RememberingLinkState  # type: ignore[attr-defined]
-    linkstate_factory.InMemoryLinkState = RingingLinkState  # type: ignore[attr-defined]
+    linkstate_factory.InMemoryLinkState = MemoryLinkState  # type: ignore[attr-defined]
     for module, interceptors in ((app, fleet_interceptors), (serverappio_grpc, app_interceptors)):
         make = partial(_server, getattr(module, _MAKE), interceptors)
         setattr(module, _MAKE, make)
@@ -319,13 +346,13 @@ def _is_of_no_single_call(record: logging.LogRecord) -> bool:
     return record.levelno != logging.INFO or not str(record.msg).startswith(_OF_CALLS)
 
 
-def fleet_interceptors(state: State, servicer: Any, add: Any) -> list[Any]:
+def fleet_interceptors(state: WatchingLinkState, servicer: Any, add: Any) -> list[Any]:
     """What the Fleet API does besides Flower's: nodes' looks wait, and calls go together."""
     looks = WaitingLooks(state.doorbell, state.acknowledge_node_heartbeat)
     return [looks, CallsTogether(servicer, add, state.transaction)]
 
 
-def app_interceptors(state: State, servicer: Any, add: Any) -> list[Any]:
+def app_interceptors(state: WatchingLinkState, servicer: Any, add: Any) -> list[Any]:
     """What the ServerAppIo API does besides Flower's: calls go together."""
     return [CallsTogether(servicer, add, state.transaction)]
 

@@ -25,6 +25,8 @@ IN_MEMORY = 2**26
 """Bytes of objects that are kept in memory, besides in the database."""
 SMALL = 2**20
 """Bytes of the largest object that is."""
+LONGEST_TURNS = 30.0
+"""Seconds that a thread waits for its turn at the database: as long as SQLAlchemy's pool would."""
 _AMONG = "IN (SELECT value FROM json_each(:names))"
 
 
@@ -40,9 +42,20 @@ class PlainQueries(SqlMixin):
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """Open a transaction, or join the one that this thread has opened."""
-        with self._turn, super().session() as session:
-            yield session
+        """Open a transaction, or join the one that this thread has opened.
+
+        Raises
+        ------
+        sqlite3.OperationalError
+            If other threads' turns take too long.
+        """
+        if not self._turn.acquire(timeout=LONGEST_TURNS):
+            raise sqlite3.OperationalError(f"database is locked for {LONGEST_TURNS:.0f} s: others")
+        try:
+            with super().session() as session:
+                yield session
+        finally:
+            self._turn.release()
 
     def query(
         self, query: str, data: Sequence[dict[str, Any]] | dict[str, Any] | None = None

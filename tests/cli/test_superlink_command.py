@@ -62,7 +62,7 @@ def test_both_apis_are_served_with_ours(monkeypatch):
     linkstate.main()
     for module in (app_of_flower, serverappio_grpc):
         assert module.generic_create_grpc_server.func is linkstate._server
-    assert linkstate_factory.InMemoryLinkState is linkstate.RingingLinkState
+    assert linkstate_factory.InMemoryLinkState is linkstate.MemoryLinkState
     assert linkstate_factory.SqlLinkState is linkstate.RememberingLinkState
 
 

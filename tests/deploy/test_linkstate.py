@@ -11,14 +11,14 @@ from flwr.app.message import make_message
 from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore.constant import NOOP_FEDERATION
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
-from flwr.supercore.utils import uint64_to_int64
 from flwr.superlink.federation import NoOpFederationManager
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.flower_1_32 import linkstate
-from fleet.flower_1_32.linkstate import RememberingLinkState
+from fleet.flower_1_32.linkstate import MemoryLinkState, RememberingLinkState
 from fleet.flower_1_32.store import OneConnectionStore
 
 NODES = 3
@@ -229,25 +229,38 @@ def test_looks_for_replies_do_not_go_through_all_messages(states, monkeypatch):
     assert asked == [1, 0]
 
 
-def test_what_a_node_had_fetched_is_lost_once_it_starts_again_and_nothing_else(states):
-    ours = Party(states[1])
+@pytest.mark.parametrize("where", ["SQLite", "memory"])
+def test_what_a_node_had_fetched_is_lost_once_it_starts_again_and_nothing_else(states, where):
+    in_memory = MemoryLinkState(NoOpFederationManager(), InMemoryObjectStore())
+    ours = Party(states[1] if where == "SQLite" else in_memory)
     ours.start(0)
     for _ in range(3):
         ours.send(1)
     ours.look(1)
     ours.look(1)
     ours.reply(1)  # to the first; the second is lost, the third was not fetched
-    ours.collect_soon(0)
-    ours.state.query(
-        "UPDATE node SET online_until = 0 WHERE node_id = :node",
-        {"node": uint64_to_int64(ours.nodes[1])},
-    )
+    ours.collect(0)
+    ours.state.deactivate_node(ours.nodes[1])
     assert ours.state.activate_node(ours.nodes[1], 30.0)  # nobody asked while it was away
-    assert ours.collect_soon(0) == [(1, True)]
+    assert ours.collect(0) == [(1, True)]
     assert ours.look(1) == [2]
     ours.got[ours.nodes[1]] = ours.got[ours.nodes[1]][-1:]
     ours.reply(1)
     assert ours.collect(0) == [(2, False)]
+    assert not ours.state._lost
+
+
+def test_lost_messages_that_nobody_asks_for_take_bounded_memory(states, monkeypatch):
+    ours = Party(states[1])
+    monkeypatch.setattr(linkstate, "MOST_LOST", 2)
+    ours.start(0)
+    for _ in range(4):
+        ours.send(2)
+        ours.look(2)
+    ours.state.deactivate_node(ours.nodes[2])
+    assert ours.state.activate_node(ours.nodes[2], 30.0)
+    assert len(ours.state._lost) == 2
+    ours.state.delete_messages(set(ours.sent))
     assert not ours.state._lost
 
 

@@ -1,5 +1,6 @@
 """The SuperLink's store of objects does as Flower's own does, in fewer queries."""
 
+import sqlite3
 import threading
 
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy.exc import IntegrityError
 
+from fleet.flower_1_32 import store as of_store
 from fleet.flower_1_32.store import SMALL, Contents, OneConnectionStore
 
 NAMES = [f"{number:064x}" for number in range(5)]
@@ -222,6 +224,25 @@ def test_threads_take_turns_at_a_transaction(tmp_path):
         store.preregister(1, TREES[1])
     thread.join(10)
     assert seen == [len(store)]
+
+
+def test_a_thread_whose_turn_does_not_come_is_told_to_try_again(tmp_path, monkeypatch):
+    store, errors = opened(tmp_path / "state.db"), []
+    monkeypatch.setattr(of_store, "LONGEST_TURNS", 0.1)
+
+    def look():
+        try:
+            len(store)
+        except sqlite3.OperationalError as error:
+            errors.append(str(error))
+
+    with store.transaction():
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join(10)
+    (error,) = errors
+    assert "database is locked" in error  # what nodes and servers wait out
+    assert len(store) == 0
 
 
 def test_memory_is_bounded_and_the_latest_stay():

@@ -29,8 +29,8 @@ from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.superlink.federation import NoOpFederationManager
 
 from fleet.flower_1_32.linkstate import (
+    MemoryLinkState,
     RememberingLinkState,
-    RingingLinkState,
     _server,
     fleet_interceptors,
 )
@@ -57,7 +57,7 @@ class SuperLink:
             self.state.initialize()
         else:
             objects = InMemoryObjectStore()
-            self.state = RingingLinkState(NoOpFederationManager(), objects)
+            self.state = MemoryLinkState(NoOpFederationManager(), objects)
         self.objects = objects
         states = SimpleNamespace(state=lambda: self.state)
         stores = SimpleNamespace(store=lambda: objects)
@@ -209,7 +209,7 @@ def test_flowers_adapter_is_served_as_ever(monkeypatch):
     make = partial(_server, generic_create_grpc_server, fleet_interceptors)
     monkeypatch.setattr(app, "generic_create_grpc_server", make)
     states = SimpleNamespace(
-        state=lambda: RingingLinkState(NoOpFederationManager(), InMemoryObjectStore())
+        state=lambda: MemoryLinkState(NoOpFederationManager(), InMemoryObjectStore())
     )
     server = app._run_fleet_api_grpc_adapter("127.0.0.1:0", states, SimpleNamespace(), None)
     with grpc.insecure_channel(server.bound_address) as channel:
