@@ -52,7 +52,7 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	$(BIN)/python -c "import torch._dynamo, client.app, server.app, \
-		node.flower_1_32.executor, node.flower_1_32.supernode"
+		node.flower.executor, node.flower.supernode"
 	@touch $@
 
 setup: $(READY)

@@ -28,9 +28,9 @@ from flwr.supernode import start_client_internal as loop
 from flwr.supernode.nodestate import NodeState, NodeStateFactory
 from grpc import _channel
 
+from node.flower.timing import patch_intake, patch_nonce_cleanup, patch_pull_backoff
 from node.flower_1_32.retries import patch_retries
 from node.flower_1_32.spacing import ReadingPull
-from node.flower_1_32.timing import patch_intake, patch_nonce_cleanup, patch_pull_backoff
 from node.flower_1_32.together import patch_calls
 from node.flower_1_32.waiting import let_looks_wait
 from node.pace import Pace

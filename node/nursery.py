@@ -37,8 +37,8 @@ NURSERY = "FLWR_DISTILL_NURSERY"
 """Environment variable with the folder of the nurseries' sockets."""
 
 NODE = "node.main"
-SUPERNODE, EXECUTOR = "node.flower_1_32.supernode", "node.flower_1_32.executor"
-WORKER = "node.flower_1_32.worker"
+SUPERNODE, EXECUTOR = "node.flower.supernode", "node.flower.executor"
+WORKER = "node.flower.worker"
 SERVER_APP = "fleet.flower_1_32.serverapp"
 NODES, WORKERS, PARTS, SERVER_APPS = "nodes", "workers", "parts", "serverapps"
 NURSERIES = {

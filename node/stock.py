@@ -1,6 +1,7 @@
-"""A node on a Flower whose private modules we do not use: its own SuperNode does all the work.
+"""A node on another Flower than 1.32: what it lacks, and how to start Flower's own SuperNode.
 
-Flower then starts a process for each message, and there is nothing between SuperLink and app.
+Where there is no folder for the installed line (`node.line`), that one does all the work: Flower
+starts a process for each message. In either case there is nothing between SuperLink and app.
 """
 
 from __future__ import annotations
@@ -11,22 +12,28 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
+from node.line import has_folder
 from node.policy import OPEN
 from node.settings import NodeError, NodeSettings
 
 LINE = "1.32."
-"""The Flower for which there are a SuperNode, an executor and a worker of ours."""
+"""The Flower on which nodes do all that they can."""
 OVER_HTTP = (1, 35)
 """Since this Flower, a SuperNode serves its apps over HTTP."""
 
 
-def is_stock() -> bool:
-    """Whether the installed Flower's own SuperNode does the work."""
+def is_another() -> bool:
+    """Whether the installed Flower is another than 1.32."""
     return not version("flwr").startswith(LINE)
 
 
-def check_stock(settings: NodeSettings) -> str:
-    """Return what to log of a stock node.
+def is_stock() -> bool:
+    """Whether the installed Flower's own SuperNode does all the work."""
+    return not has_folder()
+
+
+def check_another(settings: NodeSettings) -> str:
+    """Return what to log of a node on another Flower than 1.32.
 
     Raises
     ------
@@ -38,6 +45,11 @@ def check_stock(settings: NodeSettings) -> str:
         raise NodeError(
             f"policy: it cannot be kept with flwr {installed}: give policy=open, which lets runs "
             "ask for anything, or install flwr==1.32.1"
+        )
+    if not is_stock():
+        return (
+            f"flwr {installed}: one warm process serves all messages; no policy is kept "
+            "(docs/flower.md)"
         )
     if settings.metrics_port is not None:
         raise NodeError(
@@ -66,15 +78,19 @@ def supernode_command(settings: NodeSettings, node_config: Path, port: int) -> l
     port : int
         A free one on loopback, for its apps.
     """
-    command = [
+    return [
         str(Path(sys.executable).with_name("flower-supernode")),
         *("--superlink", settings.superlink, "--node-config", str(node_config)),
+        *appio_arguments(port),
+        *connection_arguments(settings),
     ]
+
+
+def appio_arguments(port: int) -> list[str]:
+    """Return any SuperNode's arguments for where on loopback its apps find it."""
     if tuple(map(int, version("flwr").split(".")[:2])) < OVER_HTTP:
-        command += ["--clientappio-api-address", f"127.0.0.1:{port}"]
-    else:
-        command += ["--port", str(port)]
-    return command + connection_arguments(settings)
+        return ["--clientappio-api-address", f"127.0.0.1:{port}"]
+    return ["--host", "127.0.0.1", "--port", str(port)]
 
 
 def connection_arguments(settings: NodeSettings) -> list[str]:

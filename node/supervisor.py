@@ -1,6 +1,7 @@
 """Supervises a node's processes: SuperNode, executor and, with a peer address, mailbox.
 
-On a Flower other than 1.32, the SuperNode is Flower's own and there is no executor (`node.stock`).
+On a Flower without a folder for its line, the SuperNode is Flower's own and there is no executor
+(`node.stock`).
 
 If one of them ends, all are stopped and started again: a SuperNode whose executor died would wait
 for its answer forever, and an executor's task is void without its SuperNode. On SIGTERM a SuperNode
@@ -37,9 +38,11 @@ from node.sandbox import DOOR, box, why_no_box
 from node.secret import appio_secret
 from node.settings import NODE_CONFIG, NodeError, NodeSettings, flat_toml
 from node.stock import (
-    check_stock,
+    appio_arguments,
+    check_another,
     connection_arguments,
     environment,
+    is_another,
     is_stock,
     supernode_command,
 )
@@ -114,8 +117,8 @@ class Node:
         settings = self._settings
         settings.state_dir.mkdir(parents=True, exist_ok=True)
         self._node_config.write_text(flat_toml(settings.app_config), encoding="utf-8")
-        if self._stock:
-            print(check_stock(settings), file=sys.stderr, flush=True)
+        if is_another():
+            print(check_another(settings), file=sys.stderr, flush=True)
         else:
             check_superlink(
                 settings.superlink,
@@ -166,7 +169,6 @@ class Node:
 
     def _start_parts(self) -> None:
         port = _free_port()
-        address = f"127.0.0.1:{port}"
         self._start_nursery()
         env = self._environment()
         self._status["starts"] += 1
@@ -175,8 +177,8 @@ class Node:
             command = supernode_command(self._settings, self._node_config, port)
             self._parts.append(_Part("supernode", lambda report: command, environment(env)))
         else:
-            self._parts.append(_Part("supernode", partial(self._supernode_command, address), env))
-            self._parts.append(_Part("executor", partial(self._executor_command, address), env))
+            self._parts.append(_Part("supernode", partial(self._supernode_command, port), env))
+            self._parts.append(_Part("executor", partial(self._executor_command, port), env))
         if self._settings.peer_address is not None:
             env |= MAILBOX_ENVIRONMENT
             self._parts.append(_Part("mailbox", self._mailbox_command, env))
@@ -250,7 +252,7 @@ class Node:
         for name in self._status.keys() - {"pid", "starts"}:
             del self._status[name]
 
-    def _supernode_command(self, appio_address: str, report: int) -> list[str]:
+    def _supernode_command(self, port: int, report: int) -> list[str]:
         settings = self._settings
         command = [
             *(
@@ -265,13 +267,13 @@ class Node:
             settings.policy.model_dump_json(by_alias=True),
             *("--superlink", settings.superlink),
             *("--isolation", "process"),
-            *("--clientappio-api-address", appio_address),
+            *appio_arguments(port),
             *("--superexec-auth-secret-file", str(appio_secret(settings.state_dir))),
             *("--node-config", str(self._node_config)),
         ]
         return command + connection_arguments(settings)
 
-    def _executor_command(self, appio_address: str, report: int) -> list[str]:
+    def _executor_command(self, port: int, report: int) -> list[str]:
         settings = self._settings
         boxed: list[str] = []
         if self._boxed:
@@ -279,7 +281,7 @@ class Node:
             boxed += ["--door", str(settings.state_dir / DOOR)]
         return [
             *(sys.executable, "-P", "-m", EXECUTOR),
-            *("--appio-address", appio_address),
+            *("--appio-address", f"127.0.0.1:{port}"),
             *("--secret-file", str(appio_secret(settings.state_dir))),
             *("--device", settings.device, "--place", str(settings.partition_id or 0)),
             *("--release-after", str(settings.release_after)),

@@ -111,7 +111,7 @@ def test_the_node_knows_nothing_of_methods(graph):
 
 def test_a_worker_leaves_all_names_but_node_to_the_app(graph):
     """The bundle's own packages are found first, and those beside them never."""
-    reached, ahead = set(), {"node.flower_1_32.worker"}
+    reached, ahead = set(), {"node.flower.worker"}
     while ahead:
         reached |= ahead
         ahead = set().union(*(graph[module] for module in ahead)) - reached

@@ -1,1 +1,1 @@
-"""A node's processes that use private modules of Flower 1.32: SuperNode, executor, worker."""
+"""What a node's processes use of Flower 1.32 alone: gRPC to SuperLink and executor, the policy."""

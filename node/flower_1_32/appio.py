@@ -1,15 +1,35 @@
-"""The connection from a node's executor and its child to the node's SuperNode."""
+"""The connection from a node's executor and its child to the node's SuperNode, over gRPC."""
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import flwr.proto.appio_pb2 as messages
 import grpc
+from flwr.proto.clientappio_pb2_grpc import ClientAppIoStub
+from flwr.proto.task_pb2 import Task as PendingTask
 from flwr.supercore.grpc import GRPC_MAX_MESSAGE_LENGTH
+from flwr.supercore.inflatable.inflatable_utils import ObjectIdNotPreregisteredError
 from flwr.supercore.interceptors import (
+    AppIoTokenClientInterceptor,
     RuntimeVersionClientInterceptor,
     SuperExecAuthClientInterceptor,
 )
 from flwr.supercore.interceptors.superexec_auth_interceptor import CLIENTAPPIO_SUPEREXEC_METHODS
 
+REFUSED = grpc.RpcError
+"""What a call raises that the SuperNode refuses or does not answer."""
+TOO_LATE = ObjectIdNotPreregisteredError
+"""What sending an object raises once the SuperNode has sent the reply and deleted it."""
+
+_DEADLINES = {
+    "SendTaskHeartbeat": 5.0,
+    **dict.fromkeys(("PullMessages", "PushMessages", "PullTaskInput", "PushTaskOutput"), 60.0),
+    **dict.fromkeys(("PullObject", "PushObject", "ConfirmMessageReceived"), 600.0),
+}
+"""Seconds for the calls of a task, on this machine; objects may be large."""
 _OPTIONS = [
     ("grpc.max_send_message_length", GRPC_MAX_MESSAGE_LENGTH),
     ("grpc.max_receive_message_length", GRPC_MAX_MESSAGE_LENGTH),
@@ -17,6 +37,51 @@ _OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
+
+
+class AppIo:
+    """A SuperNode's API for apps; see `open_channel` for the parameters."""
+
+    def __init__(
+        self, address: str, root_certificates: bytes | None, secret: bytes | None = None
+    ) -> None:
+        self._channel = open_channel(address, root_certificates, secret)
+        self._stub = ClientAppIoStub(self._channel)
+
+    def claim(self) -> tuple[str, PendingTask] | None:
+        """Claim the oldest pending task; return its token and the task.
+
+        None if there is none, or the SuperNode is away.
+        """
+        try:
+            pending = self._stub.PullPendingTasks(
+                messages.PullPendingTasksRequest(), timeout=10
+            ).tasks
+            if not pending:
+                return None
+            claim = messages.ClaimTaskRequest(task_id=pending[0].task_id)
+            token = self._stub.ClaimTask(claim, timeout=10).token
+        except grpc.RpcError as error:
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                return None
+            raise
+        return (token, pending[0]) if token else None
+
+    def calls(self, token: str) -> Any:
+        """The calls of a task, by their names in Flower."""
+        channel = grpc.intercept_channel(self._channel, AppIoTokenClientInterceptor(token))
+        stub = ClientAppIoStub(channel)
+        return SimpleNamespace(
+            **{
+                name: partial(getattr(stub, name), timeout=deadline)
+                for name, deadline in _DEADLINES.items()
+            }
+        )
+
+
+def pull_task_input(calls: Any) -> Any:
+    """Pull a task's run, app bundle and context."""
+    return calls.PullTaskInput(messages.PullTaskInputRequest())
 
 
 def open_channel(

@@ -52,7 +52,7 @@ from links.records import Delivery, Parcel, Peered, Route
 from links.seal import unseal
 from links.store import NodeStore
 from node.account import LifetimeAccount
-from node.flower_1_32.timing import can_override
+from node.flower.timing import can_override
 from node.outbox import FOLDER, Outbox, OutboxError
 from node.permissions import raw_data_allowed
 from node.policy import Policy

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from flwr.supercore.retry import RetryInvoker
 
-from node.flower_1_32.timing import can_override
+from node.flower.timing import can_override
 from protocol.superlink import limit_calls, overloaded, retry_also
 
 LONGEST_CALL = 3600.0

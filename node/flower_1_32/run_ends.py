@@ -17,7 +17,7 @@ from typing import Any
 from flwr.common import log
 from flwr.supercore.run import RunNotRunningException
 
-from node.flower_1_32.timing import can_override
+from node.flower.timing import can_override
 from node.kernel import trim_heap
 
 EVERY = 60.0

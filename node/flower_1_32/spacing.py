@@ -12,7 +12,7 @@ from typing import Any
 from flwr.app import ConfigRecord
 from flwr.supercore.inflatable.inflatable_object import get_object_type_from_object_content
 
-from node.flower_1_32.timing import can_override
+from node.flower.timing import can_override
 from node.pace import Pace
 from protocol.messages import LOOK_EVERY
 

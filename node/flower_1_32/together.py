@@ -30,7 +30,7 @@ from flwr.proto.message_pb2 import (
 )
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
-from node.flower_1_32.timing import can_override
+from node.flower.timing import can_override
 from protocol.flower_1_32.together import MOST_BYTES, Together
 
 

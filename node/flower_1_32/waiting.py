@@ -15,7 +15,7 @@ from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
 from flwr.supercore.retry import RetryInvoker
 
-from node.flower_1_32.timing import can_override
+from node.flower.timing import can_override
 from node.pace import Pace
 from protocol.superlink import WAIT, answered
 

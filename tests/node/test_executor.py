@@ -1,4 +1,7 @@
-"""The executor at work for a real ClientAppIo API, in this process, with and without TLS."""
+"""The executor at work for a SuperNode's real API for apps, in this process, with and without TLS.
+
+On the Flower of the lock, and on another with a folder of its own (`make test-flower`).
+"""
 
 import hashlib
 import os
@@ -6,31 +9,34 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import grpc
 import psutil
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.constant import ErrorCode
-from flwr.proto.appio_pb2 import ClaimTaskRequest, PullPendingTasksRequest
-from flwr.proto.clientappio_pb2_grpc import ClientAppIoStub
 from flwr.supercore.constant import TaskType
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
 from flwr.supernode.nodestate import NodeStateFactory
-from flwr.supernode.start_client_internal import _insert_message, run_clientappio_api_grpc
+from flwr.supernode.start_client_internal import _insert_message
 
-from node.flower_1_32 import executor as node_executor
-from node.flower_1_32.appio import open_channel
+from node import line, stock
 
+if stock.is_stock():
+    pytest.skip("Flower's own SuperNode starts its apps here", allow_module_level=True)
+
+from node.flower import executor as node_executor
+
+appio = line.module_of_line("appio")
 pytestmark = pytest.mark.faults
 
 NODE_ID = 5
@@ -46,22 +52,8 @@ class SuperNode:
         self.state: Any = states.state()
         self.objects: Any = objects.store()
         self.state.set_node_id(NODE_ID)
-        self._server = run_clientappio_api_grpc(
-            address="127.0.0.1:0",
-            state_factory=states,
-            objectstore_factory=objects,
-            certificates=certificates
-            and (
-                certificates.authority.read_bytes(),
-                certificates.server.read_bytes(),
-                certificates.key.read_bytes(),
-            ),
-            superexec_auth_secret=secret,
-        )
-        self.address = str(self._server.bound_address)
-
-    def close(self) -> None:
-        self._server.stop(None)
+        serve = serve_over_http if stock.is_another() else serve_over_grpc
+        self.address, self.close = serve(states, objects, certificates, secret)
 
     def submit(self, app_dir: Path, run_id: int = 1) -> None:
         """Make a run of an app known."""
@@ -80,6 +72,10 @@ class SuperNode:
         self, do: str = "", *, run_id: int = 1, payload: bytes = b"", ttl: float | None = None
     ) -> None:
         """Put a message for the app, as if it had come from a SuperLink."""
+        with suppress(ImportError):  # since 1.41 a message is of a task from its start
+            from flwr.supercore.task_identity import TaskIdentity
+
+            TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, 1
         config = ConfigRecord({"do": do, "payload": payload})
         message = Message(RecordDict({"config": config}), NODE_ID, "train", ttl=ttl)
         message.metadata.__dict__["_run_id"] = run_id
@@ -90,10 +86,15 @@ class SuperNode:
         )
         _insert_message(message, self.state, self.objects)
 
+    def replies(self) -> Any:
+        """Replies that have not been seen yet."""
+        state = self.state
+        return getattr(state, "get_messages_legacy", state.get_messages)(is_reply=True)
+
     def reply(self, seconds: float = 60.0) -> Message:
         """Wait for the app's reply."""
         deadline = time.monotonic() + seconds
-        while not (replies := self.state.get_messages(is_reply=True)):
+        while not (replies := self.replies()):
             assert time.monotonic() < deadline, "no reply came"
             time.sleep(0.02)
         header: Message = replies[0]
@@ -114,13 +115,58 @@ class SuperNode:
         return reply
 
 
+def serve_over_grpc(
+    states: Any, objects: Any, certificates: Any, secret: bytes | None
+) -> tuple[str, Callable[[], Any]]:
+    """The API of Flower 1.32: its address, and what stops it."""
+    from flwr.supernode.start_client_internal import run_clientappio_api_grpc
+
+    server = run_clientappio_api_grpc(
+        address="127.0.0.1:0",
+        state_factory=states,
+        objectstore_factory=objects,
+        certificates=certificates
+        and (
+            certificates.authority.read_bytes(),
+            certificates.server.read_bytes(),
+            certificates.key.read_bytes(),
+        ),
+        superexec_auth_secret=secret,
+    )
+    return str(server.bound_address), lambda: server.stop(None)
+
+
+def serve_over_http(
+    states: Any, objects: Any, certificates: Any, secret: bytes | None
+) -> tuple[str, Callable[[], Any]]:
+    """The API of newer Flowers."""
+    import uvicorn  # they bring it
+    from flwr.supernode.main import create_app
+
+    files = {}
+    if certificates is not None:
+        files = {"ssl_certfile": certificates.server, "ssl_keyfile": certificates.key}
+    app = create_app(state_factory=states, superexec_auth_secret=secret)
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, **files))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_until(lambda: server.started)
+    port = server.servers[0].sockets[0].getsockname()[1]
+
+    def stop() -> None:
+        server.should_exit = True
+        thread.join(timeout=10)
+
+    return f"127.0.0.1:{port}", stop
+
+
 @contextmanager
 def running_executor(
     node: SuperNode, home: Path, *arguments: str
 ) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [
-            *(sys.executable, "-P", "-m", "node.flower_1_32.executor"),
+            *(sys.executable, "-P", "-m", "node.flower.executor"),
             *("--appio-address", node.address),
             *arguments,
         ],
@@ -262,12 +308,12 @@ def test_a_hung_child_is_killed_and_answered_for_and_the_next_message_finds_anot
     node.submit(tiny_app)
     node.send()
     executor = node_executor.Executor(
-        open_channel(node.address, None), ["--appio-address", node.address]
+        appio.AppIo(node.address, None), ["--appio-address", node.address]
     )
     before = executor._child.pid
 
     def serve_one() -> Message:
-        while (claim := executor._claim()) is None:
+        while (claim := executor._api.claim()) is None:
             time.sleep(0.02)
         executor._serve_task(*claim)
         return node.reply()
@@ -295,14 +341,8 @@ def test_tasks_are_claimed_by_those_who_know_the_nodes_secret_alone(
     node.submit(tiny_app)
     node.send()
     for secret in (None, b"guessed"):
-        stub = ClientAppIoStub(open_channel(node.address, None, secret))
-        for call, request in (
-            (stub.PullPendingTasks, PullPendingTasksRequest()),
-            (stub.ClaimTask, ClaimTaskRequest(task_id=1)),
-        ):
-            with pytest.raises(grpc.RpcError) as refused:
-                call(request, timeout=5)
-            assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(appio.REFUSED, match=r"UNAUTHENTICATED|401"):
+            appio.AppIo(node.address, None, secret).claim()
     file = tmp_path / "secret"
     file.write_bytes(b"s" * 32)
     with running_executor(node, tmp_path, "--secret-file", str(file)):
@@ -331,7 +371,7 @@ def test_a_reply_that_went_out_before_its_last_objects_came_is_no_failure(
         with monkeypatch.context() as patch:
             patch.setattr(node.objects, "preregister", preregister_and_let_go)
             node.send()
-            while not (replies := node.state.get_messages(is_reply=True)):
+            while not (replies := node.replies()):
                 time.sleep(0.02)
         assert seen[1:] == [replies[0].metadata.message_id]
         node.send()
@@ -410,7 +450,7 @@ def test_an_app_may_bring_packages_that_are_called_as_ours(
 
 def test_a_worker_imports_no_package_of_ours_but_its_own() -> None:
     """So that the bundle's are found, whichever it brings."""
-    code = "import sys, node.flower_1_32.worker; print(*{n.partition('.')[0] for n in sys.modules})"
+    code = "import sys, node.flower.worker; print(*{n.partition('.')[0] for n in sys.modules})"
     imported = subprocess.check_output([sys.executable, "-P", "-c", code], text=True).split()
     ours = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert {"client", "fleet", "links", "node", "protocol", "server", "task"} <= ours

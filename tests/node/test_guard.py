@@ -49,8 +49,8 @@ from links.records import VIRTUAL_DATA, Introduction
 from links.routes import Links
 from links.store import CONTINUES, NodeStore
 from links.transfer import introduce, send
+from node.flower.timing import patch_intake
 from node.flower_1_32.guard import Guard, patch_guard
-from node.flower_1_32.timing import patch_intake
 from node.outbox import FOLDER, entries, virtual_data_file
 from node.policy import HOSPITAL, OPEN, STANDARD, Policy
 from protocol.fedseq import PASSED_MODEL, TRAIN_IN_TURN

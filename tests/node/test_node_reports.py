@@ -11,7 +11,7 @@ from flwr.server.superlink.fleet.message_handler import message_handler
 from flwr.supercore.exit import exit as flower_exit
 from flwr.supernode import start_client_internal
 
-from node.flower_1_32.supernode import _Reporter
+from node.flower.supernode import _Reporter
 
 
 def reports(*records: tuple[int, str]) -> list[Any]:

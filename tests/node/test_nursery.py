@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from node import nursery, processes, supervisor
-from node.flower_1_32 import child
-from node.flower_1_32.child import Child, ChildDiedError
+from node import child, nursery, processes, supervisor
+from node.child import Child, ChildDiedError
 from node.nursery import NURSERY, ForkedProcess
 from node.processes import Process, kill_group, start_bound, stop
 from node.settings import NodeSettings

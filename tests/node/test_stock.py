@@ -1,57 +1,88 @@
-"""A node on a Flower without a SuperNode of ours runs Flower's own, and says what that lacks."""
+"""A node on another Flower than the lock's says what it lacks, and does what it can there."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from fleet import line
+from fleet import line as fleet_line
 from fleet.flower_1_32.superlink import Control, SuperLinkError
 from fleet.local_federation import LocalFederation
-from node import stock
+from node import line, stock
 from node.policy import HOSPITAL, OPEN
 from node.settings import NodeError, NodeSettings
-from node.stock import check_stock, is_stock, supernode_command
+from node.stock import check_another, is_another, is_stock, supernode_command
+
+
+def install(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (stock, line, fleet_line):
+        monkeypatch.setattr(module, "version", lambda name: number)
 
 
 @pytest.fixture
 def newer(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (stock, line):
-        monkeypatch.setattr(module, "version", lambda name: "1.41.0")
+    """A Flower with a folder for its line."""
+    install("1.41.0", monkeypatch)
 
 
-def test_the_flower_of_the_lock_is_not_stock() -> None:
+@pytest.fixture
+def in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Flower without one."""
+    install("1.36.0", monkeypatch)
+
+
+def test_the_flower_of_the_lock_is_neither_another_nor_stock() -> None:
+    assert not is_another()
     assert not is_stock()
 
 
-@pytest.mark.usefixtures("newer")
-def test_another_flower_is_and_the_log_says_what_is_slower() -> None:
+@pytest.mark.usefixtures("in_between")
+def test_a_flower_without_a_folder_is_stock_and_the_log_says_what_is_slower() -> None:
+    assert is_another()
     assert is_stock()
-    assert "flwr 1.41.0" in (said := check_stock(NodeSettings(policy=OPEN)))
+    assert "flwr 1.36.0" in (said := check_another(NodeSettings(policy=OPEN)))
     assert "slower" in said
 
 
 @pytest.mark.usefixtures("newer")
+def test_one_with_a_folder_has_a_warm_process_and_the_log_says_that_no_policy_is_kept() -> None:
+    assert is_another()
+    assert not is_stock()
+    said = check_another(NodeSettings(policy=OPEN, metrics_port=9000))
+    assert "flwr 1.41.0: one warm process" in said
+    assert "no policy is kept" in said
+
+
+@pytest.mark.parametrize("number", ["1.36.0", "1.41.0"])
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
         (NodeSettings(), "policy"),
         (NodeSettings(policy=HOSPITAL), "policy"),
-        (NodeSettings(policy=OPEN, metrics_port=9000), "metrics-port=9000"),
     ],
 )
-def test_what_cannot_be_kept_is_refused_with_setting_and_remedy(
-    settings: NodeSettings, named: str
+def test_a_policy_that_cannot_be_kept_is_refused_with_setting_and_remedy(
+    number: str, settings: NodeSettings, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(NodeError, match=rf"{named}.*flwr 1\.41\.0.*install flwr==1\.32\.1"):
-        check_stock(settings)
+    install(number, monkeypatch)
+    remedy = "install flwr==1.32.1"
+    with pytest.raises(NodeError, match=re.escape(f"flwr {number}") + f".*{remedy}") as refused:
+        check_another(settings)
+    assert str(refused.value).startswith(named)
+
+
+@pytest.mark.usefixtures("in_between")
+def test_nothing_is_known_of_flowers_own_supernode_so_there_are_no_metrics() -> None:
+    with pytest.raises(NodeError, match=r"metrics-port=9000.*install flwr==1\.32\.1"):
+        check_another(NodeSettings(policy=OPEN, metrics_port=9000))
 
 
 @pytest.mark.parametrize(
     ("number", "port"),
     [
         ("1.34.0", ["--clientappio-api-address", "127.0.0.1:7777"]),
-        ("1.35.0", ["--port", "7777"]),
-        ("1.41.0", ["--port", "7777"]),
+        ("1.35.0", ["--host", "127.0.0.1", "--port", "7777"]),
+        ("1.41.0", ["--host", "127.0.0.1", "--port", "7777"]),
     ],
 )
 def test_flowers_own_supernode_gets_the_nodes_settings(

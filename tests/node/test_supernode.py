@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from node.flower_1_32 import supernode, timing
+from node.flower import supernode, timing
 from node.policy import HOSPITAL
 
 FAILS = """
 import threading, time
-from node.flower_1_32 import supernode
+from node.flower import supernode
 
 def refused():
     threading.Thread(target=time.sleep, args=(600,)).start()  # as Flower leaves them
@@ -54,8 +54,8 @@ def test_a_policy_that_another_version_of_flower_cannot_keep_ends_the_node(
     reports, report = Pipe(duplex=False)
     policy = HOSPITAL.model_dump_json(by_alias=True)
     numbers = [str(os.dup(report.fileno())), str(tmp_path), "0.05", "20"]
-    monkeypatch.setattr(sys, "argv", ["node.flower_1_32.supernode", *numbers, policy])
-    monkeypatch.setattr(timing, "FLOWER_VERSION", "1.0.0")
+    monkeypatch.setattr(sys, "argv", ["node.flower.supernode", *numbers, policy])
+    monkeypatch.setattr(timing, "FLOWER_VERSIONS", ("1.0.0",))
     monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [])
     supernode.main()
     assert reports.recv() == ("unfit", "the policy cannot be kept with this version of flwr")

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import grpc
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.proto.message_pb2 import ObjectTree
 
-import node.flower_1_32.worker
-from node.flower_1_32.worker import Note, Worker
+import node.flower.worker
+from node.flower.worker import Note, Worker
+from node.flower_1_32.appio import AppIo
 
 LOST = "CUDA error: device-side assert triggered"
 
@@ -43,11 +43,11 @@ def notes_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Note]]:
             context = Context(1, 5, {"device": "auto"}, RecordDict(), run_config, 1)
             return Message(RecordDict(), 5, "train"), context, None, None
 
-        monkeypatch.setattr(node.flower_1_32.worker, "_pull", pull)
+        monkeypatch.setattr(node.flower.worker, "_pull", pull)
         for name in ("push_message", "push_task_output"):
-            monkeypatch.setattr(node.flower_1_32.worker, name, lambda *_, **__: None)
+            monkeypatch.setattr(node.flower.worker, name, lambda *_, **__: None)
         executor: Any = Executor()
-        worker = Worker(grpc.insecure_channel("127.0.0.1:1"), executor, "cuda:1")
+        worker = Worker(AppIo("127.0.0.1:1", None), executor, "cuda:1")
         monkeypatch.setattr(worker, "_load", lambda *_: app)
         worker.serve()
         return list(executor.notes)

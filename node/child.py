@@ -27,7 +27,7 @@ class Child:
     Parameters
     ----------
     arguments : sequence of str
-        Of `node.flower_1_32.worker`.
+        Of `node.flower.worker`.
     box : sequence of str
         Command that boxes in the one behind it (`node.sandbox`); empty for none.
     forked : bool (default: True)

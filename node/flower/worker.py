@@ -15,8 +15,8 @@ from contextlib import suppress
 from logging import ERROR
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
-import grpc
 from flwr.app import Context, Message
 from flwr.cli.install import install_from_fab
 from flwr.clientapp import ClientApp
@@ -25,8 +25,6 @@ from flwr.clientapp.utils import get_load_client_app_fn
 from flwr.common import log
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.common.serde import context_from_proto, fab_from_proto, run_from_proto
-from flwr.proto.appio_pb2 import PullTaskInputRequest
-from flwr.proto.clientappio_pb2_grpc import ClientAppIoStub
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.fab import Fab
@@ -34,20 +32,17 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_confirm_message_received_fn_protobuf,
     make_pull_object_fn_protobuf,
 )
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectIdNotPreregisteredError,
-    pull_and_inflate_object_from_tree,
-)
-from flwr.supercore.interceptors import AppIoTokenClientInterceptor
+from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 from flwr.supercore.run import Run
 from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
 from node.compiler import put_off_compiler
 from node.device import UnfitError, take_device
-from node.flower_1_32.appio import open_channel
-from node.flower_1_32.timing import patch_pull_backoff
+from node.flower.timing import patch_pull_backoff
 from node.gpus import give_memory_back, is_cuda_lost, is_out_of_memory, memory_remedy
+from node.line import module_of_line
 
+appio = module_of_line("appio")
 Note = tuple[str, int, str]
 """``ready`` (with the device), ``unfit``, ``failed``, ``lost`` (failed, and this process can do no
 more), ``pushing`` or ``done``; an error code; a reason."""
@@ -57,10 +52,13 @@ BATCH_SIZE = "train.batch-size"
 
 
 class Worker:
-    """Runs one app bundle's ClientApp on a device, a message at a time."""
+    """Runs one app bundle's ClientApp on a device, a message at a time.
 
-    def __init__(self, channel: grpc.Channel, notes: Connection, device: str) -> None:
-        self._channel = channel
+    `api` is an `AppIo` of the installed Flower's line.
+    """
+
+    def __init__(self, api: Any, notes: Connection, device: str) -> None:
+        self._api = api
         self._notes = notes
         self._device = device
         self._app: ClientApp | None = None
@@ -79,13 +77,11 @@ class Worker:
 
     def _serve_task(self, token: str, tree: ObjectTree) -> Note:
         """Serve a task, but for the last note."""
-        stub = ClientAppIoStub(
-            grpc.intercept_channel(self._channel, AppIoTokenClientInterceptor(token))
-        )
+        calls = self._api.calls(token)
         began = time.monotonic()
         batch_size: object = None
         try:
-            message, context, run, fab = _pull(stub, tree)
+            message, context, run, fab = _pull(calls, tree)
             batch_size = context.run_config.get(BATCH_SIZE)
             context.node_config["device"] = self._device
             reply = self._load(run, fab)(message=message, context=context)
@@ -100,9 +96,9 @@ class Worker:
         self._notes.send(("pushing", 0, ""))
         # If another message brought some of the objects to the SuperLink already, the SuperNode may
         # send the reply and delete it before they arrive here.
-        with suppress(ObjectIdNotPreregisteredError):
-            push_message(stub, reply, context)
-        push_task_output(stub, context=context, sub_status=SubStatus.COMPLETED, details="")
+        with suppress(appio.TOO_LATE):
+            push_message(calls, reply, context)
+        push_task_output(calls, context=context, sub_status=SubStatus.COMPLETED, details="")
         return "done", 0, ""
 
     def _failure(self, error: Exception, batch_size: object) -> Note:
@@ -126,14 +122,14 @@ class Worker:
         return self._app
 
 
-def _pull(stub: ClientAppIoStub, tree: ObjectTree) -> tuple[Message, Context, Run, Fab]:
-    task = stub.PullTaskInput(PullTaskInputRequest(), timeout=60)
+def _pull(calls: Any, tree: ObjectTree) -> tuple[Message, Context, Run, Fab]:
+    task = appio.pull_task_input(calls)
     context = context_from_proto(task.context)
     node, run_id = Node(node_id=context.node_id), context.run_id
     message = pull_and_inflate_object_from_tree(
         tree,
-        make_pull_object_fn_protobuf(stub.PullObject, node, run_id),
-        make_confirm_message_received_fn_protobuf(stub.ConfirmMessageReceived, node, run_id),
+        make_pull_object_fn_protobuf(calls.PullObject, node, run_id),
+        make_confirm_message_received_fn_protobuf(calls.ConfirmMessageReceived, node, run_id),
         return_type=Message,
     )
     # An inflated message lacks its own id, which replies need.
@@ -154,7 +150,7 @@ def _preload(modules: list[str]) -> None:
 
 def main() -> None:
     """Run the worker; only the executor starts it."""
-    parser = argparse.ArgumentParser(prog="node.flower_1_32.worker", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="node.flower.worker", description=main.__doc__)
     parser.add_argument("--appio-address", required=True)
     parser.add_argument("--root-certificates", type=Path)
     parser.add_argument("--preload", action="append", default=[])
@@ -164,7 +160,7 @@ def main() -> None:
     args = parser.parse_args()
     notes = Connection(args.notes_fd)
     certificates = args.root_certificates
-    channel = open_channel(args.appio_address, certificates and certificates.read_bytes())
+    api = appio.AppIo(args.appio_address, certificates and certificates.read_bytes())
     patch_pull_backoff()
     try:
         _preload(args.preload)
@@ -174,7 +170,7 @@ def main() -> None:
         notes.send(("unfit", 0, str(error)))
         return
     notes.send(("ready", 0, device.name))
-    Worker(channel, notes, device.name).serve()
+    Worker(api, notes, device.name).serve()
 
 
 if __name__ == "__main__":

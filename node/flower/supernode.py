@@ -13,18 +13,13 @@ from pathlib import Path
 
 from flwr.supernode.cli import flower_supernode
 
-from node.flower_1_32.guard import Guard, patch_guard
-from node.flower_1_32.retries import patch_retries
-from node.flower_1_32.run_ends import patch_run_ends
-from node.flower_1_32.spacing import patch_spacing
-from node.flower_1_32.timing import (
+from node.flower.timing import (
     patch_intake,
     patch_nonce_cleanup,
     patch_pull_backoff,
     patch_supernode_sleep,
 )
-from node.flower_1_32.together import patch_calls
-from node.flower_1_32.waiting import patch_waiting
+from node.line import module_of_line
 from node.pace import Pace
 from node.policy import OPEN, Policy
 from node.settings import NODE_CONFIG
@@ -85,14 +80,10 @@ def main() -> None:
     logging.getLogger("flwr").addHandler(_Reporter(report))
     patch_supernode_sleep(pace)
     patch_pull_backoff()
-    patch_retries()
     patch_intake()
-    patch_spacing(pace)
-    patch_waiting(pace)
-    patch_calls()
     patch_nonce_cleanup()
-    patch_run_ends(state_dir)
-    if not patch_guard(Guard(policy, state_dir, node_config)) and policy != OPEN:
+    kept = module_of_line("overrides").override(pace, policy, state_dir, node_config)
+    if not kept and policy != OPEN:
         report.send(("unfit", "the policy cannot be kept with this version of flwr"))
         return
     sys.argv = ["flower-supernode", *sys.argv[6:]]

@@ -1,6 +1,6 @@
 """Executes ClientApp tasks in one warm process; Flower would start a process for every message.
 
-The executor speaks the ClientAppIo API to a SuperNode with ``--isolation process``. It imports no
+The executor speaks a SuperNode's API for apps, with ``--isolation process``. It imports no
 torch, so its heartbeats go on whatever its child (`worker`) does.
 
 If the child dies, or does not answer a message within its time-to-live and `GRACE`, the executor
@@ -22,33 +22,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
-import grpc
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.appio_pb2 import (
-    ClaimTaskRequest,
-    PullAppMessagesRequest,
-    PullPendingTasksRequest,
-    PushAppMessagesRequest,
-    PushTaskOutputRequest,
-    SendTaskHeartbeatRequest,
-)
-from flwr.proto.clientappio_pb2_grpc import ClientAppIoStub
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.proto.task_pb2 import Task as PendingTask
 from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.interceptors import AppIoTokenClientInterceptor
 
+from node.child import Child, ChildDiedError
 from node.device import UnfitError
 from node.door import door_from_inside, open_door
-from node.flower_1_32.appio import open_channel
-from node.flower_1_32.child import Child, ChildDiedError
+from node.line import module_of_line
 from node.pace import Pace
 from node.packages import installed_packages
 
+appio = module_of_line("appio")
 GRACE = 30.0
 """Seconds beyond a message's time-to-live after which a child that has not answered is killed.
 
@@ -65,13 +56,14 @@ class UnanswerableError(Exception):
 class Executor:
     """Claims a SuperNode's tasks, one after the other, and has the child run them.
 
+    `api` is an `AppIo` of the installed Flower's line.
     It reports ``("worker", pid)`` when a child starts; when it is warm, ``("device", name)`` and
     ``("ready", pid)``; and ``("released", pid)`` when it has been let go.
     """
 
     def __init__(
         self,
-        channel: grpc.Channel,
+        api: Any,
         child_arguments: list[str],
         *,
         box: Sequence[str] = (),
@@ -79,8 +71,7 @@ class Executor:
         release_after: float = 120.0,
         keep_warm: bool = False,
     ) -> None:
-        self._channel = channel
-        self._stub = ClientAppIoStub(channel)
+        self._api = api
         self._child_arguments = child_arguments
         self._box = box
         self._report = report
@@ -95,7 +86,7 @@ class Executor:
         """Serve tasks until one cannot be answered, or a child cannot start."""
         while True:
             self._check_idle_child()
-            if (claim := self._claim()) is None:
+            if (claim := self._api.claim()) is None:
                 time.sleep(self._pace.draw())
                 continue
             self._serve_task(*claim)
@@ -149,29 +140,15 @@ class Executor:
             self._send_report("device", reason)
             self._send_report("ready", child.pid)
 
-    def _claim(self) -> tuple[str, PendingTask] | None:
-        """Claim the oldest pending task; return its token and the task."""
-        try:
-            pending = self._stub.PullPendingTasks(PullPendingTasksRequest(), timeout=10).tasks
-            if not pending:
-                return None
-            request = ClaimTaskRequest(task_id=pending[0].task_id)
-            token = self._stub.ClaimTask(request, timeout=10).token
-        except grpc.RpcError as error:
-            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                return None
-            raise
-        return (token, pending[0]) if token else None
-
     def _serve_task(self, token: str, pending: PendingTask) -> None:
         child = self._child_for(pending)
-        task = _Task(self._channel, token)
+        task = _Task(self._api.calls(token))
         try:
             with task.heartbeats():
                 message, tree = task.pull_header()
                 if error := self._run(child, token, tree, message.metadata.ttl):
                     task.answer(message, error)
-        except grpc.RpcError as error:
+        except appio.REFUSED as error:
             raise UnanswerableError(f"the SuperNode refused to serve a task: {error}") from error
 
     def _child_for(self, pending: PendingTask) -> Child:
@@ -219,17 +196,15 @@ class Executor:
 
 
 class _Task:
-    def __init__(self, channel: grpc.Channel, token: str) -> None:
-        self._stub = ClientAppIoStub(
-            grpc.intercept_channel(channel, AppIoTokenClientInterceptor(token))
-        )
+    def __init__(self, calls: Any) -> None:
+        self._calls = calls
 
     @contextmanager
     def heartbeats(self) -> Iterator[None]:
         def beat() -> bool:
             try:
-                self._stub.SendTaskHeartbeat(SendTaskHeartbeatRequest(), timeout=5)
-            except grpc.RpcError:
+                self._calls.SendTaskHeartbeat(appio.messages.SendTaskHeartbeatRequest())
+            except appio.REFUSED:
                 return False
             return True
 
@@ -242,33 +217,39 @@ class _Task:
 
     def pull_header(self) -> tuple[Message, ObjectTree]:
         """Pull the task's message without content, and the content's object tree."""
-        response = self._stub.PullMessages(PullAppMessagesRequest(), timeout=60)
+        response = self._calls.PullMessages(appio.messages.PullAppMessagesRequest())
+        if not response.messages_list:
+            raise UnanswerableError("the SuperNode refused to serve a task: its message is gone")
         return message_from_proto(response.messages_list[0]), response.message_object_trees[0]
 
     def answer(self, message: Message, error: Error) -> None:
         """Push an error reply and end the task."""
         reply = Message(error, reply_to=message)
         reply.metadata.__dict__["_message_id"] = reply.object_id
-        request = PushAppMessagesRequest(
+        request = appio.messages.PushAppMessagesRequest(
             messages_list=[message_to_proto(reply)], message_object_trees=[get_object_tree(reply)]
         )
-        response = self._stub.PushMessages(request, timeout=60)
+        response = self._calls.PushMessages(request)
         objects = get_all_nested_objects(reply)
         for object_id in response.objects_to_push:
             content = objects[object_id].deflate()
             part = PushObjectRequest(
                 run_id=message.metadata.run_id, object_id=object_id, object_content=content
             )
-            self._stub.PushObject(part, timeout=60)
-        output = PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=error.reason or "")
-        self._stub.PushTaskOutput(output, timeout=60)
+            if hasattr(response, "session_id"):  # newer Flowers store it for whom it is from alone
+                part.session_id = response.session_id
+            self._calls.PushObject(part)
+        output = appio.messages.PushTaskOutputRequest(
+            sub_status=SubStatus.FAILED, details=error.reason or ""
+        )
+        self._calls.PushTaskOutput(output)
 
 
 def main() -> None:
     """Run an executor beside a SuperNode that was started with `--isolation process`."""
-    parser = argparse.ArgumentParser(prog="node.flower_1_32.executor", description=main.__doc__)
-    parser.add_argument("--appio-address", required=True, help="the SuperNode's ClientAppIo API")
-    parser.add_argument("--root-certificates", type=Path, help="for TLS on the ClientAppIo API")
+    parser = argparse.ArgumentParser(prog="node.flower.executor", description=main.__doc__)
+    parser.add_argument("--appio-address", required=True, help="the SuperNode's API for apps")
+    parser.add_argument("--root-certificates", type=Path, help="for TLS on this API")
     parser.add_argument("--secret-file", type=Path, help="what claims of tasks are signed with")
     parser.add_argument("--preload", action="append", default=[], help="module to import early")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
@@ -292,7 +273,7 @@ def main() -> None:
         certificates = args.root_certificates.read_bytes()
     report = Connection(args.report_fd) if args.report_fd is not None else None
     executor = Executor(
-        open_channel(
+        appio.AppIo(
             args.appio_address,
             certificates,
             args.secret_file.read_bytes() if args.secret_file else None,

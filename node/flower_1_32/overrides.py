@@ -1,0 +1,27 @@
+"""What of Flower 1.32's SuperNode is overridden, besides its timing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from node.flower_1_32.guard import Guard, patch_guard
+from node.flower_1_32.retries import patch_retries
+from node.flower_1_32.run_ends import patch_run_ends
+from node.flower_1_32.spacing import patch_spacing
+from node.flower_1_32.together import patch_calls
+from node.flower_1_32.waiting import patch_waiting
+from node.pace import Pace
+from node.policy import Policy
+from node.settings import NodeConfigValue
+
+
+def override(
+    pace: Pace, policy: Policy, state_dir: Path, node_config: dict[str, NodeConfigValue]
+) -> bool:
+    """Override it; return whether the policy is kept."""
+    patch_retries()
+    patch_spacing(pace)
+    patch_waiting(pace)
+    patch_calls()
+    patch_run_ends(state_dir)
+    return patch_guard(Guard(policy, state_dir, node_config))

@@ -1,0 +1,103 @@
+"""The connection from a node's executor and its child to the node's SuperNode, over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flwr.proto.runtime_pb2 as messages
+import httpx
+from flwr.proto.task_pb2 import Task as PendingTask
+from flwr.supercore.constant import TaskType
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+
+REFUSED = httpx.HTTPError
+"""What a call raises that the SuperNode refuses or does not answer within Flower's 30 s."""
+TOO_LATE = ObjectPushError
+"""What sending an object raises once the SuperNode has sent the reply and deleted it."""
+
+_TASKS = (TaskType.CLIENT_APP, TaskType.AGENT_APP)
+"""All that a SuperNode makes; a task that nobody claims would hold up those behind it forever.
+
+An app without a ClientApp cannot be loaded, and that is what its message is answered with.
+"""
+_AWAY = (httpx.codes.BAD_GATEWAY, httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.GATEWAY_TIMEOUT)
+
+
+class AppIo:
+    """A SuperNode's API for apps, for one task at a time.
+
+    Parameters
+    ----------
+    address : str
+        Of the SuperNode's API, ``host:port``.
+    root_certificates : bytes | None
+        Of its TLS; None for plain HTTP, on loopback.
+    secret : bytes | None (default: None)
+        What the SuperNode wants of whoever claims tasks. Without it, any user of the machine could.
+    """
+
+    def __init__(
+        self, address: str, root_certificates: bytes | None, secret: bytes | None = None
+    ) -> None:
+        version = RuntimeVersionHttpInterceptor("flwr-clientapp")
+        signing: list[Any] = []
+        if secret is not None:
+            signing = [
+                SuperExecAuthHttpInterceptor(
+                    master_secret=secret, protected_methods=["/flwr.proto.Runtime/AcquireTask"]
+                )
+            ]
+        self._token = _TaskToken()
+        # Without Flower's retries: its retry code sends SIGINT to its own process at a 401.
+        self._claims, self._calls = (
+            RuntimeHttpClient.from_server_address(
+                address, root_certificates is None, root_certificates, [version, *interceptors]
+            )
+            for interceptors in (signing, [self._token])
+        )
+
+    def claim(self) -> tuple[str, PendingTask] | None:
+        """Claim the oldest pending task; return its token and the task.
+
+        None if there is none, or the SuperNode is away.
+        """
+        try:
+            request = messages.AcquireTaskRequest(supported_task_types=_TASKS)
+            response = self._claims.AcquireTask(request)
+        except httpx.TransportError:
+            return None
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code in _AWAY:
+                return None
+            raise
+        return (response.token, response.task) if response.token else None
+
+    def calls(self, token: str) -> Any:
+        """The calls of a task, by their names in Flower; those of the task before it end."""
+        self._token.inner = RuntimeTokenHttpInterceptor(token)
+        return self._calls
+
+
+def pull_task_input(calls: Any) -> Any:
+    """Pull a task's run, app bundle and context; messages that the app makes are of this task."""
+    task = calls.PullTaskInput(messages.PullTaskInputRequest())
+    TaskIdentity.task_id = task.task_id
+    TaskIdentity.run_id = task.run.run_id
+    TaskIdentity.node_id = task.context.node_id
+    return task
+
+
+class _TaskToken:
+    """Signs with the present task's token, so that one connection serves all tasks."""
+
+    inner: RuntimeTokenHttpInterceptor
+
+    def intercept(self, context: Any, call_next: Any) -> httpx.Response:
+        return self.inner.intercept(context, call_next)
