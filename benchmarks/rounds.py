@@ -2,6 +2,9 @@
 
 ``python -m benchmarks.rounds [--quick] [--device cuda:0] [--json FILE]``
 
+With another Flower than 1.32, as in ``.flower/1.41.0/bin/python -m benchmarks.rounds --quick``
+after ``make test-flower VERSION=1.41.0``, both have Flower's own SuperLink.
+
 Both federations are up at once and take turns, so that other load affects both. Both run FedAvg
 (`benchmarks/rounds_app`), stock Flower with its own grid, ours with ours. A phase lasts from
 sending its messages to having all replies. The first phase of a run, which loads the app, is
@@ -29,12 +32,17 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.flower_federation import FlowerFederation
+from fleet.line import why_another
 from fleet.local_federation import LocalFederation
 
 APP_DIR = Path(__file__).parent / "rounds_app"
 IDLE_SETTLE = 15.0
 IDLE_SECONDS = 10.0
 _PHASE = re.compile(r"PHASE ([\d.]+) (\d+) (\d+)")
+
+
+Federation = LocalFederation | FlowerFederation
 
 
 class StockFederation(LocalFederation):
@@ -97,7 +105,7 @@ def repeating(action: Callable[[], None], *, every: float) -> Iterator[None]:
 
 
 @contextmanager
-def peak_memory(federation: LocalFederation) -> Iterator[dict[str, int]]:
+def peak_memory(federation: Federation) -> Iterator[dict[str, int]]:
     """Sample resident memory of a federation's processes: peak by kind of process."""
     peaks: dict[str, int] = {}
 
@@ -114,7 +122,7 @@ def peak_memory(federation: LocalFederation) -> Iterator[dict[str, int]]:
         yield peaks
 
 
-def processes(federation: LocalFederation, *, nodes_only: bool = False) -> list[psutil.Process]:
+def processes(federation: Federation, *, nodes_only: bool = False) -> list[psutil.Process]:
     """Live processes of a federation."""
     roots = [node.pid for node in federation.nodes]
     if not nodes_only:
@@ -140,7 +148,7 @@ def _kind(command: Sequence[str]) -> str:
     return "other"
 
 
-def idle_cpu(federation: LocalFederation) -> float:
+def idle_cpu(federation: Federation) -> float:
     """CPU time of one idle node, in per cent of a core."""
     before = {
         process: sum(process.cpu_times()[:2]) for process in processes(federation, nodes_only=True)
@@ -150,7 +158,7 @@ def idle_cpu(federation: LocalFederation) -> float:
     return 100 * used / IDLE_SECONDS / len(federation.nodes)
 
 
-def run_phases(federation: LocalFederation, case: Case, *, fast: bool) -> list[float]:
+def run_phases(federation: Federation, case: Case, *, fast: bool) -> list[float]:
     """Run the app; return the seconds of its phases without the first."""
     phases = case.ours_phases if fast else case.stock_phases
     outcome = federation.run(
@@ -172,11 +180,18 @@ def run_phases(federation: LocalFederation, case: Case, *, fast: bool) -> list[f
 
 
 @contextmanager
-def both_federations(nodes: int, device: str) -> Iterator[tuple[LocalFederation, LocalFederation]]:
+def both_federations(nodes: int, device: str) -> Iterator[tuple[Federation, Federation]]:
     """Start stock Flower and ours together."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         settings = {"device": device}
+        if why_another():  # there are no local federations with this Flower
+            stock, ours = (
+                FlowerFederation(nodes, directory / name, ours=number, node_settings=settings)
+                for name, number in (("stock", 0), ("ours", nodes))
+            )
+            yield stack.enter_context(stock), stack.enter_context(ours)
+            return
         yield (
             stack.enter_context(
                 StockFederation(nodes, directory / "stock", node_settings=settings)

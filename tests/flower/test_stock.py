@@ -2,9 +2,16 @@
 
 import json
 import math
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 
 import pytest
+
+from node.stock import is_stock
+from node.supervisor import status_file
 
 STRATEGIES = ("fedavg", "hfldd", "fedhead", "cadis", "fedlgd")
 
@@ -22,7 +29,7 @@ def test_a_strategy_trains_three_nodes_of_a_stock_flower(strategy, stock, app, l
         "phase-timeout": 300.0,
         "runs-dir": str(runs),
     }
-    printed = stock.run(app, config)
+    printed = "\n".join(stock.run(app, config).lines)
     about = f"{printed[-4000:]}\n{stock.log.read_text()[-4000:]}"
     rows, phases = (
         [json.loads(line) for f in runs.glob(f"*/{name}.jsonl") for line in f.open()]
@@ -37,3 +44,41 @@ def test_a_strategy_trains_three_nodes_of_a_stock_flower(strategy, stock, app, l
     assert json.loads(summary.read_text())["strategy"] == strategy
     own_way = printed.count("go Flower's own way")
     assert own_way == (0 if version("flwr").startswith("1.32.") else 1), about
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(is_stock(), reason="Flower's own SuperNode does the work of our node here")
+def test_a_killed_worker_of_our_node_is_replaced_and_the_run_goes_on(stock, app):
+    runs = stock.folder / "killed"
+    config = {
+        "strategy": "fedavg",
+        "num-rounds": 3,
+        "min-nodes": 3,
+        "phase-timeout": 300.0,
+        "runs-dir": str(runs),
+    }
+
+    def rounds():
+        return [
+            json.loads(line)["round"] for f in runs.glob("*/metrics.jsonl") for line in f.open()
+        ]
+
+    def worker():
+        return json.loads(status_file(stock.nodes[0].state_dir).read_text())["ready"]
+
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(stock.run, app, config)
+        while 1 not in rounds():
+            assert not run.done(), run.result().lines[-40:]
+            time.sleep(0.2)
+        killed = worker()
+        os.kill(killed, signal.SIGKILL)
+        outcome = run.result()
+    about = "\n".join(outcome.lines[-40:])
+    assert outcome.completed, about
+    assert rounds() == [0, 1, 2, 3], about
+    assert worker() != killed
+    journal = [json.loads(line) for f in runs.glob("*/journal.jsonl") for line in f.open()]
+    last = [entry for entry in journal if "asked" in entry][-1]
+    assert len(last["nodes"]) == last["asked"], about
