@@ -106,6 +106,8 @@ def node(
 
     One warm process with torch, the app and its data serves all messages, on a GPU if there is one.
     When idle it ends, and starts again with the next message, unless it is kept warm.
+    With Flowers other than 1.32 and 1.41, Flower starts a process for each message instead, and
+    with others than 1.32 give --policy open: docs/flower.md.
     The node restarts its processes if they fail, and waits out outages of the SuperLink. If it
     cannot work, it says why in one line and exits with 1.
 
