@@ -7,7 +7,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.retry import exponential
 from flwr.superlink.grid import GrpcGrid
 
-from protocol.superlink import limit_calls, overloaded, retry_also
+from protocol.superlink import limit_absence, limit_calls, overloaded, retry_also
 from server.flower_1_32.batches import push
 from server.flower_1_32.calls import Calls
 from server.flower_1_32.inbox import SuperLinkInbox
@@ -17,6 +17,8 @@ from server.grid.inbox import Inbox, Most
 
 LONGEST_CALL = 600.0
 """Seconds in which the SuperLink must answer a call. A parcel of a GB needs 14 Mbit/s."""
+LONGEST_AWAY = 3600.0
+"""Seconds for which a run waits for a SuperLink that is away; then it ends."""
 LONGEST_RETRY = 2
 """Seconds until the next attempt, at most, while the SuperLink is away (Flower: up to 20)."""
 
@@ -33,6 +35,7 @@ class SuperLinkExchange(Exchange):
         super().__init__(grid)
         retry_also(grid._retry_invoker, overloaded)
         limit_calls(grid._retry_invoker, LONGEST_CALL)
+        limit_absence(grid._retry_invoker, LONGEST_AWAY)
         grid._retry_invoker.wait_gen_factory = lambda: exponential(max_delay=LONGEST_RETRY)
         self._calls = Calls(grid)
 
