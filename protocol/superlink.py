@@ -77,8 +77,8 @@ def limit_absence(invoker: RetryInvoker, within: float) -> None:
         if away and invoker.max_time and state.elapsed_time >= invoker.max_time:
             log(
                 ERROR,
-                "The SuperLink has been away for %.0f minutes: this run ends. What it had learnt "
-                'is in its last checkpoint; once the SuperLink is back, run it with resume="latest"',
+                "The SuperLink has been away for %.0f minutes: this run ends. Its last checkpoint "
+                'is kept; once the SuperLink is back, go on with it by resume="latest"',
                 invoker.max_time / 60,
             )
             invoker.max_time = 0.0

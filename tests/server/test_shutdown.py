@@ -50,7 +50,8 @@ from server.flower_1_32.exchange import SuperLinkExchange
 
 grid = GrpcGrid("127.0.0.1:9", insecure=True, token="token")
 sender = HeartbeatSender(make_task_heartbeat_fn_grpc(grid._stub))
-register_signal_handlers(EventType.FLWR_SERVERAPP_RUN_LEAVE, exit_handlers=[grid.close, sender.stop])
+handlers = [grid.close, sender.stop]
+register_signal_handlers(EventType.FLWR_SERVERAPP_RUN_LEAVE, exit_handlers=handlers)
 SuperLinkExchange(grid)
 sender.start()
 print("running", flush=True)
