@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from logging import ERROR
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from flwr.common import log
 
 if TYPE_CHECKING:
     from flwr.supercore.retry import RetryInvoker
+    from flwr.supercore.retry.retry_invoker import RetryState
 
 WAIT = "flwr-distill-wait"
 """Header of a node's look for messages: seconds for which it may wait at the SuperLink.
@@ -59,6 +62,30 @@ def limit_calls(invoker: RetryInvoker, within: float) -> None:
         return invoke(target, *args, **kwargs)
 
     invoker.invoke = invoke_within  # type: ignore[method-assign]
+
+
+def limit_absence(invoker: RetryInvoker, within: float) -> None:
+    """Let an invoker's calls fail once the SuperLink has been away for so many seconds.
+
+    Flower waits for ever. After the first call that fails so, no other one waits anew.
+    """
+    gives_up = invoker.on_giveup
+
+    def give_up(state: RetryState) -> None:
+        error = state.exception
+        away = isinstance(error, grpc.RpcError) and error.code() == grpc.StatusCode.UNAVAILABLE
+        if away and invoker.max_time and state.elapsed_time >= invoker.max_time:
+            log(
+                ERROR,
+                "The SuperLink has been away for %.0f minutes: this run ends. Its last checkpoint "
+                'is kept; once the SuperLink is back, go on with it by resume="latest"',
+                invoker.max_time / 60,
+            )
+            invoker.max_time = 0.0
+        if gives_up is not None:
+            gives_up(state)
+
+    invoker.max_time, invoker.on_giveup = within, give_up
 
 
 def answered(target: Callable[..., Any]) -> Callable[..., Any]:

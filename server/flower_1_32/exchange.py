@@ -1,13 +1,17 @@
 """Messages and replies through a SuperLink, in fewer and shorter waits than Flower's own."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from logging import WARNING
 
 from flwr.app import Message
+from flwr.common import log
 from flwr.serverapp import Grid
-from flwr.supercore.retry import exponential
+from flwr.supercore.exit import add_exit_handler
+from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.superlink.grid import GrpcGrid
 
-from protocol.superlink import limit_calls, overloaded, retry_also
+from protocol.superlink import limit_absence, limit_calls, overloaded, retry_also
 from server.flower_1_32.batches import push
 from server.flower_1_32.calls import Calls
 from server.flower_1_32.inbox import SuperLinkInbox
@@ -17,6 +21,8 @@ from server.grid.inbox import Inbox, Most
 
 LONGEST_CALL = 600.0
 """Seconds in which the SuperLink must answer a call. A parcel of a GB needs 14 Mbit/s."""
+LONGEST_AWAY = 3600.0
+"""Seconds for which a run waits for a SuperLink that is away; then it ends."""
 LONGEST_RETRY = 2
 """Seconds until the next attempt, at most, while the SuperLink is away (Flower: up to 20)."""
 
@@ -33,7 +39,8 @@ class SuperLinkExchange(Exchange):
         super().__init__(grid)
         retry_also(grid._retry_invoker, overloaded)
         limit_calls(grid._retry_invoker, LONGEST_CALL)
-        grid._retry_invoker.wait_gen_factory = lambda: exponential(max_delay=LONGEST_RETRY)
+        limit_absence(grid._retry_invoker, LONGEST_AWAY)
+        wait_apart(grid._retry_invoker)
         self._calls = Calls(grid)
 
     def prepare(self, messages: Sequence[Message]) -> None:
@@ -47,6 +54,26 @@ class SuperLinkExchange(Exchange):
     def open_inbox(self, messages: Mapping[str, Message], most: Callable[[Message], Most]) -> Inbox:
         """Open an inbox that fetches replies piece by piece."""
         return SuperLinkInbox(self._calls, messages, most)
+
+
+def wait_apart(invoker: RetryInvoker) -> None:
+    """Let each call wait on its own, and none any longer once the process ends.
+
+    Flower's calls wait under a lock. A signal that ends the process while the main thread holds it
+    would be for ever: Flower's handler waits there for the thread of heartbeats, and that one for
+    the lock.
+    """
+
+    def wait(seconds: float) -> None:
+        log(WARNING, "The SuperLink is away; trying again in %.1f s", seconds)
+        time.sleep(max(seconds, 0))  # below 0 if the process just began to end
+
+    def wait_no_longer() -> None:
+        invoker.max_time = 0.0
+
+    invoker.wait_gen_factory = lambda: exponential(max_delay=LONGEST_RETRY)
+    invoker.wait_function = wait
+    add_exit_handler(wait_no_longer)
 
 
 def exchange_over(grid: Grid) -> Exchange | None:

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from flwr.supercore.retry import make_simple_grpc_retry_invoker, wrap_stub
 
-from protocol.superlink import limit_calls, overloaded, retry_also
+from protocol.superlink import limit_absence, limit_calls, overloaded, retry_also
 
 LOCKED = "Exception calling application: (sqlite3.OperationalError) database is locked\n[SQL: ..."
 
@@ -96,3 +96,39 @@ def test_a_call_with_a_deadline_of_its_own_keeps_it_and_is_not_made_again(silent
         stub.Pull(b"beat", timeout=0.3)
     assert error.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     assert len(calls) == 1
+
+
+def test_a_superlink_that_stays_away_is_given_up_once_for_all_calls(caplog):
+    invoker, waits = make_simple_grpc_retry_invoker(), []
+    invoker.wait_function = waits.append
+    limit_absence(invoker, within=0.2)
+
+    def call():
+        time.sleep(0.05)
+        raise CallError(grpc.StatusCode.UNAVAILABLE, "down")
+
+    with caplog.at_level("ERROR", "flwr"), pytest.raises(CallError):
+        invoker.invoke(call)
+    assert len(waits) >= 2
+    assert "resume" in caplog.text
+    waits.clear()
+    with pytest.raises(CallError):
+        invoker.invoke(call)
+    assert not waits
+
+
+def test_a_call_that_a_superlink_refuses_shortens_no_other_wait():
+    invoker, waits = make_simple_grpc_retry_invoker(), []
+    invoker.wait_function = waits.append
+    limit_absence(invoker, within=60)
+    errors = [CallError(grpc.StatusCode.INTERNAL, ""), CallError(grpc.StatusCode.UNAVAILABLE, "")]
+
+    def call():
+        if errors:
+            raise errors.pop(0)
+        return "reply"
+
+    with pytest.raises(CallError):
+        invoker.invoke(call)
+    assert invoker.invoke(call) == "reply"
+    assert len(waits) == 1

@@ -38,3 +38,38 @@ def test_a_second_signal_does_not_keep_a_process_that_is_ending(second):
     finally:
         process.kill()
         process.stdout.close()
+
+
+AWAY = """
+from flwr.supercore.exit import register_signal_handlers
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_grpc
+from flwr.supercore.telemetry import EventType
+from flwr.superlink.grid import GrpcGrid
+from flwr.proto.appio_pb2 import PullTaskInputRequest
+from server.flower_1_32.exchange import SuperLinkExchange
+
+grid = GrpcGrid("127.0.0.1:9", insecure=True, token="token")
+sender = HeartbeatSender(make_task_heartbeat_fn_grpc(grid._stub))
+handlers = [grid.close, sender.stop]
+register_signal_handlers(EventType.FLWR_SERVERAPP_RUN_LEAVE, exit_handlers=handlers)
+SuperLinkExchange(grid)
+sender.start()
+print("running", flush=True)
+grid._stub.PullTaskInput(PullTaskInputRequest())
+"""
+
+
+def test_a_process_whose_superlink_is_gone_ends_by_a_signal():
+    """As Flower sends it when its parent has died; its thread of heartbeats waits, too."""
+    command = [sys.executable, "-c", AWAY]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert process.stdout.readline() == "running\n"
+        time.sleep(3)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
+    finally:
+        process.kill()
+        process.stdout.close()
