@@ -57,6 +57,7 @@ GRID = [
 QUICK_GRID = [
     *(Setting("dm", s, n, steps=100) for s in ("class-stats", "real") for n in (1, 10)),
     *(Setting("kip", s, n, steps=100) for s in ("class-stats", "real") for n in (1, 10)),
+    *(Setting("kip-negatives", "class-stats", n, steps=100) for n in (1, 10)),
 ]
 """With fewer steps, so that it ends in minutes."""
 QUICK_SETS, QUICK_CLASSES = 33, 3

@@ -88,8 +88,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 """Registered names and the arguments of `distill_kip` they stand for."""
 
+SHOWS_UNUSUAL_RECORDS = (
+    "KIP fits the label of every record, so its virtual images can show an attacker records that "
+    "are unlike the others of their class (docs/privacy.md); dm shows fewer of them"
+)
+
 for _name, _arguments in VARIANTS.items():
-    register(_name)(partial(distill_kip, **_arguments))
+    register(_name, caution=SHOWS_UNUSUAL_RECORDS)(partial(distill_kip, **_arguments))
 
 
 def distill_kip_many(

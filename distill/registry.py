@@ -78,16 +78,29 @@ class Distiller(Protocol):
 
 D = TypeVar("D", bound=Distiller)
 _DISTILLERS: dict[str, Distiller] = {}
+_CAUTIONS: dict[str, str] = {}
 
 
-def register(name: str) -> Callable[[D], D]:
-    """Decorate a distiller to register it under `name`."""
+def register(name: str, *, caution: str = "") -> Callable[[D], D]:
+    """Decorate a distiller to register it under `name`.
+
+    Parameters
+    ----------
+    caution : str (default: "")
+        What attacks have found in its virtual data; see `caution`.
+    """
 
     def add(method: D) -> D:
         _DISTILLERS[name] = method
+        _CAUTIONS[name] = caution
         return method
 
     return add
+
+
+def caution(method: str) -> str:
+    """What to know before virtual data of a method leave a node; empty if nothing is known."""
+    return _CAUTIONS.get(method, "")
 
 
 def distiller_names() -> list[str]:

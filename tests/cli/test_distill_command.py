@@ -77,7 +77,12 @@ def test_a_folder_becomes_virtual_data_a_picture_and_a_summary(
     assert summary["scores"]["all real images"]["accuracy"] == {"quick": 1}
     assert summary["judges"] == {"quick": {"model": "auto", "steps": 60}}
     assert summary["card"]["yardstick"]["by_chance"] == 0.8
-    for said in ("Accuracy on 8 held-back images", "Privacy card", "80% would be by chance"):
+    for said in (
+        "Accuracy on 8 held-back images",
+        "Privacy card",
+        "80% would be by chance",
+        "Caution: KIP",
+    ):
         assert said in result.output
 
 

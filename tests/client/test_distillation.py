@@ -1,5 +1,7 @@
 """Virtual nodes of a simulation distil together, and get what each would make alone."""
 
+import logging
+
 import pytest
 import torch
 from flwr.app import Context, RecordDict
@@ -64,3 +66,14 @@ def test_a_batch_is_distilled_once(context_of, monkeypatch):
     for partition in (0, 2, 4, 1, 3, 2):
         distilled(context_of(partition), request)
     assert calls == [6, 6]  # 12 nodes in two batches
+
+
+@pytest.mark.parametrize(
+    ("name", "warned"), [("kip", True), ("kip-negatives", True), ("dm", False)]
+)
+def test_a_node_warns_of_what_attacks_find_in_its_virtual_data(
+    name, warned, context_of, caplog, monkeypatch
+):
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    distilled(context_of(0), Distillation(distiller=name, distilled_size=4, distill_steps=1))
+    assert ("records that are unlike the others" in caplog.text) == warned
