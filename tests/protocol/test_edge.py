@@ -31,7 +31,7 @@ def test_an_answer_comes_back_and_the_listener_knows_how_long_the_caller_waits(s
     waits = []
     socket = served(Ask=lambda request, seconds: waits.append(seconds) or request[::-1])
     assert call(socket, "Ask", b"abc", 20.0) == b"cba"
-    assert 0 < waits[0] <= 20.0
+    assert 0 < waits[0] < 20.5  # gRPC sends deadlines in steps, and rounds them up
 
 
 def test_a_refusal_brings_its_reason(served):

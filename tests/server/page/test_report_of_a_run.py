@@ -21,6 +21,7 @@ def run(client_grid, tmp_path):
         "min-nodes": 4,
         "fraction-evaluate": 1.0,
         "train.local-epochs": 1,
+        "hfldd.distiller": "dm",
         "hfldd.distill-steps": 3,
         "hfldd.groups": 2,
         "partition.scheme": "iid",
