@@ -23,7 +23,7 @@ from distill.forecast import forecast
 from distill.own_network import network_arguments
 from distill.privacy import PrivacyCard
 from distill.registry import Progress as Report
-from distill.registry import caution, formation_arguments
+from distill.registry import caution_of, formation_arguments
 from protocol.hfldd import Distillation
 from server.page.words import data_size
 from task.datasets import DatasetError, Samples
@@ -136,7 +136,7 @@ def condense(options: Options, console: Console) -> None:
                 f"{yardstick.nearer_to_own:.0%} of the virtual images are nearer to a source image "
                 f"than to any held-back one; {yardstick.by_chance:.0%} would be by chance."
             )
-    if warning := caution(virtual.method):
+    if warning := caution_of(virtual.method):
         console.print(f"Caution: {warning}.")
     console.print(f"Written to {options.output}: virtual.safetensors, virtual.png, summary.json")
 

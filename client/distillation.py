@@ -19,7 +19,7 @@ from distill.distribution_matching import REFINE_BANK, distill_dm
 from distill.many import distill_many
 from distill.own_network import network_arguments
 from distill.private_matching import distill_dm_privately, noise_for
-from distill.registry import caution
+from distill.registry import caution_of
 from distill.virtual_data import VirtualData
 from links.store import NodeStore
 from protocol.hfldd import Distillation, Refinement
@@ -123,7 +123,7 @@ def _distil(sessions: list[Session], request: Distillation) -> list[VirtualData]
         for session, virtual in zip(alike, results, strict=True):
             data = seen_data(session)
             made[session.identity] = virtual.with_card(data.train.inputs, data.holdout.inputs)
-    for warning in sorted({caution(virtual.method) for virtual in made.values()} - {""}):
+    for warning in sorted({caution_of(virtual.method) for virtual in made.values()} - {""}):
         log(WARNING, "Distilled: %s", warning)
     return [made[session.identity] for session in sessions]
 

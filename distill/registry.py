@@ -87,7 +87,7 @@ def register(name: str, *, caution: str = "") -> Callable[[D], D]:
     Parameters
     ----------
     caution : str (default: "")
-        What attacks have found in its virtual data; see `caution`.
+        What attacks have found in its virtual data; see `caution_of`.
     """
 
     def add(method: D) -> D:
@@ -98,8 +98,8 @@ def register(name: str, *, caution: str = "") -> Callable[[D], D]:
     return add
 
 
-def caution(method: str) -> str:
-    """What to know before virtual data of a method leave a node; empty if nothing is known."""
+def caution_of(method: str) -> str:
+    """What attacks have found in virtual data of a method; empty if nothing is known."""
     return _CAUTIONS.get(method, "")
 
 
