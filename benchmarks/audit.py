@@ -1,7 +1,8 @@
 """What virtual data give away: membership attacks on them, and accuracy with noisy means.
 
 ``python -m benchmarks.audit --out DIR [--data digits] [--data-root DIR] [--sets 257] [--classes N]
-[--canaries 10] [--plot FILE.svg] [--json FILE]``; ``--quick`` is a small grid with fewer sets.
+[--budgets 1 10 50] [--canaries 10] [--plot FILE.svg] [--json FILE]``; ``--quick`` is a small grid
+with fewer sets.
 
 Each setting (distiller, start, images of a class, formation) is a file in ``--out``: an audit that
 was stopped goes on. A setting's halves are drawn of the same images, and every set is attacked with
@@ -45,14 +46,10 @@ from distill.private_matching import (
 from task.datasets import Dataset, Samples, load_dataset
 
 STARTS = ("class-stats", "pixel-stats", "noise", "real")
+BUDGETS = (1, 10, 50)
 GRID = [
-    *(
-        Setting(d, s, n)
-        for d in ("dm", "kip", "kip-negatives")
-        for s in STARTS
-        for n in (1, 10, 50)
-    ),
-    *(Setting("dm", s, n, formation=2) for s in STARTS for n in (1, 10)),
+    *(Setting(d, s, n) for n in BUDGETS for d in ("dm", "kip", "kip-negatives") for s in STARTS),
+    *(Setting("dm", s, n, formation=2) for n in (1, 10) for s in STARTS),
 ]
 QUICK_GRID = [
     *(Setting("dm", s, n, steps=100) for s in ("class-stats", "real") for n in (1, 10)),
@@ -182,6 +179,7 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--sets", type=int, default=257, help="one more than the shadows")
     parser.add_argument("--classes", type=int, default=10, help="the first ones of the data set")
+    parser.add_argument("--budgets", type=int, nargs="+", default=BUDGETS, help="images of a class")
     parser.add_argument("--canaries", type=int, default=10, help="of each of three kinds")
     parser.add_argument("--trials", type=int, default=4000, help="of a release with noise")
     parser.add_argument("--out", type=Path, help="folder for a file of each setting")
@@ -201,7 +199,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = options.out or Path(folder)
         out.mkdir(parents=True, exist_ok=True)
-        grid = QUICK_GRID if options.quick else GRID
+        whole = QUICK_GRID if options.quick else GRID
+        grid = [setting for setting in whole if setting.per_class in options.budgets]
         for number, setting in enumerate(grid, start=1):
             begin, name = time.perf_counter(), name_of(setting)
             drawn = f"{options.data}-{options.classes}-{options.sets}-{options.canaries}"
