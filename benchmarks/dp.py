@@ -9,8 +9,9 @@ digits, 10 nodes. Noise comes from the operating system, so no two runs are equa
 ``virtual`` trains a network on virtual data of all classes alone, 10 images of a class from each
 node: ``[--data mnist --data-root DIR] [--epsilons 1 10] [--nodes 1]``, LeNet with random changes of
 its images (3,000 steps), or the data set's own network where the images are too small for it.
-Training data are spread over the nodes at random; each spends its own epsilon, and what they send
-is pooled. Its noise comes from the seed: a benchmark protects nobody.
+Training data are spread over the nodes at random, or by class (``--single-class``); each spends its
+own epsilon, and what they send is pooled. Its noise comes from the seed: a benchmark protects
+nobody.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
+from torch import Generator, Tensor
 
 from benchmarks.in_process import Settings, run_in_process
 from cli.judge import LENET, QUICK, judges, train_and_score
@@ -62,12 +64,24 @@ def run(settings: Settings) -> tuple[float, float]:
     return rows[-1]["accuracy"], max((n.get("dp-epsilon", 0.0) for n in numbers), default=0.0)
 
 
-def virtual_accuracy(data: Dataset, epsilon: float, nodes: int = 1, seed: int = 0) -> float:
+def spread(labels: Tensor, nodes: int, single_class: bool, generator: Generator) -> list[Tensor]:
+    """Each node's samples: a random share of all, or of one class."""
+    order = torch.randperm(len(labels), generator=generator)
+    if not single_class:
+        return list(order.chunk(nodes))
+    classes = torch.unique(labels)
+    each = nodes // len(classes)
+    return [part for c in classes for part in order[labels[order] == c].chunk(each)]
+
+
+def virtual_accuracy(
+    data: Dataset, epsilon: float, nodes: int = 1, seed: int = 0, single_class: bool = False
+) -> float:
     """Accuracy of a network trained on the nodes' virtual data, each with its own epsilon."""
     train, test = (part.to_samples(data.spec) for part in (data.train, data.test))
     generator = torch.Generator().manual_seed(seed)
     pool = []
-    for own in torch.randperm(len(train), generator=generator).chunk(nodes):
+    for own in spread(train.labels, nodes, single_class, generator):
         virtual = distill_dm_privately(
             train.inputs[own],
             train.labels[own],
@@ -97,12 +111,13 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--epsilons", type=float, nargs="+", default=[0.5, 1, 2, 4, 8])
     parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--single-class", action="store_true", help="each node has one class")
     arguments = parser.parse_args()
     if arguments.only in (None, "virtual"):
         data = load_dataset(arguments.data, arguments.data_root)
         for epsilon in arguments.epsilons:
             scores = [
-                virtual_accuracy(data, epsilon, arguments.nodes, seed)
+                virtual_accuracy(data, epsilon, arguments.nodes, seed, arguments.single_class)
                 for seed in range(arguments.seeds)
             ]
             said = ", ".join(f"{score:.3f}" for score in scores)
