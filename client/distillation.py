@@ -9,8 +9,8 @@ from flwr.app import Context
 from flwr.common import log
 from torch import nn
 
-from client.dp_sgd import PrivacyAccount, secret_generator
 from client.features import seen_data
+from client.private_distillation import distil_privately
 from client.session import Session
 from client.simulation import in_simulation, locked, session_of
 from client.terms import extractor
@@ -18,7 +18,6 @@ from distill.auto import choose
 from distill.distribution_matching import REFINE_BANK, distill_dm
 from distill.many import distill_many
 from distill.own_network import network_arguments
-from distill.private_matching import distill_dm_privately, noise_for
 from distill.registry import caution_of
 from distill.virtual_data import VirtualData
 from links.store import NodeStore
@@ -47,7 +46,13 @@ def distilled(context: Context, request: Distillation) -> bytes:
         payload = session.store.read(name)
         if payload is None:
             if request.dp_epsilon:
-                made = _distil_privately(session, request)
+                made = distil_privately(
+                    session,
+                    epsilon=request.dp_epsilon,
+                    per_class=_per_class(session, request),
+                    steps=request.distill_steps or None,
+                    formation=request.formation,
+                )
             else:
                 (made,) = _distil([session], request)
             payload = made.to_bytes(request.bits)
@@ -132,27 +137,6 @@ def _log_choice(session: Session) -> None:
     spec, held = seen_data(session).spec, len(torch.unique(session.data.train.labels))
     method, reason = choose(held, spec.num_classes, spec.shape)
     log(INFO, "Distiller auto takes %s: %s", method, reason)
-
-
-def _distil_privately(session: Session, request: Distillation) -> VirtualData:
-    """Distil under differential privacy, and book the epsilon."""
-    data, train = session.data, session.task.train
-    noise = noise_for(request.dp_epsilon, train.dp_delta)
-    PrivacyAccount.of(session, train).spend(noise, rate=1.0, steps=1)
-    return distill_dm_privately(
-        data.train.inputs,
-        data.train.labels,
-        num_classes=data.spec.num_classes,
-        per_class=_per_class(session, request),
-        pixels=data.spec.pixels,
-        steps=request.distill_steps or None,
-        generator=session.generator("distill"),
-        noise_generator=secret_generator(),
-        epsilon=request.dp_epsilon,
-        delta=train.dp_delta,
-        device=session.device,
-        formation=request.formation,
-    )
 
 
 def _per_class(session: Session, request: Distillation) -> int:

@@ -12,9 +12,10 @@ from flwr.common import log
 from torch import Tensor, nn
 from torch.nn import functional
 
-from client.dp_sgd import require_no_privacy
+from client.dp_sgd import PrivacyAccount, require_no_privacy
 from client.features import seen_data
 from client.local_round import LocalRound
+from client.private_distillation import distil_privately
 from client.session import Session
 from client.terms import Features, LossTerm, extractor
 from distill.contrastive import supervised_contrastive_loss
@@ -31,9 +32,10 @@ from protocol.fedlgd import (
 )
 from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
 from task.datasets import Samples
-from task.settings import TrainSettings
+from task.settings import SettingsError, TrainSettings
 
 OWN = "virtual-data"
+PRIVATE = "private-virtual-data"
 OF_SERVER = "global-virtual-data"
 BATCH_SIZE = 1024
 
@@ -80,13 +82,15 @@ def train_virtual(message: Message, context: Context) -> Message:
             lacks = MetricRecord({LACKS_GLOBAL_DATA: 1})
             return Message(RecordDict({METRICS: lacks}), reply_to=message)
     local = LocalRound.of(session, content)
-    require_no_privacy(local.settings, "FedLGD's virtual data")
+    require_no_privacy(local.settings, "training on virtual data")
     own = virtual_samples(session, local.model, request, local.round)
     reply = RecordDict()
     if request.gradient:
         reply[GRADIENT] = ArrayRecord(loss_gradient(local.model, own, request.gradient))
     reply.update(local.train(joined(own, of_server)))
     reply.metric_records[METRICS][NUM_EXAMPLES] = len(own)
+    if request.dp_epsilon:
+        reply.metric_records[METRICS].update(PrivacyAccount.of(session, local.settings).numbers())
     reply[ARRAYS] = local.trained_model()
     return Message(reply, reply_to=message)
 
@@ -99,7 +103,20 @@ def virtual_samples(
     Made by distribution matching with random networks, from noise with one mean and deviation per
     class; refined with the received model's features instead (FedLGD eq. 1). They are read back
     from the store, so that a restarted node continues with identical values.
+
+    With ``dp_epsilon`` they are made from noisy class means. All that the node sends then follows
+    from this one release, so they are never refined.
+
+    Raises
+    ------
+    SettingsError
+        If they are to be private and refined.
     """
+    if request.dp_epsilon and request.refine_steps:
+        raise SettingsError(  # the server refuses this too, but data are refined here
+            f"fedlgd.dp-epsilon = {request.dp_epsilon:g}: refined virtual data would have no "
+            "differential privacy (set fedlgd.refine-steps to 0)"
+        )
     data, store = seen_data(session), session.store.at(server_round)
     distil = partial(
         distill_dm,
@@ -110,12 +127,22 @@ def virtual_samples(
         formation=request.formation,
         device=session.device,
     )
-    payload = store.read(OWN)
+    name = PRIVATE if request.dp_epsilon else OWN
+    payload = store.read(name)
     if payload is None:
-        virtual = distil(steps=request.first_steps, generator=session.generator("virtual"))
+        if request.dp_epsilon:
+            virtual = distil_privately(
+                session,
+                epsilon=request.dp_epsilon,
+                per_class=request.per_class,
+                steps=request.first_steps,
+                formation=request.formation,
+            )
+        else:
+            virtual = distil(steps=request.first_steps, generator=session.generator("virtual"))
         log(INFO, "Made %d virtual samples", len(virtual))
         payload = virtual.to_bytes()
-        store.write(OWN, payload)
+        store.write(name, payload)
     virtual = VirtualData.from_bytes(payload)
     if request.refine_steps:
         refined = distil(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from flwr.app import RecordDict
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from protocol.arrays import Arrays
 from protocol.messages import ARRAYS
@@ -46,6 +46,8 @@ class VirtualTraining(Block):
     gradient : list of str (default: [])
         Weights of the received model; the node sends the gradient with respect to these, of the
         model's loss on the virtual data.
+    dp_epsilon : float (default: 0.0)
+        Epsilon that making the virtual data costs each sample; 0 is without differential privacy.
     """
 
     per_class: Annotated[int, Field(ge=1)]
@@ -54,6 +56,7 @@ class VirtualTraining(Block):
     refine_steps: Annotated[int, Field(ge=0)] = 0
     contrast: Annotated[float, Field(ge=0)] = 0.0
     gradient: Annotated[list[str], Field(default_factory=list)]
+    dp_epsilon: Annotated[float, Field(ge=0)] = 0.0
 
 
 class GlobalData(Block):
@@ -99,6 +102,10 @@ class FedLGDSettings(Block):
         What the server matches: the ``gradient`` of the loss on the nodes' virtual data at the
         round's model (the paper's), or the ``update`` made by the round's training (the published
         code's), for which nodes send only their models.
+    dp_epsilon : float (default: 0.0)
+        Epsilon that a run costs each sample of a node, at ``train.dp-delta``: virtual data are made
+        once, from differentially private class means, and everything that nodes send follows from
+        them. Needs ``refine-steps = 0``; 0 is without differential privacy.
     """
 
     per_class: Annotated[int, Field(ge=1)] = 10
@@ -111,6 +118,14 @@ class FedLGDSettings(Block):
     global_per_class: Annotated[int, Field(ge=1)] = 10
     global_steps: Annotated[int, Field(ge=1)] = 40
     match: Literal["gradient", "update"] = "gradient"
+    dp_epsilon: Annotated[float, Field(ge=0)] = 0.0
+
+    @field_validator("dp_epsilon")
+    @classmethod
+    def _is_one_release(cls, epsilon: float, info: ValidationInfo) -> float:
+        if epsilon and info.data.get("refine_steps"):
+            raise ValueError("refining has no differential privacy (set refine-steps to 0)")
+        return epsilon
 
 
 class LacksGlobalData(Block):
@@ -121,9 +136,13 @@ class LacksGlobalData(Block):
 
 def _unprotected(settings: FedLGDSettings, train: TrainSettings) -> str:
     return (
-        "nodes send gradients of virtual data made from their own, without differential privacy "
-        "(take another strategy)"
+        "nodes train on virtual data, not on their samples (set train.dp-noise to 0, and for "
+        "differential privacy fedlgd.dp-epsilon to 1.0 and fedlgd.refine-steps to 0)"
     )
+
+
+def _own_privacy(settings: FedLGDSettings) -> bool:
+    return settings.dp_epsilon > 0
 
 
 def _summed(content: RecordDict, model: Arrays) -> Mapping[str, Arrays]:
@@ -161,6 +180,7 @@ METHODS = (
         ),
         terms={VIRTUAL: "client.fedlgd:Contrastive"},
         unprotected=_unprotected,
+        own_privacy=_own_privacy,
         summed=(TRAIN_VIRTUAL,),
         panels=("strategies.common.panels:virtual_data",),
         defence={"aggregator": "agreement"},

@@ -96,6 +96,9 @@ class Method:
         Given the method's settings and those of training, returns what differential privacy would
         not cover, with the remedy; an empty text if it covers all. None means all is covered if
         the method has no phases or terms of its own, else that it is unknown.
+    own_privacy : callable, optional (default: None)
+        Given the method's settings, returns whether these alone put all that nodes send under
+        differential privacy, without ``train.dp-noise``. None if none do.
     summed : tuple of str
         Message types whose answers are models, or the arrays that their phases name
         (`Phase.summed`), of which the strategy needs only the mean, weighted by samples: with
@@ -138,6 +141,7 @@ class Method:
     terms: Mapping[str, str] = field(default_factory=dict)
     needs: str = ""
     unprotected: Callable[[Any, TrainSettings], str] | None = None
+    own_privacy: Callable[[Any], bool] | None = None
     summed: tuple[str, ...] = ()
     unsummed: Callable[[Any], str] | None = None
     personal: bool = False

@@ -36,6 +36,7 @@ from strategies.common.formation import chosen_formation
 from strategies.common.run import Run
 from strategies.common.virtual_files import virtual_files
 from task.datasets import DataSpec
+from task.settings import SettingsError
 from task.words import counted
 
 
@@ -56,7 +57,7 @@ class FedLGD(RobustFedAvg):
     spec : DataSpec
         Shape and classes of what nodes train on (`task.backbones.seen_spec`).
     per_class, formation, first_steps, refine_steps, every, selections, contrast, global_per_class,
-    global_steps, match
+    global_steps, match, dp_epsilon
         See `protocol.fedlgd.FedLGDSettings`.
     phase_timeout : float (default: 600.0)
         Seconds to wait for nodes that lost the server's virtual data.
@@ -90,6 +91,7 @@ class FedLGD(RobustFedAvg):
         global_per_class: int = 10,
         global_steps: int = 40,
         match: Literal["gradient", "update"] = "gradient",
+        dp_epsilon: float = 0.0,
         phase_timeout: float = 600.0,
         seed: int = 0,
         device: torch.device | str = "cpu",
@@ -105,6 +107,7 @@ class FedLGD(RobustFedAvg):
         self.contrast = contrast
         self.global_steps = global_steps
         self.match = match
+        self.dp_epsilon = dp_epsilon
         self.phase_timeout = phase_timeout
         self.global_data: VirtualData | None = None
         """The server's virtual data, as nodes have them; None before the first selected round."""
@@ -118,7 +121,19 @@ class FedLGD(RobustFedAvg):
 
     @classmethod
     def from_run(cls, settings: Any, run: Run, **arguments: Any) -> Self:
-        """Make the strategy for a run; virtual data are of what nodes train on."""
+        """Make the strategy for a run; virtual data are of what nodes train on.
+
+        Raises
+        ------
+        SettingsError
+            If nodes train on features, which have no differential privacy here.
+        """
+        if settings.dp_epsilon and run.seen_spec != run.spec:
+            raise SettingsError(
+                f"fedlgd.dp-epsilon = {settings.dp_epsilon:g}: nothing but the head of the frozen "
+                "network trains, and features have no differential privacy here (leave it out, or "
+                'set backbone.trains to "last-block")'
+            )
         return super().from_run(settings, run, **{"spec": run.seen_spec, **arguments})
 
     def summary(self) -> None:
@@ -209,6 +224,7 @@ class FedLGD(RobustFedAvg):
             refine_steps=self.refine_steps if self._selected else 0,
             contrast=self.contrast if joint else 0.0,
             gradient=self._matched_names() if self._asks_for_gradients else [],
+            dp_epsilon=self.dp_epsilon,
         )
 
     def _message(self, node: int) -> Message:

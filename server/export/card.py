@@ -2,7 +2,7 @@
 
 from server.export.description import Description
 from server.page.comparison import best
-from server.page.method import disclosed
+from server.page.method import disclosed, private_by_method
 from server.page.privacy import spent
 from server.page.run_files import RunFiles
 from server.page.words import percent
@@ -80,12 +80,18 @@ def _accuracy(run: RunFiles) -> list[str]:
 
 def _privacy(run: RunFiles) -> list[str]:
     train, epsilons = run.settings["train"], spent(run)
-    if train.get("dp-noise") and epsilons:
+    by_method = private_by_method(run)
+    if epsilons and (by_method or train.get("dp-noise")):
         by_node = ", ".join(f"{node}: {epsilon:.3g}" for node, epsilon in epsilons.items())
+        how = (
+            "on virtual data from noisy class means"
+            if by_method
+            else f"DP-SGD, noise multiplier {train['dp-noise']:g}, gradients clipped to "
+            f"{train['dp-clip']:g}"
+        )
         lines = [
             f"- Trained with differential privacy of each sample: epsilon is at most "
-            f"{max(epsilons.values()):.3g} at delta = {train['dp-delta']:g} (DP-SGD, noise "
-            f"multiplier {train['dp-noise']:g}, gradients clipped to {train['dp-clip']:g}). "
+            f"{max(epsilons.values()):.3g} at delta = {train['dp-delta']:g} ({how}). "
             f"By node: {by_node}."
         ]
     else:

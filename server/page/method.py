@@ -42,11 +42,25 @@ def disclosed(run: RunFiles) -> str:
 def _disclosed(run: RunFiles, method: Method | None, arguments: str) -> str:
     if method is None or method.disclosed is None:
         return ""
-    table = run.settings.get(method.table_name, {})
+    settings = _settings(run, method, arguments)
+    return "" if settings is None else method.disclosed(settings)
+
+
+def private_by_method(run: RunFiles) -> bool:
+    """Whether the method's own settings put all that nodes sent under differential privacy."""
+    method = method_of_run(run)
+    if method is None or method.own_privacy is None or run.settings.get("start"):
+        return False
+    settings = _settings(run, method, run.settings.get("strategy-args", ""))
+    return settings is not None and method.own_privacy(settings)
+
+
+def _settings(run: RunFiles, method: Method, arguments: str) -> Any:
+    """The method's settings; None if they are of another version, whose meaning is unknown."""
     try:
-        return method.disclosed(method_settings(method, table, arguments))
+        return method_settings(method, run.settings.get(method.table_name, {}), arguments)
     except SettingsError:
-        return ""  # settings of another version: their meaning is unknown
+        return None
 
 
 def method_of_run(run: RunFiles) -> Method | None:

@@ -1,5 +1,6 @@
 """Differential privacy: the epsilon that nodes have spent."""
 
+from server.page.method import private_by_method
 from server.page.run_files import RunFiles
 from strategies.common.sections import Section, Table
 from task.words import counted
@@ -8,9 +9,9 @@ MOST_OPEN = 12
 """With more nodes, the table is folded."""
 EXPLAINED = (
     "It bounds how much a node's messages in this run reveal about whether any one sample was in "
-    "its training data. Epsilon is counted by Rényi differential privacy over the node's training "
-    "steps. Not covered: how many samples a node has and of which classes, metrics on its held-out "
-    "samples, and other runs with the same data."
+    "its training data. Epsilon is counted by Rényi differential privacy over all that the node "
+    "released. Not covered: how many samples a node has and of which classes, metrics on its "
+    "held-out samples, and other runs with the same data."
 )
 TRAINED_WITHOUT = (
     "Only the virtual data were made under differential privacy: train.dp-noise was 0, so "
@@ -34,6 +35,7 @@ def privacy(run: RunFiles) -> Section | None:
     if not (epsilons := spent(run)):
         return None
     train = run.settings["train"]
+    covered = train["dp-noise"] or private_by_method(run)
     largest = (
         f"The largest epsilon of {counted(len(epsilons), 'node')} is "
         f"{max(epsilons.values()):.3g}, at delta = {train['dp-delta']:g}."
@@ -42,6 +44,6 @@ def privacy(run: RunFiles) -> Section | None:
     folded = f"Epsilon of {len(rows)} nodes" if len(rows) > MOST_OPEN else ""
     return Section(
         "Differential privacy",
-        [largest, EXPLAINED if train["dp-noise"] else TRAINED_WITHOUT],
+        [largest, EXPLAINED if covered else TRAINED_WITHOUT],
         [Table(["node", "#epsilon"], rows, folded=folded)],
     )

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from client import fedlgd
+from client.dp_sgd import PrivacyAccount
 from client.fedlgd import global_samples, joined, loss_gradient, virtual_samples
 from client.session import Session
 from distill.errors import VirtualDataError
@@ -18,6 +19,7 @@ from distill.virtual_data import VirtualData
 from protocol.fedlgd import VirtualTraining
 from task.datasets import Samples
 from task.models import create_model
+from task.settings import SettingsError
 
 REQUEST = VirtualTraining(per_class=2, first_steps=3)
 
@@ -62,6 +64,35 @@ def test_virtual_data_are_made_once_and_equal_after_a_restart(session):
     made = virtual_samples(session, nn.Identity(), REQUEST, 1)
     again = virtual_samples(session, nn.Identity(), REQUEST, 2)
     assert torch.equal(made.inputs, again.inputs)
+
+
+def test_private_virtual_data_are_released_once_and_never_refined(session):
+    private = REQUEST.model_copy(update={"dp_epsilon": 2.0})
+    made = virtual_samples(session, nn.Identity(), private, 1)
+    spent = PrivacyAccount.of(session, session.task.train).epsilon
+    assert 1.9 < spent <= 2.0
+    more = private.model_copy(update={"dp_epsilon": 3.0, "per_class": 4})
+    assert torch.equal(virtual_samples(session, nn.Identity(), more, 2).inputs, made.inputs)
+    assert PrivacyAccount.of(session, session.task.train).epsilon == spent
+    with pytest.raises(SettingsError, match=r"fedlgd.dp-epsilon = 2: .*refine-steps to 0"):
+        virtual_samples(session, nn.Identity(), private.model_copy(update={"refine_steps": 1}), 3)
+
+
+def test_virtual_data_made_without_privacy_are_not_taken_for_private_ones(session):
+    plain = virtual_samples(session, nn.Identity(), REQUEST, 1)
+    private = REQUEST.model_copy(update={"dp_epsilon": 2.0})
+    assert not torch.equal(virtual_samples(session, nn.Identity(), private, 2).inputs, plain.inputs)
+    assert PrivacyAccount.of(session, session.task.train).epsilon > 0
+
+
+def test_noise_does_not_follow_from_the_runs_seed(tmp_path):
+    made = []
+    for name in ("one", "other"):
+        node = {"partition-id": 0, "num-partitions": 2, "state-dir": str(tmp_path / name)}
+        session = Session.of(Context(1, 5, node, RecordDict(), {"partition.classes": 5}))
+        private = REQUEST.model_copy(update={"dp_epsilon": 2.0})
+        made.append(virtual_samples(session, nn.Identity(), private, 1).inputs)
+    assert not torch.equal(*made)
 
 
 def test_refining_brings_class_means_closer_in_the_models_features(session):

@@ -64,6 +64,24 @@ def test_hfldd_is_private_from_label_knowledge_to_heads(run):
 
 
 @pytest.mark.slow
+def test_fedlgd_spends_its_epsilon_once_and_all_else_follows_from_that_release(run):
+    steps = {f"fedlgd.{name}-steps": 3 for name in ("first", "global")}
+    private = {"fedlgd.dp-epsilon": 2.0, "fedlgd.refine-steps": 0, "fedlgd.every": 2}
+    finished = run("fedlgd", **{**steps, **private, "num-rounds": 3})
+    assert len(spent(finished)) == 4
+    told = [
+        numbers["dp-epsilon"]
+        for entry in finished.journal
+        for numbers in entry.get("nodes", {}).values()
+        if "dp-epsilon" in numbers
+    ]
+    assert len(told) == 3 * 4
+    assert max(told) - min(told) < 1e-9
+    assert 1.9 < max(told) <= 2.0
+    assert len({row["loss"] for row in finished.rows}) == 4
+
+
+@pytest.mark.slow
 def test_the_run_goes_on_without_nodes_whose_budget_is_spent(run):
     """One round is within it, two are not."""
     budget = {"train.dp-noise": 2.0, "train.dp-epsilon": 0.75, "partition.classes": 2}

@@ -46,7 +46,7 @@ def test_settings_that_go_together_pass(settings):
         ({"strategy": "fedhead"}, "strategy = 'fedhead': leaders distil.*take another strategy"),
         ({"strategy": "fedhead-plus"}, "leaders distil"),
         ({"strategy": "strategies.fedhead.strategy:FedHEAD"}, "FedHEAD': leaders distil"),
-        ({"strategy": "fedlgd"}, "virtual data"),
+        ({"strategy": "fedlgd"}, "set train.dp-noise to 0, .* fedlgd.dp-epsilon to 1.0"),
         ({"strategy": "fedfa"}, "accuracy"),
         ({"strategy": "cadis"}, r"set cadis.kd-lambda to 0"),
         ({"strategy": "hfldd"}, r"set hfldd.dp-epsilon to 10.0, and hfldd.start"),
@@ -82,7 +82,7 @@ def test_distillation_that_would_tell_of_real_images_is_refused(setting, remedy)
 
 
 def run_that_spent(finished_run, entries, **settings):
-    folder = finished_run(strategy="hfldd", **settings)
+    folder = finished_run(**{"strategy": "hfldd", **settings})
     with (folder / "journal.jsonl").open("a") as file:
         for entry in entries:
             file.write(json.dumps(entry) + "\n")
@@ -116,6 +116,35 @@ def test_private_virtual_data_alone_do_not_make_the_model_private(finished_run):
     card = model_card(run, "model.pt")
     assert "Trained without differential privacy" in card
     assert "made under differential privacy with an epsilon of 9.9" in card
+
+
+PRIVATE_FEDLGD = {
+    "strategy": "fedlgd",
+    "fedlgd__dp_epsilon": 1.0,
+    "fedlgd__refine_steps": 0,
+}
+
+
+def test_a_method_that_trains_on_private_virtual_data_alone_makes_the_model_private(finished_run):
+    run = run_that_spent(finished_run, ENTRIES[1:], **PRIVATE_FEDLGD)
+    assert "Not covered" in privacy(run).text[1]
+    card = model_card(run, "model.pt")
+    assert "epsilon is at most 2.5 at delta = 1e-05 (on virtual data from noisy class" in card
+    assert "without differential privacy" not in card
+
+
+@pytest.mark.parametrize("other", [{"fedlgd__dp_epsilon": 0.0}, {"start": "analytic"}])
+def test_what_else_nodes_sent_makes_the_model_not_private(finished_run, other):
+    run = run_that_spent(finished_run, ENTRIES[1:], **(PRIVATE_FEDLGD | other))
+    assert "Only the virtual data" in privacy(run).text[1]
+    assert "Trained without differential privacy" in model_card(run, "model.pt")
+
+
+def test_refining_goes_not_with_fedlgds_differential_privacy():
+    with pytest.raises(SettingsError, match=r"fedlgd.dp-epsilon = 1.0: .*set refine-steps to 0"):
+        RunSettings.from_run_config({"strategy": "fedlgd", "fedlgd.dp-epsilon": 1.0}).of_method(
+            find_strategy("fedlgd")[1]
+        )
 
 
 def test_a_run_without_says_nothing(finished_run):

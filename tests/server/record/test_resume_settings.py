@@ -70,6 +70,7 @@ NETWORK = {"hfldd.distiller": "dm", "hfldd.network": "my_pkg.nets:Encoder"}
 TOGETHER = {
     **{"hfldd.network": NETWORK, "hfldd.network-weights": NETWORK},
     "hfldd.votes": {"hfldd.rotate": False},
+    "fedlgd.dp-epsilon": {"fedlgd.refine-steps": 0},
 }
 """What a setting needs beside it."""
 BEGAN_WITH = flat(RunSettings.from_run_config(FIRST).model_dump(by_alias=True))

@@ -1,0 +1,44 @@
+"""Virtual data under differential privacy, and their place in a node's account."""
+
+from client.dp_sgd import PrivacyAccount, secret_generator
+from client.session import Session
+from distill.private_matching import distill_dm_privately, noise_for
+from distill.virtual_data import VirtualData
+
+
+def distil_privately(
+    session: Session, *, epsilon: float, per_class: int, steps: int | None, formation: int
+) -> VirtualData:
+    """Distil a node's training data under differential privacy, and book the epsilon first.
+
+    Parameters
+    ----------
+    epsilon : float
+        What this release spends, at ``train.dp-delta``; > 0.
+    per_class, steps, formation
+        See :func:`distill.private_matching.distill_dm_privately`.
+
+    Raises
+    ------
+    BudgetSpentError
+        If it would exceed ``train.dp-epsilon``; see `client.dp_sgd.PrivacyAccount`.
+    DistillError
+        If the data cannot be distilled so.
+    """
+    data, train = session.data, session.task.train
+    noise = noise_for(epsilon, train.dp_delta)
+    PrivacyAccount.of(session, train).spend(noise, rate=1.0, steps=1)
+    return distill_dm_privately(
+        data.train.inputs,
+        data.train.labels,
+        num_classes=data.spec.num_classes,
+        per_class=per_class,
+        pixels=data.spec.pixels,
+        steps=steps,
+        generator=session.generator("distill"),
+        noise_generator=secret_generator(),
+        epsilon=epsilon,
+        delta=train.dp_delta,
+        device=session.device,
+        formation=formation,
+    )
