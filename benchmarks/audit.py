@@ -18,7 +18,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,11 @@ from rich.table import Table
 from sklearn.metrics import roc_curve
 
 from benchmarks.dp import DELTA, virtual_accuracy
+from cli.judge import QUICK, trained
+from client.terms import extractor
 from distill.audit import Attacked, Finding, Setting, attack, findings
 from distill.augmentation import draw_augmentation
-from distill.distribution_matching import WIDTH
+from distill.distribution_matching import WIDTH, Network
 from distill.errors import DistillError
 from distill.features import RandomConvNet
 from distill.membership import least_epsilon
@@ -43,13 +45,14 @@ from distill.private_matching import (
     noise_for,
     with_noise,
 )
-from task.datasets import Dataset, Samples, load_dataset
+from task.datasets import Dataset, load_dataset
 
 STARTS = ("class-stats", "pixel-stats", "noise", "real")
 BUDGETS = (1, 10, 50)
 GRID = [
     *(Setting(d, s, n) for n in BUDGETS for d in ("dm", "kip", "kip-negatives") for s in STARTS),
     *(Setting("dm", s, n, formation=2) for n in (1, 10) for s in STARTS),
+    *(Setting("dm", "class-stats", n, refreshes=5) for n in (1, 10)),
 ]
 QUICK_GRID = [
     *(Setting("dm", s, n, steps=100) for s in ("class-stats", "real") for n in (1, 10)),
@@ -63,30 +66,36 @@ CANARY_SETTINGS = list(itertools.product(EPSILONS, ("noise", "full"), (10, 100))
 """Claimed epsilon, kind of the image in question, images of its class: 20 settings."""
 
 
-def candidates(data: Dataset, classes: int) -> Samples:
-    """Training images of the first classes, in one order for all settings."""
-    samples = data.train.to_samples(data.spec)
-    return samples.subset((samples.labels < classes).nonzero()[:, 0])
-
-
 def name_of(setting: Setting) -> str:
     """Short name of a setting, for files and the legend."""
     steps = "" if setting.steps is None else f"-{setting.steps}"
     shape = f"{setting.per_class}-f{setting.formation}"
-    return f"{setting.distiller}-{setting.start}-{shape}{steps}"
+    again = f"-{setting.refreshes}x" if setting.refreshes else ""
+    return f"{setting.distiller}-{setting.start}-{shape}{steps}{again}"
 
 
-def attacked(file: Path, samples: Samples, setting: Setting, options: Any) -> Attacked:
-    """Read a setting's attack, or run it."""
+def round_networks(data: Dataset, rounds: int) -> list[Network]:
+    """Stand-ins for the global model at each refresh: ever longer trained, on held-back images."""
+    held_back = data.test.to_samples(data.spec)
+    judges = [replace(QUICK, steps=100 * (number + 1)) for number in range(rounds)]
+    return [extractor(trained(judge, held_back, data.spec, seed=0)) for judge in judges]
+
+
+def attacked(file: Path, data: Dataset, setting: Setting, options: Any) -> Attacked:
+    """Read a setting's attack on the training images of the first classes, or run it."""
     if not file.exists():
+        samples = data.train.to_samples(data.spec)
+        chosen = samples.labels < options.classes
         result = attack(
-            samples.inputs,
-            samples.labels,
+            samples.inputs[chosen],
+            samples.labels[chosen],
             setting,
-            num_classes=options.num_classes,
+            num_classes=data.spec.num_classes,
             sets=options.sets,
             canaries=options.canaries,
             seed=0,
+            others=samples.inputs[~chosen] if options.classes == 1 else None,
+            networks=round_networks(data, setting.refreshes),
         )
         fresh = file.with_suffix(".tmp.npz")
         np.savez_compressed(fresh, **result._asdict())
@@ -151,6 +160,8 @@ def table_of(rows: Iterable[dict[str, Any]]) -> Table:
         ]
         found = "{}: {:.3f} ({:.3f} to {:.3f})".format(worst[0], *worst[1])
         per_class = f"{row['per_class']}, {row['formation']} x {row['formation']}"
+        if row["refreshes"]:
+            per_class += f", refreshed {row['refreshes']} times"
         table.add_row(row["distiller"], row["start"], per_class, row["attack"], *cells, found)
     return table
 
@@ -193,8 +204,6 @@ def main() -> None:
     logging.getLogger("distill").setLevel(logging.ERROR)  # of each set that starts as real images
     console = Console()
     data = load_dataset(options.data, options.data_root)
-    options.num_classes = data.spec.num_classes
-    samples = candidates(data, options.classes)
     rows, attacks = [], {}
     with tempfile.TemporaryDirectory() as folder:
         out = options.out or Path(folder)
@@ -205,7 +214,7 @@ def main() -> None:
             begin, name = time.perf_counter(), name_of(setting)
             drawn = f"{options.data}-{options.classes}-{options.sets}-{options.canaries}"
             try:
-                attacks[name] = attacked(out / f"{drawn}-{name}.npz", samples, setting, options)
+                attacks[name] = attacked(out / f"{drawn}-{name}.npz", data, setting, options)
             except DistillError as error:
                 console.print(f"{name}: {error}")
                 continue

@@ -1,5 +1,6 @@
 """An audit: how many of a node's images an attacker finds by the virtual data made from them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -8,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from distill.distribution_matching import Network
+from distill.errors import DistillError
 from distill.membership import (
     FEWER,
     Curve,
@@ -20,11 +23,22 @@ from distill.membership import (
     true_positives_at,
 )
 from distill.registry import Progress
-from distill.shadows import ATTACKS, distil_subsets, draw_members, observed, with_canaries
+from distill.shadows import (
+    ATTACKS,
+    Canaries,
+    distil_subsets,
+    dm_of_subsets,
+    draw_members,
+    observed,
+    with_canaries,
+)
+from distill.virtual_data import VirtualData
 
 TOGETHER = "all three"
 BITS = 4
 """Of a pixel, as nodes send them by default."""
+REFRESH_STEPS = 20
+"""Of a refresh, as ``hfldd.refresh-steps`` has by default."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,8 @@ class Setting:
         Smaller images along each side of a virtual one; 0 lets the distiller choose.
     steps : int, optional (default: None)
         None takes the distiller's own.
+    refreshes : int (default: 0)
+        Times that the virtual data are refined by another network, and sent again.
     """
 
     distiller: str
@@ -48,6 +64,7 @@ class Setting:
     per_class: int
     formation: int = 1
     steps: int | None = None
+    refreshes: int = 0
 
 
 class Attacked(NamedTuple):
@@ -83,11 +100,14 @@ def attack(
     canaries: int,
     seed: int,
     progress: Progress | None = None,
+    others: Tensor | None = None,
+    networks: Sequence[Network] = (),
 ) -> Attacked:
     """Distil random halves of some images, and guess each half from what it became.
 
     Each set is attacked with all others as shadows (LiRA, `distill.membership`). Virtual data are
-    seen as they arrive, with 4 bits a pixel.
+    seen as they arrive, with 4 bits a pixel; of refreshed ones every version, and what these tell
+    is added up.
 
     Parameters
     ----------
@@ -101,13 +121,21 @@ def attack(
         Of each kind, see `distill.shadows.with_canaries`.
     seed : int
         Of canaries, halves and draws.
+    others : Tensor, optional (default: None)
+        Images of other classes, see `distill.shadows.with_canaries`.
+    networks : Sequence[Network]
+        Features of the model at each refresh, which the attacker knows.
 
     Raises
     ------
     DistillError
         If there are too few images, or an argument is unusable.
     """
-    chosen = with_canaries(images, labels, canaries, torch.Generator().manual_seed(seed))
+    if len(networks) != setting.refreshes:
+        raise DistillError(
+            f"{setting.refreshes} refreshes need as many networks, got {len(networks)}"
+        )
+    chosen = with_canaries(images, labels, canaries, torch.Generator().manual_seed(seed), others)
     members = draw_members(sets, chosen, np.random.default_rng(seed))
     made = distil_subsets(
         setting.distiller,
@@ -122,10 +150,43 @@ def attack(
         seed=seed,
         progress=progress,
     )
-    arrived = [type(own).from_bytes(own.to_bytes(BITS)) for own in made]
-    seen = observed(chosen.images, chosen.labels, arrived, num_classes=num_classes, seed=seed)
-    scores = np.stack([left_out_scores(own, members) for own in seen])
+    arrived = [VirtualData.from_bytes(own.to_bytes(BITS)) for own in made]
+    scores = _scores(chosen, members, arrived, num_classes, seed)
+    for network in networks:
+        made = dm_of_subsets(
+            chosen.images,
+            chosen.labels,
+            members,
+            per_class=setting.per_class,
+            steps=REFRESH_STEPS,
+            formation=arrived[0].formation,
+            seed=seed,
+            network=network,
+            made=arrived,
+        )
+        arrived = [VirtualData.from_bytes(own.to_bytes(BITS)) for own in made]
+        scores += _scores(chosen, members, arrived, num_classes, seed, network)
     return Attacked(members, np.concatenate([scores, scores.sum(axis=0)[None]]), chosen.kinds)
+
+
+def _scores(
+    chosen: Canaries,
+    members: Flags,
+    arrived: list[VirtualData],
+    num_classes: int,
+    seed: int,
+    network: Network | None = None,
+) -> Floats:
+    """Of each attack on one version of the virtual data, (attacks, sets, n)."""
+    seen = observed(
+        chosen.images,
+        chosen.labels,
+        arrived,
+        num_classes=num_classes,
+        seed=seed,
+        network=network,
+    )
+    return np.stack([left_out_scores(own, members) for own in seen])
 
 
 def findings(attacked: Attacked, seed: int = 0) -> list[Finding]:

@@ -20,8 +20,10 @@ from distill.distribution_matching import (
     LEARNING_RATE,
     REAL_PER_CLASS,
     REAL_PER_GROUP,
+    REFINE_BANK,
     SMALL_LEARNING_RATE,
     Effort,
+    Network,
     Probe,
     alike,
     falling,
@@ -61,7 +63,11 @@ class Canaries(NamedTuple):
 
 
 def with_canaries(
-    images: Tensor, labels: Tensor, each: int, generator: torch.Generator
+    images: Tensor,
+    labels: Tensor,
+    each: int,
+    generator: torch.Generator,
+    others: Tensor | None = None,
 ) -> Canaries:
     """Make some of the images the worst records that a node may have.
 
@@ -74,27 +80,37 @@ def with_canaries(
         of the images' mean and deviation), and "duplicated" (another image becomes their copy).
     generator : torch.Generator
         On the CPU.
+    others : Tensor, optional (default: None)
+        Images of other classes than those present, (m, C, H, W) with m >= each. The mislabelled
+        ones are then of these, with a label that is present. Of a single class there are none
+        without.
 
     Raises
     ------
     DistillError
-        If there are too few images, or classes.
+        If there are too few images.
     """
     classes = torch.unique(labels)
-    if 8 * each > len(images) or (each and len(classes) < 2):
+    if 8 * each > len(images) or (others is not None and each > len(others)):
         raise DistillError(
-            f"{each} canaries of each kind need {8 * each} images of two classes at least, got "
-            f"{len(images)} of {len(classes)}; take fewer canaries or more images"
+            f"{each} canaries of each kind need {8 * each} images at least, and {each} of other "
+            f"classes if any, got {len(images)} and {len(images if others is None else others)}; "
+            "take fewer canaries or more images"
         )
     images, labels = images.clone(), labels.clone()
     kinds = np.full(len(images), "usual", dtype="<U11")
     twin = np.arange(len(images))
     order = torch.randperm(len(images), generator=generator)
     wrong, strange, first = (order[i * each : (i + 1) * each] for i in range(3))
-    kinds[wrong.numpy()], kinds[strange.numpy()] = "mislabelled", "strange"
-    place = torch.searchsorted(classes, labels[wrong])
-    turn = torch.randint(1, max(2, len(classes)), (each,), generator=generator)
-    labels[wrong] = classes[(place + turn) % len(classes)]
+    kinds[strange.numpy()] = "strange"
+    if others is not None:
+        images[wrong] = others[torch.randperm(len(others), generator=generator)[:each]]
+        kinds[wrong.numpy()] = "mislabelled"
+    elif len(classes) > 1:
+        place = torch.searchsorted(classes, labels[wrong])
+        turn = torch.randint(1, len(classes), (each,), generator=generator)
+        labels[wrong] = classes[(place + turn) % len(classes)]
+        kinds[wrong.numpy()] = "mislabelled"
     noise = torch.randn(each, *images.shape[1:], generator=generator)
     images[strange] = images.mean() + images.std() * noise
     spare = [int(i) for i in order[3 * each :]]
@@ -191,15 +207,26 @@ def dm_of_subsets(
     formation: int = 1,
     seed: int = 0,
     progress: Progress | None = None,
+    network: Network | None = None,
+    made: Sequence[VirtualData] | None = None,
 ) -> list[VirtualData]:
     """Distil subsets by distribution matching, all with one bank of networks.
 
     As :func:`distill.distribution_matching.distill_dm` does each, with its groups, rates and sizes,
     but that the bank does not depend on the sizes of classes, and that pixels stay within the
     values of all images instead of the subset's.
+
+    Parameters
+    ----------
+    network : Network, optional (default: None)
+        In place of the bank's random ones.
+    made : Sequence[VirtualData], optional (default: None)
+        What each subset has already, to continue from; with a network this refreshes it, as nodes
+        do (:func:`distill.distribution_matching.distill_dm`).
     """
     formation = formation or best_formation(images.shape)
-    tiles, usual = Formation.of(formation, images.shape), own_effort(images.shape, formation, None)
+    tiles = Formation.of(formation, images.shape)
+    usual = own_effort(images.shape, formation, network)
     steps = usual.steps if steps is None else steps
     real, rates, within = images, [LEARNING_RATE] * steps, None
     if usual.small:
@@ -209,18 +236,23 @@ def dm_of_subsets(
     classes = [[own[labels[own] == c] for c in torch.unique(labels)] for own in owns]
     each = own_groups(min(len(c) for own in classes for c in own), per_class)
     groups = [c[g] for own in classes for c in own for g in alike(images[c], each)]
-    starts = [
-        start(init, images[own], labels[own], per_class, _seeded(seed), formation) for own in owns
-    ]
+    if made is None:
+        starts = [
+            start(init, images[own], labels[own], per_class, _seeded(seed), formation)
+            for own in owns
+        ]
+    else:
+        starts = [(own.images, own.labels) for own in made]
     generator = _seeded(seed)
     most = max(REAL_PER_CLASS // each, REAL_PER_GROUP)
+    size = min(REFINE_BANK if network else usual.bank, steps)
     probes = []
-    for network, augment in bank(real.shape, usual, min(usual.bank, steps), seed):
-        features = _features(network, augment, real)
+    for extract, augment in bank(real.shape, usual, size, seed, network):
+        features = _features(extract, augment, real)
         orders = [torch.randperm(len(g), generator=generator)[:most] for g in groups]
         means = [features[g[o]].mean(0) for g, o in zip(groups, orders, strict=True)]
-        probes.append(Probe(network, augment, torch.stack(means)))
-    virtual = torch.cat([made for made, _ in starts])
+        probes.append(Probe(extract, augment, torch.stack(means)))
+    virtual = torch.cat([first for first, _ in starts])
     virtual = virtual.reshape(len(groups), per_class // each, *images.shape[1:]).clone()
     match_means(virtual, probes, rates, tiles, progress, within=within)
     finished = virtual.reshape(len(members), -1, *images.shape[1:])
@@ -231,14 +263,14 @@ def dm_of_subsets(
 
 
 def bank(
-    shape: Sequence[int], effort: Effort, size: int, seed: int
-) -> list[tuple[RandomConvNet, Augmentation]]:
-    """Networks and augmentations for images of shape (..., C, H, W), from the seed alone."""
+    shape: Sequence[int], effort: Effort, size: int, seed: int, network: Network | None = None
+) -> list[tuple[Network, Augmentation]]:
+    """Networks, or the one, and augmentations for images of shape (..., C, H, W), from the seed."""
     channels, height, width = shape[-3:]
     generator = _seeded(seed)
     return [
         (
-            RandomConvNet.draw(channels, min(height, width), effort.width, generator),
+            network or RandomConvNet.draw(channels, min(height, width), effort.width, generator),
             draw_augmentation(height, width, generator),
         )
         for _ in range(size)
@@ -253,6 +285,7 @@ def observed(
     num_classes: int,
     seed: int = 0,
     networks: int = 10,
+    network: Network | None = None,
 ) -> Floats:
     """What each attack sees of each image in each set, float64 (attacks, sets, n); see `ATTACKS`.
 
@@ -266,14 +299,16 @@ def observed(
         Of the sets' draws, which the attacker knows.
     networks : int (default: 10)
         Of the bank, used by "features".
+    network : Network, optional (default: None)
+        That the virtual data were refreshed with, in place of the bank's.
     """
     formation = Formation.of(made[0].formation, images.shape)
-    effort = own_effort(images.shape, made[0].formation, None)
+    effort = own_effort(images.shape, made[0].formation, network)
     coarse = formation.coarse(images)
     seen_as = formation.shrunk(images) if effort.small else images
     virtual_labels = made[0].decoded().labels
     usable = min(images.shape[-2:]) >= 4
-    pairs = bank(seen_as.shape, effort, networks, seed) if usable else []
+    pairs = bank(seen_as.shape, effort, networks, seed, network) if usable else []
     features = [_features(*pair, seen_as) for pair in pairs]
     middles = [of_real.mean(0) for of_real in features]
     real_features = [functional.normalize(x - m) for x, m in zip(features, middles, strict=True)]
@@ -312,7 +347,7 @@ def _margins(virtual: Tensor, targets: Tensor, images: Tensor, labels: Tensor) -
 
 
 @torch.no_grad()
-def _features(network: RandomConvNet, augment: Augmentation, images: Tensor) -> Tensor:
+def _features(network: Network, augment: Augmentation, images: Tensor) -> Tensor:
     return torch.cat([network(augment(chunk)) for chunk in torch.split(images, 256)])
 
 

@@ -105,6 +105,61 @@ def test_matching_is_as_the_distiller_s_own(
     assert our_rest == their_rest
 
 
+def test_a_refresh_goes_on_from_what_was_made_with_the_network_alone() -> None:
+    images, labels = samples()
+    members = halves(sets=2)
+    made = dm_of_subsets(images, labels, members, per_class=2, steps=3)
+    seen: list[int] = []
+
+    def network(batch: Tensor) -> Tensor:
+        seen.append(len(batch))
+        return batch.flatten(1)
+
+    asked = {"per_class": 2, "steps": 40, "network": network}
+    again = dm_of_subsets(images, labels, members, made=made, **asked)
+    (alone,) = dm_of_subsets(images, labels, members[1][None], made=made[1:], **asked)
+    torch.testing.assert_close(again[1].images, alone.images)
+    assert seen.count(len(images)) == 2 * 5  # one pass of real images for each augmentation
+    own = torch.from_numpy(members[0])
+    for c in range(3):
+        target = images[own][labels[own] == c].mean(0)
+        before, after = (
+            float((version[0].images[2 * c : 2 * c + 2].mean(0) - target).norm())
+            for version in (made, again)
+        )
+        assert after < before
+
+
+def test_each_refresh_needs_the_network_of_its_round() -> None:
+    images, labels = samples()
+    setting = Setting("dm", "noise", 1, steps=1, refreshes=2)
+    with pytest.raises(DistillError, match="2 refreshes need as many networks, got 1"):
+        attack(
+            images,
+            labels,
+            setting,
+            num_classes=3,
+            sets=4,
+            canaries=0,
+            seed=0,
+            networks=[lambda batch: batch.flatten(1)],
+        )
+
+
+def test_a_single_class_has_wrongly_labelled_images_of_others_or_none() -> None:
+    images = samples()[0]
+    labels, others = torch.full((60,), 7), torch.full((5, 1, 8, 8), 9.0)
+    made = with_canaries(images, labels, 4, torch.Generator().manual_seed(1), others)
+    wrong = torch.from_numpy(made.kinds == "mislabelled")
+    assert (made.images[wrong] == 9.0).all()
+    assert int(wrong.sum()) == 4
+    assert (made.labels == 7).all()
+    alone = with_canaries(images, labels, 4, torch.Generator().manual_seed(1))
+    assert set(alone.kinds) == {"usual", "strange", "duplicated"}
+    with pytest.raises(DistillError, match="take fewer canaries"):
+        with_canaries(images, labels, 6, torch.Generator(), others)
+
+
 def test_other_distillers_are_called_as_they_are() -> None:
     images, labels = samples()
     members = halves(sets=3)
