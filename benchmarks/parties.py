@@ -1,0 +1,259 @@
+"""What each party of a run learns of a node's images besides its virtual data: measured attacks.
+
+``python -m benchmarks.parties [--sets 257] [--canaries 10] [--nodes 100] [--json FILE]``
+
+Digits, a node with images of three classes. Random halves of them are learned as nodes do, by the
+default settings, and each is attacked with all others as shadows (LiRA). The attacker knows all
+images in question, the model that the node began with, and the seed. Three things may reach it:
+
+- the node's **model** after a round: the server of FedAvg or a sector leader of FedHEAD gets it, in
+  the first round and when the global model is good already;
+- the **mean** of it and four other nodes' models, which are held-back images': FedHEAD's server;
+- **soft labels** on noise, which HFLDD's server gets.
+
+Of a model it takes how sure it is of an image's label. Of the model's change, and of that of the
+soft labels, it takes the share that each image has in it: the change is taken for a sum of those
+that single images would cause, and solved for their weights.
+
+Then it guesses of ``--nodes`` nodes how many classes each has, by the size of its sealed parcel and
+by the seconds until it leaves. What virtual data themselves show is in ``benchmarks.audit``.
+"""
+
+import argparse
+import copy
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from cli.judge import QUICK, trained
+from client.training import soft_labels, train_round
+from distill.audit import Finding, found_of
+from distill.many import distill_many
+from distill.membership import Flags, Floats, curve, left_out_scores, logit_confidence
+from distill.shadows import Canaries, draw_members, with_canaries
+from protocol.hfldd import Distillation, LabelRequest
+from task.datasets import DataSpec, Samples, load_dataset
+from task.models import create_model
+from task.settings import TrainSettings
+
+CLASSES = 3
+GOOD_STEPS = 300
+"""Of the model that is good already, on held-back images."""
+OTHERS = 4
+IMAGES_A_CLASS = 60
+RIDGE = 0.01
+"""Of solving for the images' shares, in mean squared changes of single images."""
+TRAIN, LABELS, DISTILLATION = TrainSettings(), LabelRequest(), Distillation()
+
+
+class View(NamedTuple):
+    """What a party sees of a set, one number for each image and attack (attacks, n)."""
+
+    party: str
+    sees: str
+    attacks: tuple[str, ...]
+    of: Callable[[Samples], Floats]
+
+
+def share_solver(alone: Tensor) -> Callable[[Tensor], Floats]:
+    """Ridge regression of a change (d,) on those that images alone cause, (n, d): weights (n,)."""
+    wide = alone.double()
+    system = wide @ wide.mT
+    system.diagonal().add_(RIDGE * system.diagonal().mean())
+    inverse = torch.linalg.inv(system) @ wide
+
+    def shares(change: Tensor) -> Floats:
+        weights: Floats = (inverse @ change.double()).numpy()
+        return weights
+
+    return shares
+
+
+def seeded() -> torch.Generator:
+    """Of a node's draws, which a server knows by the run's seed."""
+    return torch.Generator().manual_seed(0)
+
+
+def steps_alone(start: nn.Module, chosen: Canaries) -> Tensor:
+    """The step that each image alone would cause, (n, weights): minus its loss's gradient."""
+    model = copy.deepcopy(start)
+    steps = []
+    for image, label in zip(chosen.images, chosen.labels, strict=True):
+        loss = functional.cross_entropy(model(image[None]), label[None])
+        steps.append(-parameters_to_vector(torch.autograd.grad(loss, list(model.parameters()))))
+    return torch.stack(steps)
+
+
+def model_view(
+    party: str, sees: str, start: nn.Module, chosen: Canaries, others: list[Samples]
+) -> View:
+    """The node's model after a round, or its mean with those of others."""
+    before = parameters_to_vector(start.parameters()).detach()
+    shares = share_solver(steps_alone(start, chosen))
+
+    def round_of(samples: Samples) -> Tensor:
+        model = copy.deepcopy(start)
+        train_round(model, samples, TRAIN, seeded())
+        return parameters_to_vector(model.parameters()).detach()
+
+    rest = [round_of(samples) for samples in others]
+
+    @torch.no_grad()
+    def seen(update: Tensor) -> Floats:
+        model = copy.deepcopy(start).eval()
+        vector_to_parameters(before + update, model.parameters())
+        logits = model(chosen.images).double().numpy()
+        sure = logit_confidence(logits, chosen.labels.numpy())
+        return np.stack([sure, shares(update)])
+
+    def of(samples: Samples) -> Floats:
+        return seen(torch.stack([round_of(samples), *rest]).mean(0) - before)
+
+    return View(party, sees, ("label", "change"), of)
+
+
+def labels_view(start: nn.Module, chosen: Canaries, spec: DataSpec) -> View:
+    """Soft labels on noise, as HFLDD's label knowledge."""
+    noise = torch.randn(LABELS.auxiliary_size, *spec.shape, generator=seeded())
+
+    @torch.no_grad()
+    def predicted(weights: Tensor) -> Tensor:
+        model = copy.deepcopy(start).eval()
+        vector_to_parameters(weights, model.parameters())
+        return functional.softmax(model(noise), dim=1).flatten()
+
+    before = parameters_to_vector(start.parameters()).detach()
+    labels = predicted(before)
+    alone = [predicted(before + LABELS.initial_lr * s) - labels for s in steps_alone(start, chosen)]
+    shares = share_solver(torch.stack(alone))
+
+    def of(samples: Samples) -> Floats:
+        own = soft_labels(
+            copy.deepcopy(start),
+            samples,
+            noise,
+            steps=LABELS.initial_steps,
+            lr=LABELS.initial_lr,
+            batch_size=LABELS.initial_batch_size,
+            generator=seeded(),
+        )
+        return shares(own.flatten() - labels)[None]
+
+    return View("server of HFLDD", "soft labels on noise", ("change",), of)
+
+
+def strongest(view: View, chosen: Canaries, members: Flags) -> Finding:
+    """What the best of a view's attacks finds."""
+    sets = [Samples(chosen.images[row], chosen.labels[row]) for row in torch.from_numpy(members)]
+    seen = [view.of(own) for own in track(sets, f"{view.party}: {view.sees}", transient=True)]
+    scores = [left_out_scores(own, members) for own in np.stack(seen, axis=1)]
+    names = [*view.attacks]
+    if len(scores) > 1:
+        names, scores = [*names, "both"], [*scores, np.sum(scores, axis=0)]
+    usual, generator = chosen.kinds == "usual", np.random.default_rng(0)
+    found = []
+    for name, own in zip(names, scores, strict=True):
+        worst = {
+            str(kind): found_of(members[:, of], own[:, of])
+            for kind in np.unique(chosen.kinds)
+            if (of := chosen.kinds == kind).any() and kind != "usual"
+        }
+        found.append(Finding(name, curve(members[:, usual], own[:, usual], generator), worst))
+    return max(found, key=lambda f: f.curve.auc.value)
+
+
+def parcels(samples: Samples, spec: DataSpec, nodes: int) -> tuple[Floats, Floats, Floats]:
+    """Number of classes, bytes and seconds of the virtual data of nodes with 1 to all classes."""
+    counts = 1 + np.arange(nodes) % spec.num_classes
+    sizes, seconds = [], []
+    for node, count in enumerate(track(counts.tolist(), "parcels", transient=True)):
+        generator = torch.Generator().manual_seed(node)
+        of = torch.randperm(spec.num_classes, generator=generator)[:count]
+        own = torch.cat(
+            [
+                places[torch.randperm(len(places), generator=generator)[:IMAGES_A_CLASS]]
+                for c in of
+                for places in [(samples.labels == c).nonzero()[:, 0]]
+            ]
+        )
+        begin = time.perf_counter()
+        (virtual,) = distill_many(
+            DISTILLATION.distiller,
+            [(samples.inputs[own], samples.labels[own])],
+            num_classes=spec.num_classes,
+            per_class=max(1, DISTILLATION.distilled_size // count),
+            init=DISTILLATION.start,
+            steps=None,
+            generators=[generator],
+            formation=DISTILLATION.formation,
+        )
+        seconds.append(time.perf_counter() - begin)
+        sizes.append(len(virtual.to_bytes(DISTILLATION.bits)))
+    return counts.astype(float), np.array(sizes, float), np.array(seconds)
+
+
+def guessed_by(seen: Floats, counts: Floats) -> float:
+    """Share of nodes whose number of classes is that of the node that looks most alike."""
+    distances = np.abs(seen[:, None] - seen[None])
+    np.fill_diagonal(distances, np.inf)
+    return float((counts[distances.argmin(1)] == counts).mean())
+
+
+def main() -> None:
+    """Attack all views, guess classes of parcels, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sets", type=int, default=257, help="one more than the shadows")
+    parser.add_argument("--canaries", type=int, default=10, help="of each of three kinds")
+    parser.add_argument("--nodes", type=int, default=100, help="whose parcels are looked at")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    data = load_dataset("digits")
+    samples, held_back = (part.to_samples(data.spec) for part in (data.train, data.test))
+    own = samples.labels < CLASSES
+    chosen = with_canaries(samples.inputs[own], samples.labels[own], options.canaries, seeded())
+    members = draw_members(options.sets, chosen, np.random.default_rng(0))
+    new = create_model("auto", data.spec, seed=0)
+    good = trained(replace(QUICK, steps=GOOD_STEPS), held_back, data.spec, seed=0)
+    rest = [held_back.subset(part) for part in torch.arange(len(held_back)).chunk(OTHERS)]
+    views = [
+        model_view("server, leader", "a node's model, first round", new, chosen, []),
+        model_view("server, leader", "a node's model, later", good, chosen, []),
+        model_view("server of FedHEAD", "mean of five models, later", good, chosen, rest),
+        labels_view(new, chosen, data.spec),
+    ]
+    console = Console()
+    table = Table("party", "sees", "best attack", "AUC", "at 1 %", "at 0.1 %", "worst at 0.1 %")
+    rows: list[dict[str, Any]] = []
+    for view in views:
+        found = strongest(view, chosen, members)
+        shown = [f"{s.value:.3f} ({s.low:.3f} to {s.high:.3f})" for s in found.curve]
+        worst = ", ".join(f"{kind} {share.value:.3f}" for kind, share in found.worst.items())
+        table.add_row(view.party, view.sees, found.attack, *shown, worst)
+        row = {"party": view.party, "sees": view.sees, "attack": found.attack}
+        rows.append({**row, **found.curve._asdict(), "worst": found.worst})
+    console.print(table)
+    counts, sizes, seconds = parcels(samples, data.spec, options.nodes)
+    guesses = {"size": guessed_by(sizes, counts), "seconds": guessed_by(seconds, counts)}
+    for by, share in guesses.items():
+        console.print(
+            f"How many classes a node has is guessed by the {by} of its parcel for {share:.0%} of "
+            f"{options.nodes} nodes; chance: {1 / data.spec.num_classes:.0%}"
+        )
+    if options.json is not None:
+        options.json.write_text(json.dumps({"rows": rows, "parcels": guesses}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
