@@ -1,8 +1,8 @@
 """What virtual data give away: membership attacks on them, and accuracy with noisy means.
 
 ``python -m benchmarks.audit --out DIR [--data digits] [--data-root DIR] [--sets 257] [--classes N]
-[--budgets 1 10 50] [--canaries 10] [--plot FILE.svg] [--json FILE]``; ``--quick`` is a small grid
-with fewer sets.
+[--most N] [--budgets 1 10 50] [--canaries 10] [--plot FILE.svg] [--json FILE]``; ``--quick`` is a
+small grid with fewer sets.
 
 Each setting (distiller, start, images of a class, formation) is a file in ``--out``: an audit that
 was stopped goes on. A setting's halves are drawn of the same images, and every set is attacked with
@@ -30,6 +30,7 @@ from rich.table import Table
 from sklearn.metrics import roc_curve
 
 from benchmarks.dp import DELTA, virtual_accuracy
+from cli.distillation import at_most
 from cli.judge import QUICK, trained
 from client.terms import extractor
 from distill.audit import Attacked, Finding, Setting, attack, findings
@@ -86,9 +87,12 @@ def attacked(file: Path, data: Dataset, setting: Setting, options: Any) -> Attac
     if not file.exists():
         samples = data.train.to_samples(data.spec)
         chosen = samples.labels < options.classes
+        own = samples.subset(chosen.nonzero()[:, 0])
+        if options.most is not None:
+            own = at_most(own, options.most, seed=0)
         result = attack(
-            samples.inputs[chosen],
-            samples.labels[chosen],
+            own.inputs,
+            own.labels,
             setting,
             num_classes=data.spec.num_classes,
             sets=options.sets,
@@ -190,6 +194,7 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--sets", type=int, default=257, help="one more than the shadows")
     parser.add_argument("--classes", type=int, default=10, help="the first ones of the data set")
+    parser.add_argument("--most", type=int, help="images of each class, at most")
     parser.add_argument("--budgets", type=int, nargs="+", default=BUDGETS, help="images of a class")
     parser.add_argument("--canaries", type=int, default=10, help="of each of three kinds")
     parser.add_argument("--trials", type=int, default=4000, help="of a release with noise")
@@ -213,6 +218,7 @@ def main() -> None:
         for number, setting in enumerate(grid, start=1):
             begin, name = time.perf_counter(), name_of(setting)
             drawn = f"{options.data}-{options.classes}-{options.sets}-{options.canaries}"
+            drawn += "" if options.most is None else f"-of-{options.most}"
             try:
                 attacks[name] = attacked(out / f"{drawn}-{name}.npz", data, setting, options)
             except DistillError as error:
