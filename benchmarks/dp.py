@@ -1,57 +1,74 @@
 """Accuracy under differential privacy, in this process.
 
-``python -m benchmarks.dp [--only fedavg|hfldd|virtual] [--seeds N]``
+``python -m benchmarks.dp [--only fedavg|hfldd|fedlgd|virtual] [--epsilons 0.5 1 2 4 8] [--seeds N]``
 
-FedAvg with DP-SGD at several noise multipliers, on nodes with all classes; HFLDD with
-differentially private virtual data, on nodes with two classes each, whose heads train without:
-digits, 10 nodes. Noise comes from the operating system, so no two runs are equal.
+Digits, 10 nodes, 10 rounds, with samples of all classes or of two each: FedAvg with DP-SGD, its
+noise chosen for each epsilon; FedLGD on virtual data from noisy class means; HFLDD with such of
+members, whose heads train on their own samples without differential privacy. Epsilon "inf" is each
+without. Noise comes from the operating system, so no two runs are equal.
 
 ``virtual`` trains a network on virtual data of all classes alone, 10 images of a class from each
-node: ``[--data mnist --data-root DIR] [--epsilons 1 10] [--nodes 1]``, LeNet with random changes of
-its images (3,000 steps), or the data set's own network where the images are too small for it.
-Training data are spread over the nodes at random, or by class (``--single-class``); each spends its
-own epsilon, and what they send is pooled. Its noise comes from the seed: a benchmark protects
-nobody.
+node: ``[--data mnist --data-root DIR] [--nodes 1]``, LeNet with random changes of its images (3,000
+steps), or the data set's own network where the images are too small for it. Training data are
+spread over the nodes at random, or by class (``--single-class``); each spends its own epsilon, and
+what they send is pooled. Its noise comes from the seed: a benchmark protects nobody.
 """
 
 import argparse
 import json
+import math
 import tempfile
 from pathlib import Path
 from statistics import fmean
 
 import torch
+from opacus.accountants.utils import get_noise_multiplier
 from torch import Generator, Tensor
 
 from benchmarks.in_process import Settings, run_in_process
 from cli.judge import LENET, QUICK, judges, train_and_score
 from distill.private_matching import distill_dm_privately
 from task.datasets import Dataset, Samples, load_dataset
+from task.settings import TrainSettings
 
 NODES = 10
+ROUNDS = 10
 DELTA = 1e-5
-FEDAVG: Settings = {
-    "strategy": "fedavg",
-    "partition.scheme": "iid",
-    "num-rounds": 10,
+SAMPLES = 128
+"""Of the smallest node for training, by which noise is chosen."""
+SPLITS: dict[str, Settings] = {
+    "all classes": {"partition.scheme": "iid"},
+    "two classes": {"partition.scheme": "pathological", "partition.classes": 2},
 }
-HFLDD: Settings = {
-    "strategy": "hfldd",
-    "num-rounds": 10,
-    "hfldd.distiller": "dm",
-    "hfldd.start": "noise",
-    "hfldd.distill-steps": 200,
-}
-CASES: dict[str, list[tuple[str, Settings]]] = {
-    "fedavg": [
-        ("without", {**FEDAVG, "train.lr": 0.2}),
-        *((f"noise {z:g}", {**FEDAVG, "train.lr": 0.2, "train.dp-noise": z}) for z in (0.6, 1, 2)),
-    ],
-    "hfldd": [
-        ("without", HFLDD),
-        *((f"epsilon {e:g}", {**HFLDD, "hfldd.dp-epsilon": e}) for e in (10, 3, 1)),
-    ],
-}
+STRATEGIES = ("fedavg", "hfldd", "fedlgd")
+
+
+def settings_for(strategy: str, epsilon: float) -> Settings:
+    """A run's settings; infinity is without differential privacy."""
+    private = math.isfinite(epsilon)
+    if strategy == "fedavg":
+        return {"train.lr": 0.2, "train.dp-noise": training_noise(epsilon) if private else 0.0}
+    if strategy == "hfldd":
+        matching: Settings = {"hfldd.distiller": "dm", "hfldd.start": "noise"}
+        return {**matching, "hfldd.dp-epsilon": epsilon if private else 0.0}
+    once: Settings = {"fedlgd.refine-steps": 0} if private else {}
+    return {**once, "fedlgd.dp-epsilon": epsilon if private else 0.0}
+
+
+def training_noise(epsilon: float) -> float:
+    """Noise multiplier with which all rounds of DP-SGD spend epsilon."""
+    train = TrainSettings()
+    steps = ROUNDS * train.local_epochs * math.ceil(SAMPLES / train.batch_size)
+    rate = train.batch_size / SAMPLES
+    return float(
+        get_noise_multiplier(
+            target_epsilon=epsilon,
+            target_delta=DELTA,
+            sample_rate=rate,
+            steps=steps,
+            accountant="rdp",
+        )
+    )
 
 
 def run(settings: Settings) -> tuple[float, float]:
@@ -105,30 +122,35 @@ def virtual_accuracy(
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=[*CASES, "virtual"])
+    parser.add_argument("--only", choices=[*STRATEGIES, "virtual"])
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--data", default="digits")
     parser.add_argument("--data-root", type=Path)
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[0.5, 1, 2, 4, 8])
+    parser.add_argument("--epsilons", type=float, nargs="+", default=[0.5, 1, 2, 4, 8, math.inf])
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--single-class", action="store_true", help="each node has one class")
     arguments = parser.parse_args()
     if arguments.only in (None, "virtual"):
         data = load_dataset(arguments.data, arguments.data_root)
-        for epsilon in arguments.epsilons:
+        for epsilon in filter(math.isfinite, arguments.epsilons):
             scores = [
                 virtual_accuracy(data, epsilon, arguments.nodes, seed, arguments.single_class)
                 for seed in range(arguments.seeds)
             ]
             said = ", ".join(f"{score:.3f}" for score in scores)
             print(f"virtual  epsilon {epsilon:g} accuracy {fmean(scores):.3f} ({said})", flush=True)
-    for strategy in [s for s in CASES if arguments.only in (None, s)]:
-        for name, settings in CASES[strategy]:
-            runs = [run({**settings, "seed": seed}) for seed in range(arguments.seeds)]
-            accuracy, epsilon = fmean(a for a, _ in runs), max(e for _, e in runs)
-            print(
-                f"{strategy:8}{name:12} accuracy {accuracy:.3f}  epsilon {epsilon:.2f}", flush=True
-            )
+    for strategy in [s for s in STRATEGIES if arguments.only in (None, s)]:
+        for split, parts in SPLITS.items():
+            for epsilon in arguments.epsilons:
+                own = {"strategy": strategy, "num-rounds": ROUNDS, **parts}
+                own.update(settings_for(strategy, epsilon))
+                runs = [run({**own, "seed": seed}) for seed in range(arguments.seeds)]
+                accuracy, spent = fmean(a for a, _ in runs), max(e for _, e in runs)
+                print(
+                    f"{strategy:8} {split}  epsilon {epsilon:g} (spent {spent:.2f})  "
+                    f"accuracy {accuracy:.3f}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

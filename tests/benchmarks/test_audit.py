@@ -3,6 +3,7 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -45,6 +46,23 @@ def test_a_stopped_audit_goes_on_with_what_is_there(small, monkeypatch, tmp_path
     assert "<svg" in (tmp_path / "a.svg").read_text()
     monkeypatch.setattr(audit, "attack", None)
     assert run(monkeypatch, tmp_path) == first
+
+
+def test_refreshed_data_of_a_node_with_one_small_class_are_attacked_too(
+    small, monkeypatch, tmp_path
+):
+    again = Setting("dm", "class-stats", 1, steps=1, refreshes=1)
+    monkeypatch.setattr(audit, "GRID", [again, Setting("dm", "class-stats", 10, steps=1)])
+    numbers = ["--sets", "8", "--classes", "1", "--most", "24", "--canaries", "3", "--trials", "50"]
+    files = ["--out", str(tmp_path), "--json", str(tmp_path / "a.json"), "--budgets", "1"]
+    monkeypatch.setattr(sys, "argv", ["audit", *numbers, *files])
+    audit.main()
+    (row,) = json.loads((tmp_path / "a.json").read_text())["rows"]
+    assert row["refreshes"] == 1
+    assert set(row["worst"]) == {"mislabelled", "strange", "duplicated"}
+    (file,) = tmp_path.glob("*.npz")
+    with np.load(file) as saved:
+        assert saved["members"].shape == (8, 24)
 
 
 def test_the_attack_on_a_release_is_as_strong_as_theory_has_it(monkeypatch):

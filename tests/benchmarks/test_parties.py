@@ -1,0 +1,55 @@
+"""An image's share in a change is found; what carries nothing tells nothing."""
+
+import copy
+
+import numpy as np
+import torch
+
+from benchmarks.parties import guessed_by, labels_view, model_view, share_solver, strongest
+from distill.shadows import draw_members, with_canaries
+from task.datasets import load_dataset
+from task.models import create_model
+
+
+def test_the_share_of_each_image_in_a_change_is_found() -> None:
+    alone = torch.randn(6, 400, generator=torch.Generator().manual_seed(0))
+    members = torch.tensor([1.0, 0, 1, 1, 0, 0])
+    shares = share_solver(alone)(members @ alone)
+    np.testing.assert_allclose(shares, members.numpy(), atol=0.05)
+
+
+def test_a_number_of_classes_is_guessed_where_it_shows_and_by_chance_where_not() -> None:
+    counts = np.tile(np.arange(1.0, 11), 20)
+    assert guessed_by(counts * 100, counts) == 1
+    random = np.random.default_rng(0).random(len(counts))
+    assert guessed_by(random, counts) < 0.3
+
+
+def test_what_is_seen_depends_on_the_node_s_images_alone() -> None:
+    """So that sets differ by their members, and the model that a node begins with stays."""
+    data = load_dataset("digits")
+    samples = data.train.to_samples(data.spec).subset(torch.arange(60))
+    chosen = with_canaries(samples.inputs, samples.labels, 0, torch.Generator())
+    start = create_model("auto", data.spec, seed=0)
+    before = copy.deepcopy(start.state_dict())
+    one, other = (samples.subset(part) for part in torch.arange(60).chunk(2))
+    for view in (
+        model_view("server", "model", start, chosen, []),
+        model_view("server", "mean", start, chosen, [other]),
+        labels_view(start, chosen, data.spec),
+    ):
+        seen = view.of(one)
+        assert seen.shape == (len(view.attacks), 60)
+        np.testing.assert_array_equal(seen, view.of(one))
+        assert not np.allclose(seen, view.of(other))
+    assert all(torch.equal(own, start.state_dict()[name]) for name, own in before.items())
+
+
+def test_an_attack_on_a_model_is_not_blind() -> None:
+    data = load_dataset("digits")
+    samples = data.train.to_samples(data.spec).subset(torch.arange(40))
+    chosen = with_canaries(samples.inputs, samples.labels, 0, torch.Generator())
+    members = draw_members(24, chosen, np.random.default_rng(0))
+    start = create_model("auto", data.spec, seed=0)
+    found = strongest(model_view("server", "model", start, chosen, []), chosen, members)
+    assert found.curve.auc.low > 0.55
