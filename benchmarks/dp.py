@@ -1,6 +1,6 @@
 """Accuracy under differential privacy, in this process.
 
-``python -m benchmarks.dp [--only fedavg|hfldd|fedlgd|virtual] [--epsilons 0.5 1 2 4 8] [--seeds N]``
+``python -m benchmarks.dp [--only fedavg|hfldd|fedlgd|virtual] [--epsilons 1 8 inf] [--seeds N]``
 
 Digits, 10 nodes, 10 rounds, with samples of all classes or of two each: FedAvg with DP-SGD, its
 noise chosen for each epsilon; FedLGD on virtual data from noisy class means; HFLDD with such of
@@ -34,7 +34,7 @@ from task.settings import TrainSettings
 NODES = 10
 ROUNDS = 10
 DELTA = 1e-5
-SAMPLES = 128
+SAMPLES = 129
 """Of the smallest node for training, by which noise is chosen."""
 SPLITS: dict[str, Settings] = {
     "all classes": {"partition.scheme": "iid"},
