@@ -17,6 +17,7 @@ from rich.table import Table
 from cli.judge import Judge, judges, train_and_score, training_seconds
 from cli.source import Source, load_source
 from distill import DistillError, VirtualData, distiller
+from distill.audited import audited
 from distill.auto import resolved
 from distill.contact_sheet import contact_sheet
 from distill.forecast import forecast
@@ -136,6 +137,8 @@ def condense(options: Options, console: Console) -> None:
                 f"{yardstick.nearer_to_own:.0%} of the virtual images are nearer to a source image "
                 f"than to any held-back one; {yardstick.by_chance:.0%} would be by chance."
             )
+    if found := audited(virtual, source.train.labels):
+        console.print(f"{'Caution: by' if found.alarming else 'By'} the audit, {found}.")
     if warning := caution_of(virtual.method):
         console.print(f"Caution: {warning}.")
     console.print(f"Written to {options.output}: virtual.safetensors, virtual.png, summary.json")

@@ -17,6 +17,7 @@ from client.features import as_seen, seen_data
 from client.local_round import LocalRound, build_model, received_arrays
 from client.session import Session, deadline_of
 from client.training import soft_labels
+from distill.audited import audited
 from distill.errors import VirtualDataError
 from distill.own_network import network_arguments
 from distill.registry import formation_arguments
@@ -115,12 +116,16 @@ def distill(message: Message, context: Context) -> Message:
         payload = _virtual_data(message.content, context, request)
     virtual = VirtualData.from_bytes(payload)
     log(INFO, "Distilled %d samples by %s", len(virtual.labels), virtual.method)
+    found = audited(virtual, session.data.train.labels)
+    if found:
+        log(WARNING if found.alarming else INFO, "By the audit, %s", found)
     account = PrivacyAccount.of(session, session.task.train)
     metrics = MetricRecord(
         {
             NUM_EXAMPLES: len(virtual.labels),
             "num-values": virtual.images.numel(),
             **(virtual.card.numbers() if virtual.card else {}),
+            **(found.numbers() if found else {}),
             **(account.numbers() if request.dp_epsilon else {}),
         }
     )

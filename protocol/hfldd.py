@@ -339,6 +339,8 @@ class DistillMetrics(PrivacyMetrics):
     nearer_to_own: Share | None = None
     by_chance: Share | None = None
     virtual_epsilon: Annotated[float, Field(ge=0)] | None = None
+    audited_ordinary: Share | None = None
+    audited_worst: Share | None = None
 
 
 class ReceiveMetrics(Block):

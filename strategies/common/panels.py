@@ -52,7 +52,7 @@ def virtual_data(run: RunFiles) -> Section | None:
     return Section(
         "Virtual data",
         [
-            *([_nearest(cards), EXPLAINED] if cards else []),
+            *([_nearest(cards), *_audited(cards), EXPLAINED] if cards else []),
             *([_guarantee(guaranteed)] if guaranteed else []),
         ],
         [_table(cards)] if cards else [],
@@ -71,6 +71,19 @@ def _nearest(cards: dict[str, dict[str, float]]) -> str:
         f"{counted(len(cards), 'node')} sent virtual images; the nearest of all to a real one is "
         f"of {node}, with a cosine of {cards[node]['highest-cosine']:.3f}."
     )
+
+
+def _audited(cards: dict[str, dict[str, float]]) -> list[str]:
+    known = [card for card in cards.values() if "audited-worst" in card]
+    if not known:
+        return []
+    ordinary = max(card["audited-ordinary"] for card in known)
+    worst = max(card["audited-worst"] for card in known)
+    return [
+        f"In an audit of such virtual data as {counted(len(known), 'node')} sent, made of other "
+        "images, an attacker who accuses 0.1 % of others falsely found at most "
+        f"{ordinary:.1%} of ordinary images, and {worst:.0%} of the most unusual ones."
+    ]
 
 
 def _guarantee(epsilons: dict[str, float]) -> str:

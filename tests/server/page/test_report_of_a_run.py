@@ -38,6 +38,7 @@ def test_a_run_of_hfldd_tells_all_that_the_report_shows(run):
     cards = asked["train.distill"]["nodes"]
     assert {run.name(node) for node in cards} == members
     assert all(-1 <= card["highest-cosine"] <= 1 for card in cards.values())
+    assert all(0 < card["audited-ordinary"] <= card["audited-worst"] for card in cards.values())
     assert all("eval-accuracy" in numbers for numbers in asked["evaluate"]["nodes"].values())
     assert [len(row["class_accuracy"]) for row in run.rows] == [10, 10, 10]
     task = TaskSettings.from_run_config({"partition.scheme": "iid"})
@@ -53,7 +54,7 @@ def test_a_run_of_hfldd_tells_all_that_the_report_shows(run):
         "Virtual data",
         "formula: hfldd (eq. 18)",
         "members distil their data",
-        "None: no warning in the log",
+        "In an audit of such virtual data as",
     ):
         assert title in page, title
 

@@ -1,0 +1,113 @@
+"""What attacks found in virtual data of each kind: numbers of ``python -m benchmarks.audit``.
+
+Of digits in three classes, with 256 shadows (docs/privacy.md). Other data have other numbers;
+``flwr-distill audit`` measures them.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from distill.features import are_vectors
+from distill.virtual_data import VirtualData
+
+
+class Kind(NamedTuple):
+    """Virtual data that were audited.
+
+    Parameters
+    ----------
+    distiller, start : str
+        Names, see `distill.registry` and `distill.starts`.
+    formation : int
+        Smaller images along each side of a virtual one.
+    per_class : int
+        Virtual images of a class.
+    real : int
+        Real images of a class, which they were made from.
+    """
+
+    distiller: str
+    start: str
+    formation: int
+    per_class: int
+    real: int
+
+
+class Audited(NamedTuple):
+    """Shares of the real images found where 0.1 % of others are accused falsely.
+
+    Parameters
+    ----------
+    ordinary : float
+        Of usual images.
+    worst : float
+        Of those that are found most easily: wrongly labelled, unlike all others, or there twice.
+    """
+
+    ordinary: float
+    worst: float
+
+    @property
+    def alarming(self) -> bool:
+        """Whether more are found than is usual for the better kinds of virtual data."""
+        return self.ordinary >= MOST_ORDINARY or self.worst >= MOST_WORST
+
+    def numbers(self) -> dict[str, float]:
+        """As metrics of a reply."""
+        return {"audited-ordinary": self.ordinary, "audited-worst": self.worst}
+
+    def __str__(self) -> str:
+        return (
+            "an attacker who accuses 0.1 % of others falsely finds "
+            f"{self.ordinary:.1%} of ordinary images and {self.worst:.0%} of the most unusual ones "
+            "in virtual data of this kind"
+        )
+
+
+MOST_ORDINARY, MOST_WORST = 0.01, 0.1
+MEASURED: dict[Kind, Audited] = {
+    Kind("dm", "class-stats", 1, 1, 71): Audited(0.003, 0.029),
+    Kind("dm", "pixel-stats", 1, 1, 71): Audited(0.003, 0.019),
+    Kind("dm", "noise", 1, 1, 71): Audited(0.003, 0.009),
+    Kind("dm", "real", 1, 1, 71): Audited(0.003, 0.008),
+    Kind("kip", "class-stats", 1, 1, 71): Audited(0.002, 0.006),
+    Kind("kip", "pixel-stats", 1, 1, 71): Audited(0.003, 0.029),
+    Kind("kip", "noise", 1, 1, 71): Audited(0.002, 0.025),
+    Kind("kip", "real", 1, 1, 71): Audited(0.002, 0.009),
+    Kind("kip-negatives", "class-stats", 1, 1, 71): Audited(0.004, 0.122),
+    Kind("kip-negatives", "pixel-stats", 1, 1, 71): Audited(0.004, 0.187),
+    Kind("dm", "class-stats", 1, 1, 5): Audited(0.104, 0.439),
+    Kind("dm", "class-stats", 1, 10, 5): Audited(0.583, 1.000),
+    Kind("dm", "class-stats", 1, 1, 10): Audited(0.012, 0.087),
+    Kind("dm", "class-stats", 1, 1, 20): Audited(0.009, 0.097),
+}
+
+
+def audited(virtual: VirtualData, real_labels: Tensor) -> Audited | None:
+    """What attacks found in virtual data of this kind; None if it was not audited.
+
+    Neither features nor images under differential privacy were. Where this very kind was not, the
+    next worse one counts: more virtual images of a class, of fewer real ones.
+
+    Parameters
+    ----------
+    virtual : VirtualData
+        With as many images of each class.
+    real_labels : Tensor
+        Of the real images, int64 (n,).
+    """
+    if are_vectors(virtual.images.shape):
+        return None
+    per_class = len(virtual) // len(torch.unique(virtual.labels))
+    smallest = int(torch.unique(real_labels, return_counts=True)[1].min())
+    worse = [
+        kind
+        for kind in MEASURED
+        if kind[:3] == (virtual.method, virtual.init, virtual.formation)
+        and kind.per_class >= per_class
+        and kind.real <= smallest
+    ]
+    nearest = min(worse, key=lambda kind: (kind.per_class, -kind.real), default=None)
+    return None if nearest is None else MEASURED[nearest]

@@ -1,0 +1,72 @@
+"""The audit's numbers are given for what was audited, on the safe side, and for nothing else."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from distill.audited import MEASURED, Audited, Kind, audited
+from distill.virtual_data import VirtualData
+
+ROWS = {
+    Kind("dm", "class-stats", 1, 1, 71): Audited(0.003, 0.03),
+    Kind("dm", "class-stats", 1, 10, 71): Audited(0.008, 0.09),
+    Kind("dm", "class-stats", 1, 1, 5): Audited(0.1, 0.4),
+}
+
+
+@pytest.fixture(autouse=True)
+def rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distill.audited.MEASURED", ROWS)
+
+
+def virtual(per_class: int = 1, **changed: object) -> VirtualData:
+    labels = torch.arange(2).repeat_interleave(per_class)
+    images = torch.randn(len(labels), 1, 8, 8)
+    made = VirtualData(images, labels, "dm", steps=1, seed=0, init="class-stats")
+    return replace(made, **changed)  # type: ignore[arg-type]
+
+
+def real(smallest: int) -> torch.Tensor:
+    return torch.tensor([0] * smallest + [1] * 200)
+
+
+@pytest.mark.parametrize(
+    ("per_class", "smallest", "row"),
+    [
+        (1, 71, ROWS[Kind("dm", "class-stats", 1, 1, 71)]),
+        (1, 200, ROWS[Kind("dm", "class-stats", 1, 1, 71)]),
+        (1, 70, ROWS[Kind("dm", "class-stats", 1, 1, 5)]),
+        (2, 71, ROWS[Kind("dm", "class-stats", 1, 10, 71)]),
+        (1, 4, None),
+        (2, 70, None),
+        (11, 200, None),
+    ],
+)
+def test_the_next_worse_kind_counts(per_class: int, smallest: int, row: Audited | None) -> None:
+    assert audited(virtual(per_class), real(smallest)) == row
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"method": "kip"},
+        {"init": "noise"},
+        {"formation": 2},
+        {"method": "dm-private"},
+        {"images": torch.randn(2, 64, 1, 1)},
+    ],
+)
+def test_what_was_not_audited_has_no_numbers(changed: dict[str, object]) -> None:
+    assert audited(virtual(**changed), real(71)) is None
+
+
+def test_what_shows_more_than_the_better_kinds_is_alarming() -> None:
+    assert [row.alarming for row in ROWS.values()] == [False, False, True]
+    assert "finds 10.0% of ordinary images and 40% of the most" in str(Audited(0.1, 0.4))
+
+
+def test_the_numbers_are_of_the_audit_s_kinds() -> None:
+    for kind, row in MEASURED.items():
+        assert kind.distiller in ("dm", "kip", "kip-negatives")
+        assert 0 <= row.ordinary <= row.worst <= 1
