@@ -1,6 +1,7 @@
 """Accuracy under differential privacy, in this process.
 
-``python -m benchmarks.dp [--only fedavg|hfldd|fedlgd|virtual] [--epsilons 1 8 inf] [--seeds N]``
+``python -m benchmarks.dp [--only fedavg|hfldd|fedlgd|virtual] [--epsilons 1 8 inf] [--seeds N]
+[--json FILE] [--plot FILE.svg]``
 
 Digits, 10 nodes, 10 rounds, with samples of all classes or of two each: FedAvg with DP-SGD, its
 noise chosen for each epsilon; FedLGD on virtual data from noisy class means; HFLDD with such of
@@ -18,10 +19,12 @@ import argparse
 import json
 import math
 import tempfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
 import torch
+from matplotlib.figure import Figure
 from opacus.accountants.utils import get_noise_multiplier
 from torch import Generator, Tensor
 
@@ -30,6 +33,7 @@ from cli.judge import LENET, QUICK, judges, train_and_score
 from distill.private_matching import distill_dm_privately
 from task.datasets import Dataset, Samples, load_dataset
 from task.settings import TrainSettings
+from task.words import counted
 
 NODES = 10
 ROUNDS = 10
@@ -41,6 +45,17 @@ SPLITS: dict[str, Settings] = {
     "two classes": {"partition.scheme": "pathological", "partition.classes": 2},
 }
 STRATEGIES = ("fedavg", "hfldd", "fedlgd")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Accuracy of a series with one epsilon, and the epsilon that was spent; by seed."""
+
+    series: str
+    epsilon: float
+    spent: float
+    accuracy: float
+    scores: list[float]
 
 
 def settings_for(strategy: str, epsilon: float) -> Settings:
@@ -119,8 +134,53 @@ def virtual_accuracy(
     return train_and_score(judge, Samples(images, labels), test, data.spec, seed=seed)
 
 
+def measured(series: str, epsilon: float, arguments: argparse.Namespace) -> Row:
+    """One row of the table: of a series (see `series_of`) with one epsilon."""
+    strategy, _, split = series.partition(", ")
+    scores, spent = [], 0.0
+    for seed in range(arguments.seeds):
+        if strategy in STRATEGIES:
+            own = {"strategy": strategy, "num-rounds": ROUNDS, "seed": seed, **SPLITS[split]}
+            score, cost = run({**own, **settings_for(strategy, epsilon)})
+            spent = max(spent, cost)
+        else:
+            data = load_dataset(arguments.data, arguments.data_root)
+            score = virtual_accuracy(data, epsilon, arguments.nodes, seed, arguments.single_class)
+            spent = epsilon
+        scores.append(score)
+    return Row(series, epsilon, spent, fmean(scores), scores)
+
+
+def series_of(arguments: argparse.Namespace) -> list[str]:
+    """Lines of the plot that were asked for."""
+    strategies = [s for s in STRATEGIES if arguments.only in (None, s)]
+    series = [f"{strategy}, {split}" for strategy in strategies for split in SPLITS]
+    if arguments.only in (None, "virtual"):
+        nodes = counted(arguments.nodes, "node")
+        kind = " of one class" if arguments.single_class else ""
+        series.append(f"virtual data, {arguments.data}, {nodes}{kind}")
+    return series
+
+
+def plotted(rows: list[Row]) -> Figure:
+    """Accuracy by epsilon, a line for each series; without noise, as a dotted one."""
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for series in dict.fromkeys(row.series for row in rows):
+        own = sorted((row.epsilon, row.accuracy) for row in rows if row.series == series)
+        finite = [point for point in own if math.isfinite(point[0])]
+        (line,) = axes.plot(*zip(*finite, strict=True), marker="o", label=series)
+        for _, accuracy in own[len(finite) :]:
+            axes.axhline(accuracy, color=line.get_color(), linestyle=":", linewidth=1)
+    axes.set(xscale="log", xlabel="epsilon of each sample", ylabel="accuracy", ylim=(0, 1))
+    axes.xaxis.set(major_formatter="{x:g}", minor_formatter="{x:g}")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
 def main() -> None:
-    """Print a table."""
+    """Print a table; go on from one that was stopped, and draw it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=[*STRATEGIES, "virtual"])
     parser.add_argument("--seeds", type=int, default=1)
@@ -129,28 +189,30 @@ def main() -> None:
     parser.add_argument("--epsilons", type=float, nargs="+", default=[0.5, 1, 2, 4, 8, math.inf])
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--single-class", action="store_true", help="each node has one class")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="rows in it are not run again")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="of all rows in the JSON file")
     arguments = parser.parse_args()
-    if arguments.only in (None, "virtual"):
-        data = load_dataset(arguments.data, arguments.data_root)
-        for epsilon in filter(math.isfinite, arguments.epsilons):
-            scores = [
-                virtual_accuracy(data, epsilon, arguments.nodes, seed, arguments.single_class)
-                for seed in range(arguments.seeds)
-            ]
-            said = ", ".join(f"{score:.3f}" for score in scores)
-            print(f"virtual  epsilon {epsilon:g} accuracy {fmean(scores):.3f} ({said})", flush=True)
-    for strategy in [s for s in STRATEGIES if arguments.only in (None, s)]:
-        for split, parts in SPLITS.items():
-            for epsilon in arguments.epsilons:
-                own = {"strategy": strategy, "num-rounds": ROUNDS, **parts}
-                own.update(settings_for(strategy, epsilon))
-                runs = [run({**own, "seed": seed}) for seed in range(arguments.seeds)]
-                accuracy, spent = fmean(a for a, _ in runs), max(e for _, e in runs)
-                print(
-                    f"{strategy:8} {split}  epsilon {epsilon:g} (spent {spent:.2f})  "
-                    f"accuracy {accuracy:.3f}",
-                    flush=True,
-                )
+    rows: list[Row] = []
+    if arguments.json is not None and arguments.json.exists():
+        rows = [Row(**row) for row in json.loads(arguments.json.read_text())]
+    known = {(row.series, row.epsilon) for row in rows}
+    for series in series_of(arguments):
+        for epsilon in arguments.epsilons:
+            is_virtual = series.startswith("virtual")
+            if (series, epsilon) in known or (is_virtual and math.isinf(epsilon)):
+                continue
+            row = measured(series, epsilon, arguments)
+            scores = ", ".join(f"{score:.3f}" for score in row.scores)
+            print(
+                f"{series}: epsilon {epsilon:g} (spent {row.spent:.2f}), "
+                f"accuracy {row.accuracy:.3f} ({scores})",
+                flush=True,
+            )
+            rows.append(row)
+            if arguments.json is not None:
+                arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=2))
+    if arguments.plot is not None:
+        plotted(rows).savefig(arguments.plot)
 
 
 if __name__ == "__main__":
