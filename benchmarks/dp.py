@@ -4,8 +4,8 @@
 [--json FILE] [--plot FILE.svg]``
 
 Digits, 10 nodes, 10 rounds, with samples of all classes or of two each: FedAvg with DP-SGD, its
-noise chosen for each epsilon; FedLGD on virtual data from noisy class means; HFLDD with such of
-members, whose heads train on their own samples without differential privacy. Epsilon "inf" is each
+noise chosen for each epsilon; FedLGD on virtual data from noisy class means; HFLDD (two classes)
+with such of members, whose heads train on their own samples without differential privacy. Epsilon "inf" is each
 without. Noise comes from the operating system, so no two runs are equal.
 
 ``virtual`` trains a network on virtual data of all classes alone, 10 images of a class from each
@@ -154,7 +154,9 @@ def measured(series: str, epsilon: float, arguments: argparse.Namespace) -> Row:
 def series_of(arguments: argparse.Namespace) -> list[str]:
     """Lines of the plot that were asked for."""
     strategies = [s for s in STRATEGIES if arguments.only in (None, s)]
-    series = [f"{strategy}, {split}" for strategy in strategies for split in SPLITS]
+    pairs = [(strategy, split) for strategy in strategies for split in SPLITS]
+    # Where a node has all classes, HFLDD's clusters are of one node, and nobody sends virtual data.
+    series = [f"{s}, {split}" for s, split in pairs if (s, split) != ("hfldd", "all classes")]
     if arguments.only in (None, "virtual"):
         nodes = counted(arguments.nodes, "node")
         kind = " of one class" if arguments.single_class else ""
