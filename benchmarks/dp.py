@@ -5,8 +5,8 @@
 
 Digits, 10 nodes, 10 rounds, with samples of all classes or of two each: FedAvg with DP-SGD, its
 noise chosen for each epsilon; FedLGD on virtual data from noisy class means; HFLDD (two classes)
-with such of members, whose heads train on their own samples without differential privacy. Epsilon "inf" is each
-without. Noise comes from the operating system, so no two runs are equal.
+with such of members, whose heads train on their own samples without differential privacy. Epsilon
+"inf" is each without. Noise comes from the operating system, so no two runs are equal.
 
 ``virtual`` trains a network on virtual data of all classes alone, 10 images of a class from each
 node: ``[--data mnist --data-root DIR] [--nodes 1]``, LeNet with random changes of its images (3,000
