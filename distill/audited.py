@@ -78,10 +78,15 @@ MEASURED: dict[Kind, Audited] = {
     Kind("kip", "real", 1, 1, 71): Audited(0.002, 0.009),
     Kind("kip-negatives", "class-stats", 1, 1, 71): Audited(0.004, 0.122),
     Kind("kip-negatives", "pixel-stats", 1, 1, 71): Audited(0.004, 0.187),
+    Kind("dm", "class-stats", 1, 10, 71): Audited(0.008, 0.089),
+    Kind("kip", "class-stats", 1, 10, 71): Audited(0.009, 0.814),
+    Kind("kip-negatives", "class-stats", 1, 10, 71): Audited(0.009, 0.635),
     Kind("dm", "class-stats", 1, 1, 5): Audited(0.104, 0.439),
     Kind("dm", "class-stats", 1, 10, 5): Audited(0.583, 1.000),
     Kind("dm", "class-stats", 1, 1, 10): Audited(0.012, 0.087),
+    Kind("dm", "class-stats", 1, 10, 10): Audited(0.171, 0.990),
     Kind("dm", "class-stats", 1, 1, 20): Audited(0.009, 0.097),
+    Kind("dm", "class-stats", 1, 10, 20): Audited(0.050, 0.724),
 }
 
 

@@ -356,7 +356,7 @@ def test_runs_that_were_resumed_from_one_share_its_account_and_its_budget(node):
         (
             "train.virtual",
             training() | {"virtual": ConfigRecord({"per-class": 1, "first-steps": 1})},
-            "FedLGD's virtual data",
+            "training on virtual data",
         ),
         (
             "train.distill_sector",
