@@ -175,7 +175,9 @@ def plotted(rows: list[Row]) -> Figure:
         for _, accuracy in own[len(finite) :]:
             axes.axhline(accuracy, color=line.get_color(), linestyle=":", linewidth=1)
     axes.set(xscale="log", xlabel="epsilon of each sample", ylabel="accuracy", ylim=(0, 1))
-    axes.xaxis.set(major_formatter="{x:g}", minor_formatter="{x:g}")
+    axes.minorticks_off()
+    axes.set_xticks(ticks := sorted({row.epsilon for row in rows if math.isfinite(row.epsilon)}))
+    axes.set_xticklabels(f"{epsilon:g}" for epsilon in ticks)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
