@@ -92,6 +92,9 @@ MEASURED: dict[Kind, Audited] = {
     Kind("dm", "class-stats", 1, 10, 10): Audited(0.171, 0.990),
     Kind("dm", "class-stats", 1, 1, 20): Audited(0.009, 0.097),
     Kind("dm", "class-stats", 1, 10, 20): Audited(0.050, 0.724),
+    Kind("kip", "class-stats", 1, 10, 5): Audited(0.469, 1.000),
+    Kind("kip", "class-stats", 1, 10, 10): Audited(0.207, 1.000),
+    Kind("kip", "class-stats", 1, 10, 20): Audited(0.098, 1.000),
 }
 
 
