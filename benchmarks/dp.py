@@ -196,6 +196,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="rows in it are not run again")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="of all rows in the JSON file")
     arguments = parser.parse_args()
+    if arguments.single_class:
+        classes = load_dataset(arguments.data, arguments.data_root).spec.num_classes
+        if arguments.nodes % classes:
+            parser.error(f"--single-class needs --nodes to be a multiple of {classes} classes")
     rows: list[Row] = []
     if arguments.json is not None and arguments.json.exists():
         rows = [Row(**row) for row in json.loads(arguments.json.read_text())]

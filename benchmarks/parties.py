@@ -39,9 +39,9 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from cli.judge import QUICK, trained
 from client.training import soft_labels, train_round
-from distill.audit import Finding, found_of
+from distill.audit import Finding, finding
 from distill.many import distill_many
-from distill.membership import Flags, Floats, curve, left_out_scores, logit_confidence
+from distill.membership import Flags, Floats, left_out_scores, logit_confidence
 from distill.shadows import Canaries, draw_members, with_canaries
 from protocol.hfldd import Distillation, LabelRequest
 from task.datasets import DataSpec, Samples, load_dataset
@@ -162,15 +162,11 @@ def strongest(view: View, chosen: Canaries, members: Flags) -> Finding:
     names = [*view.attacks]
     if len(scores) > 1:
         names, scores = [*names, "both"], [*scores, np.sum(scores, axis=0)]
-    usual, generator = chosen.kinds == "usual", np.random.default_rng(0)
-    found = []
-    for name, own in zip(names, scores, strict=True):
-        worst = {
-            str(kind): found_of(members[:, of], own[:, of])
-            for kind in np.unique(chosen.kinds)
-            if (of := chosen.kinds == kind).any() and kind != "usual"
-        }
-        found.append(Finding(name, curve(members[:, usual], own[:, usual], generator), worst))
+    generator = np.random.default_rng(0)
+    found = [
+        finding(name, members, own, chosen.kinds, generator)
+        for name, own in zip(names, scores, strict=True)
+    ]
     return max(found, key=lambda f: f.curve.auc.value)
 
 

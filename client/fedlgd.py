@@ -118,6 +118,8 @@ def virtual_samples(
             "differential privacy (set fedlgd.refine-steps to 0)"
         )
     data, store = seen_data(session), session.store.at(server_round)
+    if request.dp_epsilon:
+        store = session.store  # of no round: a resumed run has them too, and releases no others
     distil = partial(
         distill_dm,
         data.train.inputs,

@@ -192,17 +192,27 @@ def _scores(
 def findings(attacked: Attacked, seed: int = 0) -> list[Finding]:
     """What each attack finds, of usual images and of canaries; the last joins the three."""
     generator = np.random.default_rng(seed)
-    usual = attacked.kinds == "usual"
-    found = []
-    for name, scores in zip((*ATTACKS, TOGETHER), attacked.scores, strict=True):
-        worst = {
-            str(kind): found_of(attacked.members[:, of], scores[:, of])
-            for kind in np.unique(attacked.kinds)
-            if (of := attacked.kinds == kind).any() and kind != "usual"
-        }
-        of_usual = curve(attacked.members[:, usual], scores[:, usual], generator)
-        found.append(Finding(name, of_usual, worst))
-    return found
+    return [
+        finding(name, attacked.members, scores, attacked.kinds, generator)
+        for name, scores in zip((*ATTACKS, TOGETHER), attacked.scores, strict=True)
+    ]
+
+
+def finding(
+    name: str,
+    members: Flags,
+    scores: Floats,
+    kinds: NDArray[np.str_],
+    generator: np.random.Generator,
+) -> Finding:
+    """What one attack finds, by members and scores (sets, n) and kinds of images (n,)."""
+    usual = kinds == "usual"
+    worst = {
+        str(kind): found_of(members[:, kinds == kind], scores[:, kinds == kind])
+        for kind in np.unique(kinds)
+        if kind != "usual"
+    }
+    return Finding(name, curve(members[:, usual], scores[:, usual], generator), worst)
 
 
 def found_of(members: Flags, scores: Floats) -> Interval:
