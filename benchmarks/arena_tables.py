@@ -89,10 +89,15 @@ def tables(cells: Sequence[Cell]) -> list[tuple[str, Table]]:
 def print_tables(cells: Sequence[Cell]) -> None:
     """Print all tables."""
     for title, table in tables(cells):
-        printed = Printed(*(column.lstrip("#") for column in table.columns), title=title)
-        for row in table.rows:
-            printed.add_row(*row)
-        Console().print(printed)
+        Console().print(printed(table, title))
+
+
+def printed(table: Table, title: str | None = None) -> Printed:
+    """A table of a page, for the terminal."""
+    shown = Printed(*(column.lstrip("#") for column in table.columns), title=title)
+    for row in table.rows:
+        shown.add_row(*row)
+    return shown
 
 
 def write_tables(cells: Sequence[Cell], folder: Path) -> None:

@@ -1,8 +1,8 @@
 """What virtual data give away: membership attacks on them, and accuracy with noisy means.
 
 ``python -m benchmarks.audit --out DIR [--data digits] [--data-root DIR] [--sets 257] [--classes N]
-[--most N] [--budgets 1 10 50] [--canaries 10] [--plot FILE.svg] [--json FILE]``; ``--quick`` is a
-small grid with fewer sets.
+[--most N] [--budgets 1 10 50] [--canaries 10] [--plot FILE.svg] [--page FILE.html] [--json FILE]``;
+``--quick`` is a small grid with fewer sets.
 
 Each setting (distiller, start, images of a class, formation) is a file in ``--out``: an audit that
 was stopped goes on. A setting's halves are drawn of the same images, and every set is attacked with
@@ -12,6 +12,7 @@ be above the claimed one.
 """
 
 import argparse
+import io
 import itertools
 import json
 import logging
@@ -24,11 +25,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
+from markupsafe import Markup
+from matplotlib.figure import Figure as Picture
 from rich.console import Console
-from rich.table import Table
 from sklearn.metrics import roc_curve
 
+from benchmarks.arena_tables import printed
 from benchmarks.dp import DELTA, virtual_accuracy
 from cli.distillation import at_most
 from cli.judge import QUICK, trained
@@ -46,6 +48,8 @@ from distill.private_matching import (
     noise_for,
     with_noise,
 )
+from server.page.layout import page
+from strategies.common.sections import Figure, Section, Table
 from task.datasets import Dataset, load_dataset
 
 STARTS = ("class-stats", "pixel-stats", "noise", "real")
@@ -153,9 +157,8 @@ def row_of(setting: Setting, own: Attacked) -> dict[str, Any]:
 
 def table_of(rows: Iterable[dict[str, Any]]) -> Table:
     """The rows for people."""
-    table = Table(
-        "distiller", "start", "a class", "best attack", "AUC", "at 1 %", "at 0.1 %", "worst"
-    )
+    columns = ("distiller", "start", "a class", "best attack", "AUC", "at 1 %", "at 0.1 %", "worst")
+    lines = []
     for row in rows:
         worst = max(row["worst"].items(), key=lambda item: item[1][0])
         cells = [
@@ -166,13 +169,22 @@ def table_of(rows: Iterable[dict[str, Any]]) -> Table:
         per_class = f"{row['per_class']}, {row['formation']} x {row['formation']}"
         if row["refreshes"]:
             per_class += f", refreshed {row['refreshes']} times"
-        table.add_row(row["distiller"], row["start"], per_class, row["attack"], *cells, found)
-    return table
+        lines.append([row["distiller"], row["start"], per_class, row["attack"], *cells, found])
+    return Table(columns, lines)
 
 
-def picture(attacks: dict[str, Attacked]) -> Figure:
+def epsilon_table(proven: Iterable[dict[str, Any]]) -> Table:
+    """Claimed epsilons, and what the best attack proves."""
+    columns = ("#claimed epsilon", "image", "#of a class", "#at least")
+    lines = [
+        [f"{p['claimed']:g}", p["kind"], str(p["count"]), f"{p['at_least']:.2f}"] for p in proven
+    ]
+    return Table(columns, lines)
+
+
+def picture(attacks: dict[str, Attacked]) -> Picture:
     """ROC curves of usual images on logarithmic axes, all attacks joined."""
-    figure = Figure(figsize=(6, 5), layout="constrained")
+    figure = Picture(figsize=(6, 5), layout="constrained")
     axes = figure.subplots()
     for name, own in attacks.items():
         usual = own.kinds == "usual"
@@ -184,6 +196,51 @@ def picture(attacks: dict[str, Attacked]) -> Figure:
     axes.set(xlabel="others accused", ylabel="members found")
     axes.legend(fontsize=6)
     return figure
+
+
+def audit_page(
+    title: str,
+    attacks: dict[str, Attacked],
+    table: Table,
+    proven: Table,
+    private: Iterable[dict[str, float]],
+) -> str:
+    """Curves and tables as a page of HTML; `title` names the data."""
+    drawing = io.StringIO()
+    picture(attacks).savefig(drawing, format="svg")
+    svg = drawing.getvalue()
+    curves = Figure(
+        "Members found, by others accused",
+        "Ordinary images, all attacks together. An attacker who accuses few others is at the left: "
+        "what is high there names single images with certainty.",
+        Markup(svg[svg.index("<svg") :]),
+        wide=True,
+    )
+    accuracy = Table(
+        ("#epsilon", "#accuracy"), [[f"{p['epsilon']:g}", f"{p['accuracy']:.3f}"] for p in private]
+    )
+    sections = [
+        Section(
+            "Virtual data",
+            text=(
+                "Each set of virtual images is attacked by one who has as many others, made of the "
+                "same images, as the title says. Shares are of members found where 1 % and 0.1 % "
+                "of the others are accused, with intervals of 95 %. The worst are images that do "
+                "not belong: mislabelled, of another kind, or there twice.",
+            ),
+            figures=[curves],
+            tables=[table],
+        ),
+        Section(
+            "Under differential privacy",
+            text=(
+                "What the best attack on the noisy means proves is at least their epsilon (95 %). "
+                "It must not be above what is claimed.",
+            ),
+            tables=[proven, accuracy],
+        ),
+    ]
+    return page("Audit of virtual data", title, sections)
 
 
 def main() -> None:
@@ -201,6 +258,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for a file of each setting")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="curves and tables as HTML")
     options = parser.parse_args()
     if options.quick:
         options.sets, options.classes, options.trials = QUICK_SETS, QUICK_CLASSES, 1000
@@ -227,7 +285,8 @@ def main() -> None:
             rows.append(row_of(setting, attacks[name]))
             took = time.perf_counter() - begin
             console.print(f"{number} of {len(grid)}: {name}, {took:.0f} s")
-    console.print(table_of(rows))
+    table = table_of(rows)
+    console.print(printed(table))
     private = [{"epsilon": e, "accuracy": virtual_accuracy(data, e)} for e in (1.0, 10.0)]
     generator = torch.Generator().manual_seed(0)
     proven = []
@@ -235,17 +294,18 @@ def main() -> None:
         inside, outside = release_scores(epsilon, kind, count, options.trials, generator)
         least = least_epsilon(inside, outside, DELTA)
         proven.append({"claimed": epsilon, "kind": kind, "count": count, "at_least": least})
-    table = Table("claimed epsilon", "image", "of a class", "at least")
-    for line in proven:
-        cells = (f"{line['claimed']:g}", line["kind"], line["count"], f"{line['at_least']:.2f}")
-        table.add_row(*map(str, cells))
-    console.print(table)
+    epsilons = epsilon_table(proven)
+    console.print(printed(epsilons))
     console.print(*(f"epsilon {p['epsilon']:g}: accuracy {p['accuracy']:.3f}" for p in private))
     if options.json is not None:
         results = {"rows": rows, "dp": private, "empirical_epsilon": proven}
         options.json.write_text(json.dumps(results, indent=2) + "\n")
     if options.plot is not None:
         picture(attacks).savefig(options.plot)
+    if options.page is not None:
+        title = f"{options.data}, {options.classes} classes, {options.sets - 1} shadows"
+        html = audit_page(title, attacks, table, epsilons, private)
+        options.page.write_text(html, encoding="utf-8")
 
 
 if __name__ == "__main__":

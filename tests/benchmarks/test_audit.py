@@ -29,6 +29,8 @@ def run(monkeypatch, folder):
         str(folder / "a.json"),
         "--plot",
         str(folder / "a.svg"),
+        "--page",
+        str(folder / "a.html"),
     ]
     monkeypatch.setattr(sys, "argv", ["audit", *numbers, *files])
     audit.main()
@@ -44,6 +46,10 @@ def test_a_stopped_audit_goes_on_with_what_is_there(small, monkeypatch, tmp_path
     assert set(row["worst"]) == {"mislabelled", "strange", "duplicated"}
     assert [line["epsilon"] for line in first["dp"]] == [1, 10]
     assert "<svg" in (tmp_path / "a.svg").read_text()
+    shown = (tmp_path / "a.html").read_text()
+    assert "digits, 2 classes, 7 shadows" in shown
+    assert "<svg" in shown
+    assert f"{row['auc']:.3f} (" in shown
     monkeypatch.setattr(audit, "attack", None)
     assert run(monkeypatch, tmp_path) == first
 
