@@ -47,6 +47,8 @@ One that merely is late says so itself, and can go on.
 """
 
 _LONGEST = 86_400.0
+_MESSAGE_LATE = 10.0
+"""Seconds that a task's message may come after the task."""
 
 
 class UnanswerableError(Exception):
@@ -217,10 +219,19 @@ class _Task:
 
     def pull_header(self) -> tuple[Message, ObjectTree]:
         """Pull the task's message without content, and the content's object tree."""
-        response = self._calls.PullMessages(appio.messages.PullAppMessagesRequest())
-        if not response.messages_list:
-            raise UnanswerableError("the SuperNode refused to serve a task: its message is gone")
+        response = self._pull_message()
         return message_from_proto(response.messages_list[0]), response.message_object_trees[0]
+
+    def _pull_message(self) -> Any:
+        # A SuperNode makes the task first and stores its message after that.
+        deadline = time.monotonic() + _MESSAGE_LATE
+        while True:
+            try:
+                return self._calls.PullMessages(appio.messages.PullAppMessagesRequest())
+            except appio.REFUSED as error:
+                if not appio.is_missing(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.02)
 
     def answer(self, message: Message, error: Error) -> None:
         """Push an error reply and end the task."""

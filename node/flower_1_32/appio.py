@@ -79,6 +79,11 @@ class AppIo:
         )
 
 
+def is_missing(error: grpc.RpcError) -> bool:
+    """Whether a call was refused because what it asks for is not there."""
+    return bool(error.code() == grpc.StatusCode.NOT_FOUND)
+
+
 def pull_task_input(calls: Any) -> Any:
     """Pull a task's run, app bundle and context."""
     return calls.PullTaskInput(messages.PullTaskInputRequest())

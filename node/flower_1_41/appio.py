@@ -85,6 +85,12 @@ class AppIo:
         return self._calls
 
 
+def is_missing(error: httpx.HTTPError) -> bool:
+    """Whether a call was refused because what it asks for is not there."""
+    response = getattr(error, "response", None)
+    return response is not None and response.status_code == httpx.codes.NOT_FOUND
+
+
 def pull_task_input(calls: Any) -> Any:
     """Pull a task's run, app bundle and context; messages that the app makes are of this task."""
     task = calls.PullTaskInput(messages.PullTaskInputRequest())

@@ -69,9 +69,18 @@ class SuperNode:
         self.state.set_run_series_context(run.series_id, context)
 
     def send(
-        self, do: str = "", *, run_id: int = 1, payload: bytes = b"", ttl: float | None = None
+        self,
+        do: str = "",
+        *,
+        run_id: int = 1,
+        payload: bytes = b"",
+        ttl: float | None = None,
+        late: float = 0.0,
     ) -> None:
-        """Put a message for the app, as if it had come from a SuperLink."""
+        """Put a message for the app, as if it had come from a SuperLink.
+
+        As there, its task is made first; the message is there `late` seconds later.
+        """
         with suppress(ImportError):  # since 1.41 a message is of a task from its start
             from flwr.supercore.task_identity import TaskIdentity
 
@@ -84,6 +93,7 @@ class SuperNode:
             run_id=run_id,
             fab_hash=self.state.get_run(run_id).fab_hash,
         )
+        time.sleep(late)
         _insert_message(message, self.state, self.objects)
 
     def replies(self) -> Any:
@@ -204,6 +214,31 @@ def test_tasks_are_served_over_tls_and_a_large_message_passes(
         node.send()
         assert told(node.reply())["pid"] == first["pid"]
     node.close()
+
+
+def test_a_message_may_come_after_its_task(node: SuperNode, tiny_app: Path, tmp_path: Path) -> None:
+    node.submit(tiny_app)
+    with running_executor(node, tmp_path):
+        node.send(late=1.0)
+        assert told(node.reply())["greeting"] == "hello"
+
+
+def test_a_task_whose_message_never_comes_ends_the_executor(
+    node: SuperNode, tiny_app: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_executor, "_MESSAGE_LATE", 0.2)
+    node.submit(tiny_app)
+    node.send()
+    node.replies()
+    assert node.state.get_messages(run_ids=[1], is_reply=False)  # taken by another
+    executor = node_executor.Executor(
+        appio.AppIo(node.address, None), ["--appio-address", node.address]
+    )
+    try:
+        with pytest.raises(node_executor.UnanswerableError, match="No message found"):
+            executor.serve()
+    finally:
+        executor.close()
 
 
 def test_an_idle_node_holds_no_torch_and_goes_on_with_the_next_message(
