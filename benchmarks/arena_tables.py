@@ -1,16 +1,14 @@
 """Tables and heat map of the arena: printed, as a page, as Markdown, as a picture."""
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
 from matplotlib.figure import Figure as Picture
 from rich.console import Console
-from rich.table import Table as Printed
 
+from benchmarks.shown import drawn, printed
 from server.page.layout import page
 from strategies.common.sections import Figure, Section, Table
 
@@ -92,25 +90,14 @@ def print_tables(cells: Sequence[Cell]) -> None:
         Console().print(printed(table, title))
 
 
-def printed(table: Table, title: str | None = None) -> Printed:
-    """A table of a page, for the terminal."""
-    shown = Printed(*(column.lstrip("#") for column in table.columns), title=title)
-    for row in table.rows:
-        shown.add_row(*row)
-    return shown
-
-
 def write_tables(cells: Sequence[Cell], folder: Path) -> None:
     """Write ``arena.html``, ``arena.md`` and ``arena.png``."""
     picture = heat_map(cells)
     picture.savefig(folder / "arena.png", dpi=120)
-    drawing = io.StringIO()
-    picture.savefig(drawing, format="svg")
-    svg = drawing.getvalue()
     figure = Figure(
         "Accuracy at the end",
         "Darker is better, from the worst to the best of a column; the best is in bold.",
-        Markup(svg[svg.index("<svg") :]),
+        drawn(picture),
         wide=True,
     )
     sections = [Section("Arena", figures=[figure])]

@@ -12,7 +12,6 @@ be above the claimed one.
 """
 
 import argparse
-import io
 import itertools
 import json
 import logging
@@ -25,13 +24,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from markupsafe import Markup
 from matplotlib.figure import Figure as Picture
 from rich.console import Console
 from sklearn.metrics import roc_curve
 
-from benchmarks.arena_tables import printed
 from benchmarks.dp import DELTA, virtual_accuracy
+from benchmarks.shown import drawn, printed
 from cli.distillation import at_most
 from cli.judge import QUICK, trained
 from client.terms import extractor
@@ -206,14 +204,11 @@ def audit_page(
     private: Iterable[dict[str, float]],
 ) -> str:
     """Curves and tables as a page of HTML; `title` names the data."""
-    drawing = io.StringIO()
-    picture(attacks).savefig(drawing, format="svg")
-    svg = drawing.getvalue()
     curves = Figure(
         "Members found, by others accused",
         "Ordinary images, all attacks together. An attacker who accuses few others is at the left: "
         "what is high there names single images with certainty.",
-        Markup(svg[svg.index("<svg") :]),
+        drawn(picture(attacks)),
         wide=True,
     )
     accuracy = Table(

@@ -219,19 +219,14 @@ class _Task:
 
     def pull_header(self) -> tuple[Message, ObjectTree]:
         """Pull the task's message without content, and the content's object tree."""
-        response = self._pull_message()
-        return message_from_proto(response.messages_list[0]), response.message_object_trees[0]
-
-    def _pull_message(self) -> Any:
         # A SuperNode makes the task first and stores its message after that.
         deadline = time.monotonic() + _MESSAGE_LATE
-        while True:
-            try:
-                return self._calls.PullMessages(appio.messages.PullAppMessagesRequest())
-            except appio.REFUSED as error:
-                if not appio.is_missing(error) or time.monotonic() > deadline:
-                    raise
+        while (response := appio.pull_message(self._calls)) is None:
+            if time.monotonic() > deadline:
+                reason = "the SuperNode refused to serve a task: its message is gone"
+                raise UnanswerableError(reason)
             time.sleep(0.02)
+        return message_from_proto(response.messages_list[0]), response.message_object_trees[0]
 
     def answer(self, message: Message, error: Error) -> None:
         """Push an error reply and end the task."""

@@ -79,9 +79,14 @@ class AppIo:
         )
 
 
-def is_missing(error: grpc.RpcError) -> bool:
-    """Whether a call was refused because what it asks for is not there."""
-    return bool(error.code() == grpc.StatusCode.NOT_FOUND)
+def pull_message(calls: Any) -> Any | None:
+    """Pull a task's message without content; None if it is not there."""
+    try:
+        return calls.PullMessages(messages.PullAppMessagesRequest())
+    except grpc.RpcError as error:
+        if error.code() != grpc.StatusCode.NOT_FOUND:
+            raise
+        return None
 
 
 def pull_task_input(calls: Any) -> Any:

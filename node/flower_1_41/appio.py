@@ -85,10 +85,10 @@ class AppIo:
         return self._calls
 
 
-def is_missing(error: httpx.HTTPError) -> bool:
-    """Whether a call was refused because what it asks for is not there."""
-    response = getattr(error, "response", None)
-    return response is not None and response.status_code == httpx.codes.NOT_FOUND
+def pull_message(calls: Any) -> Any | None:
+    """Pull a task's message without content; None if it is not there."""
+    response = calls.PullMessages(messages.PullAppMessagesRequest())
+    return response if response.messages_list else None
 
 
 def pull_task_input(calls: Any) -> Any:

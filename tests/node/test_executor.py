@@ -223,24 +223,6 @@ def test_a_message_may_come_after_its_task(node: SuperNode, tiny_app: Path, tmp_
         assert told(node.reply())["greeting"] == "hello"
 
 
-def test_a_task_whose_message_never_comes_ends_the_executor(
-    node: SuperNode, tiny_app: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(node_executor, "_MESSAGE_LATE", 0.2)
-    node.submit(tiny_app)
-    node.send()
-    node.replies()
-    assert node.state.get_messages(run_ids=[1], is_reply=False)  # taken by another
-    executor = node_executor.Executor(
-        appio.AppIo(node.address, None), ["--appio-address", node.address]
-    )
-    try:
-        with pytest.raises(node_executor.UnanswerableError, match="No message found"):
-            executor.serve()
-    finally:
-        executor.close()
-
-
 def test_an_idle_node_holds_no_torch_and_goes_on_with_the_next_message(
     node: SuperNode, tiny_app: Path, tmp_path: Path
 ) -> None:
