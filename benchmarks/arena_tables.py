@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure as Picture
 from rich.console import Console
 
-from benchmarks.shown import drawn, printed
+from benchmarks.shown import printed, svg_of
 from server.page.layout import page
 from strategies.common.sections import Figure, Section, Table
 
@@ -97,7 +97,7 @@ def write_tables(cells: Sequence[Cell], folder: Path) -> None:
     figure = Figure(
         "Accuracy at the end",
         "Darker is better, from the worst to the best of a column; the best is in bold.",
-        drawn(picture),
+        svg_of(picture),
         wide=True,
     )
     sections = [Section("Arena", figures=[figure])]

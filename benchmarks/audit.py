@@ -29,7 +29,7 @@ from rich.console import Console
 from sklearn.metrics import roc_curve
 
 from benchmarks.dp import DELTA, virtual_accuracy
-from benchmarks.shown import drawn, printed
+from benchmarks.shown import printed, svg_of
 from cli.distillation import at_most
 from cli.judge import QUICK, trained
 from client.terms import extractor
@@ -208,7 +208,7 @@ def audit_page(
         "Members found, by others accused",
         "Ordinary images, all attacks together. An attacker who accuses few others is at the left: "
         "what is high there names single images with certainty.",
-        drawn(picture(attacks)),
+        svg_of(picture(attacks)),
         wide=True,
     )
     accuracy = Table(

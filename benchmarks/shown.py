@@ -17,7 +17,7 @@ def printed(table: Table, title: str | None = None) -> Printed:
     return shown
 
 
-def drawn(picture: Figure) -> Markup:
+def svg_of(picture: Figure) -> Markup:
     """A picture, as part of a page of HTML."""
     drawing = io.StringIO()
     picture.savefig(drawing, format="svg")

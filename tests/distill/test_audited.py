@@ -1,6 +1,7 @@
 """The audit's numbers are given for what was audited, on the safe side, and for nothing else."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from distill.audited import MEASURED, Audited, Kind, audited
 from distill.virtual_data import VirtualData
 
+DOCS = Path(__file__).parents[2] / "docs"
 ROWS = {
     Kind("dm", "class-stats", 1, 1, 71): Audited(0.003, 0.03),
     Kind("dm", "class-stats", 1, 10, 71): Audited(0.008, 0.09),
@@ -64,6 +66,25 @@ def test_what_was_not_audited_has_no_numbers(changed: dict[str, object]) -> None
 def test_what_shows_more_than_the_better_kinds_is_alarming() -> None:
     assert [row.alarming for row in ROWS.values()] == [False, False, True]
     assert "finds 10.0% of ordinary images and 40% of the most" in str(Audited(0.1, 0.4))
+
+
+def test_the_numbers_are_those_of_the_documented_table() -> None:
+    table = (DOCS / "privacy.md").read_text().partition("## Attacks on virtual data")[2]
+    shown = {}
+    for line in table.partition("**Few images of a class")[0].splitlines():
+        if "refreshed" in line or not line.startswith("| `"):
+            continue
+        distiller, start, kind, _, _, ordinary, *worst = line.strip("| ").split(" | ")
+        per_class = int(kind.partition(",")[0])
+        formation = 2 if "2 x 2" in kind else 1
+        found = Audited(*(max(map(_first_number, cells)) for cells in ([ordinary], worst)))
+        shown[Kind(distiller.strip("`"), start, formation, per_class, 71)] = found
+    assert len(shown) == 32
+    assert shown == {kind: row for kind, row in MEASURED.items() if kind.real == 71}
+
+
+def _first_number(cell: str) -> float:
+    return float(cell.partition(" ")[0])
 
 
 def test_the_numbers_are_of_the_audit_s_kinds() -> None:
