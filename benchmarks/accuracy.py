@@ -9,12 +9,14 @@ and tested on the dataset's test part (mean of three). Seconds are a core's, of 
 another; set OMP_NUM_THREADS=1. With ``--seconds`` each method does as many steps as fit into them,
 not as many as it would.
 
-``python -m benchmarks.accuracy --quick --data-root DIR [--judges LeNet ConvNet ...] [--json FILE]``
+``python -m benchmarks.accuracy --quick --data-root DIR [--judges LeNet ConvNet ...] [--seeds 0 1 2]
+[--pools mnist10_all ...] [--json FILE]``
 
-MNIST, the bytes of 10 images per class (7,840 each), one seed: networks trained with random changes
-on what the best distiller makes of all classes on one node, and of single classes on ten nodes; and
-on random real images. With 4 bits a pixel, packed, these bytes hold 30 virtual images a class, of
-four smaller ones each, or 90 real ones; what was sent is printed. The last row has 10 real images.
+MNIST, the bytes of 10 images per class (7,840 each): networks trained with random changes on what
+the best distiller makes of all classes on one node, and of single classes on ten nodes; and on
+random real images. With 4 bits a pixel, packed, these bytes hold 30 virtual images a class, of four
+smaller ones each, or 90 real ones; what was sent is printed. The last row has 10 real images. One
+seed if not told, else the JSON file has the means.
 """
 
 import argparse
@@ -42,12 +44,19 @@ METHODS = ("kip", "kip-negatives", "dm")
 CLASSES_A_NODE = ("all", "1")
 IMAGES_A_CLASS = 600
 SEEDS = 3
+MOST_NODES = 1000
 TRIAL_STEPS = 10
 TRIAL_SECONDS = 2.0
 BEST = "dm"
 BITS = 4
-IN_TEN, REAL_IN_TEN = 30, 90
-"""Images per class, virtual and real, that take at most the bytes of 10 with 8 bits, not packed."""
+POOLS: dict[str, tuple[str | None, int]] = {
+    "mnist10_all": ("all", 30),
+    "mnist10_single": ("1", 30),
+    "random_real": (None, 90),
+    "ten_real": (None, 10),
+}
+"""Classes per node, none for real images, and images per class: the first three take at most the
+bytes of 10 with 8 bits, not packed."""
 
 
 def nodes(train: Samples, num_classes: int, classes: str) -> list[tuple[Tensor, Tensor]]:
@@ -65,6 +74,7 @@ def distilled(
     per_class: int,
     steps: int | None = None,
     progress: Progress | None = None,
+    seed: int = 0,
 ) -> list[VirtualData]:
     """Distil each node's set, in the formation that the method chooses."""
     return [
@@ -74,7 +84,7 @@ def distilled(
             num_classes=num_classes,
             per_class=per_class,
             steps=steps,
-            generator=torch.Generator().manual_seed(place),
+            generator=torch.Generator().manual_seed(MOST_NODES * seed + place),
             progress=progress,
             **formation_arguments(method, 0),
         )
@@ -115,36 +125,43 @@ def arrived(pool: list[VirtualData]) -> tuple[Samples, int]:
     return samples, sum(map(len, parcels))
 
 
-def random_real(train: Samples, num_classes: int, per_class: int) -> VirtualData:
+def random_real(train: Samples, num_classes: int, per_class: int, seed: int = 0) -> VirtualData:
     """Random real images, to be sent like virtual ones."""
-    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
     labels = train.labels[order]
     chosen = train.subset(torch.cat([order[labels == c][:per_class] for c in range(num_classes)]))
-    return VirtualData(chosen.inputs, chosen.labels, "real", steps=0, seed=0, init="real")
+    return VirtualData(chosen.inputs, chosen.labels, "real", steps=0, seed=seed, init="real")
 
 
 def quick(arguments: argparse.Namespace, console: Console) -> None:
     """Accuracies of judges on MNIST, by what they were trained on; LeNet if none is named."""
     data = load_dataset("mnist", arguments.data_root)
     train, test = data.train.to_samples(data.spec), data.test.to_samples(data.spec)
-    pools = {}
-    for name, classes in (("mnist10_all", "all"), ("mnist10_single", "1")):
-        own = nodes(train, data.spec.num_classes, classes)
-        with console.status(f"{BEST}, {classes} per node"):
+    panel = _panel(arguments, LENET, data.spec)
+    results: dict[str, list[float]] = {}
+    for seed, name in product(arguments.seeds, arguments.pools):
+        with console.status(name):
             start = time.process_time()
-            pools[name] = distilled(BEST, own, data.spec.num_classes, IN_TEN)
-            console.print(f"{BEST}, {classes} per node: {time.process_time() - start:.0f} s")
-    for name, per_class in (("random_real", REAL_IN_TEN), ("ten_real", 10)):
-        pools[name] = [random_real(train, data.spec.num_classes, per_class)]
-    results = {}
-    for judge in _panel(arguments, LENET, data.spec):
-        for name, pool in pools.items():
-            key = f"{name}_{judge.name.lower()}"
+            pool = _pool(name, train, data.spec.num_classes, seed)
             samples, size = arrived(pool)
+            took = time.process_time() - start
+        console.print(f"{name}, seed {seed}: {size:,} bytes, {took:.0f} s of a core")
+        for judge in panel:
+            key = f"{name}_{judge.name.lower()}"
             with console.status(key):
-                results[key] = train_and_score(judge, samples, test, data.spec, seed=0)
-            console.print(f"{key}: {results[key]:.3f}, {size:,} bytes")
-            _write(results, arguments.json)
+                accuracy = train_and_score(judge, samples, test, data.spec, seed=seed)
+            results.setdefault(key, []).append(accuracy)
+            console.print(f"{key}, seed {seed}: {accuracy:.4f}")
+            _write({key: statistics.mean(own) for key, own in results.items()}, arguments.json)
+
+
+def _pool(name: str, train: Samples, num_classes: int, seed: int) -> list[VirtualData]:
+    """What all nodes send in one of the cases of `POOLS`."""
+    classes, per_class = POOLS[name]
+    if classes is None:
+        return [random_real(train, num_classes, per_class, seed)]
+    own = nodes(train, num_classes, classes)
+    return distilled(BEST, own, num_classes, per_class, seed=seed)
 
 
 def by_distiller(arguments: argparse.Namespace, console: Console) -> None:
@@ -213,6 +230,10 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--seconds", type=float, help="of a core, for each method and row")
     parser.add_argument("--judges", nargs="+", choices=[j.name for j in JUDGES["full"]])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="with --quick")
+    parser.add_argument(
+        "--pools", nargs="+", choices=POOLS, default=list(POOLS), help="with --quick"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     arguments = parser.parse_args()
     (quick if arguments.quick else by_distiller)(arguments, Console())

@@ -97,8 +97,10 @@ class Table(_Data):
         Data set of each node, where they have their own.
     shared : bool (default: False)
         Whether each of these nodes has only a part of its data set, another one than the others.
+    settings : Settings (default: {})
+        What all cells change of their preset.
     methods : Mapping[str, Settings] (default: {})
-        What a method changes of the preset.
+        What a method changes of it.
     quick : Settings (default: {})
         What ``--quick`` changes of it.
     rows : tuple[Row, ...] (default: ())
@@ -114,6 +116,7 @@ class Table(_Data):
     samples: int = 0
     nodes: tuple[str, ...] = ()
     shared: bool = False
+    settings: Settings = {}
     methods: Mapping[str, Settings] = {}
     quick: Settings = {}
     rows: tuple[Row, ...] = ()
@@ -126,7 +129,7 @@ class Table(_Data):
         for row in self.rows:
             preset = flatten_dict(tomllib.loads((PRESETS / f"{row.preset}.toml").read_text()))
             for method, changes in self.methods.items():
-                full = {**preset, **row.settings, **changes}
+                full = {**preset, **self.settings, **row.settings, **changes}
                 yield Cell(row.name, method, row.paper.get(method), full, {**full, **changed})
 
     def node_configs(self, cell: "Cell") -> list[Settings]:

@@ -27,7 +27,7 @@ from task.compute.cuda_graph import graphed
 
 LEARNING_RATE = 0.05
 WIDTH = 64
-SMALL_LEARNING_RATE = 0.3
+SMALL_LEARNING_RATE = 0.1
 """Of small images in their own size at first; the rate falls to 0."""
 REFINE_BANK = 5
 """Augmentations that a refinement takes in turn; each costs a pass of a class's real images."""
@@ -52,7 +52,8 @@ Network = Callable[[Tensor], Tensor]
 class Effort(NamedTuple):
     """Steps, filters per block and number of networks that distribution matching takes.
 
-    `small`: random networks see the small images that an image holds in their own size.
+    `small`: random networks see the small images that an image holds in their own size, and give
+    features of all depths.
     """
 
     small: bool
@@ -169,9 +170,12 @@ def distill_dm(
 
     Where virtual images hold smaller ones of at least 8 pixels a side, real images are shrunk to
     these, instead of enlarging what is learned: a step costs a quarter with a formation of 2, and
-    more steps are worth more than more pixels. The learning rate (of Adam, in units of normalised
-    pixels) falls from 0.3 to 0 as a cosine does, and pixels stay within the real ones' values.
-    Whole images have a rate of 0.05 throughout; so have small ones that a given `network` sees.
+    more steps are worth more than more pixels. Random networks then give features of all depths, as
+    the last ones are too few to tell what an image should look like. The start is smooth, since
+    matching takes away little of the noise that it begins with. The learning rate (of Adam, in
+    units of normalised pixels) falls from 0.1 to 0 as a cosine does, and pixels stay within the
+    real ones' values. Whole images have a rate of 0.05 throughout; so have small ones that a given
+    `network` sees.
 
     Parameters
     ----------
@@ -207,7 +211,9 @@ def distill_dm(
     bank = usual.bank if bank is None else bank
     if min(width, bank) < 1:
         raise DistillError(f"width and bank must be at least 1, got {width} and {bank}")
-    start_images, virtual_labels = start(init, images, labels, per_class, generator, formation)
+    start_images, virtual_labels = start(
+        init, images, labels, per_class, generator, formation, smooth=usual.small
+    )
     initial_images = start_images if initial_images is None else initial_images
     if initial_images.shape != start_images.shape:
         raise DistillError(
@@ -231,6 +237,7 @@ def distill_dm(
             generator,
             torch.device(device),
             network,
+            all_depths=usual.small,
         )
         for _ in range(min(bank, steps))
     ]
@@ -323,13 +330,17 @@ def _draw_probe(
     generator: torch.Generator,
     device: torch.device,
     network: Network | None,
+    *,
+    all_depths: bool,
 ) -> Probe:
     channels, height, across = images.shape[1:]
     if are_vectors(images.shape):
         network, augment = network or _numbers, Augmentation(_as_they_are, ())
     else:
         if network is None:
-            network = RandomConvNet.draw(channels, min(height, across), width, generator, device)
+            network = RandomConvNet.draw(
+                channels, min(height, across), width, generator, device, all_depths=all_depths
+            )
         augment = draw_augmentation(height, across, generator).to(device)
     orders = [torch.randperm(len(own), generator=generator)[:most] for own in groups]
     places = torch.cat(

@@ -25,9 +25,13 @@ class RandomConvNet:
     Blocks of 3x3 convolution (`filters`, (width, inputs, 3, 3) each), instance norm, ReLU and 2x2
     average pooling: the papers' three for up to 45 pixels a side, or fewer so that at least 2
     remain; for larger images as many as bring the shorter side closest to 4.
+
+    With `all_depths` the features are those after each block, side by side, scaled so that each
+    block adds as much to a squared distance, however many numbers it has.
     """
 
     filters: tuple[Tensor, ...]
+    all_depths: bool = False
 
     @classmethod
     def draw(
@@ -37,6 +41,8 @@ class RandomConvNet:
         width: int,
         generator: torch.Generator,
         device: torch.device | str = "cpu",
+        *,
+        all_depths: bool = False,
     ) -> "RandomConvNet":
         """Draw a network with He-normal filters, `width` per block; the generator is on the CPU.
 
@@ -56,15 +62,19 @@ class RandomConvNet:
             deviation = (2 / (9 * inputs)) ** 0.5
             noise = torch.randn(width, inputs, 3, 3, generator=generator)
             filters.append((deviation * noise).to(device))
-        return cls(tuple(filters))
+        return cls(tuple(filters), all_depths)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Features of images (n, C, H, W), flattened to (n, features)."""
+        by_depth = []
         for weight in self.filters:
             images = functional.conv2d(images, weight.to(images.dtype), padding=1)
             images = functional.relu(functional.group_norm(images, len(weight)))
             images = halve(images)
-        return images.flatten(1)
+            by_depth.append(images.flatten(1))
+        if not self.all_depths:
+            return by_depth[-1]
+        return torch.cat([x / math.sqrt(x.shape[1]) for x in by_depth], 1)
 
 
 def halve(images: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from distill.augmentation import Augmentation, draw_augmentation
 from distill.distribution_matching import (
-    SMALL_LEARNING_RATE,
     Network,
     Probe,
     falling,
@@ -32,6 +31,8 @@ from distill.registry import Progress
 from distill.starts import start
 from distill.virtual_data import VirtualData
 
+LEARNING_RATE = 0.3
+"""At first; falls to 0."""
 BANK = 20
 """Networks whose features make up the release, side by side."""
 REFERENCE = 256
@@ -186,7 +187,7 @@ def distill_dm_privately(
     ]
     initial_images, virtual_labels = start("noise", images, labels, per_class, generator, formation)
     virtual = initial_images.reshape(len(counts), per_class, *images.shape[1:]).to(device)
-    rates = falling(SMALL_LEARNING_RATE, steps)
+    rates = falling(LEARNING_RATE, steps)
     match_means(virtual, probes, rates, tiles, progress, within=pixels)
     return VirtualData(
         images=virtual.flatten(0, 1).cpu(),

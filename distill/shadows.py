@@ -238,7 +238,15 @@ def dm_of_subsets(
     groups = [c[g] for own in classes for c in own for g in alike(images[c], each)]
     if made is None:
         starts = [
-            start(init, images[own], labels[own], per_class, _seeded(seed), formation)
+            start(
+                init,
+                images[own],
+                labels[own],
+                per_class,
+                _seeded(seed),
+                formation,
+                smooth=usual.small,
+            )
             for own in owns
         ]
     else:
@@ -270,7 +278,14 @@ def bank(
     generator = _seeded(seed)
     return [
         (
-            network or RandomConvNet.draw(channels, min(height, width), effort.width, generator),
+            network
+            or RandomConvNet.draw(
+                channels,
+                min(height, width),
+                effort.width,
+                generator,
+                all_depths=effort.small,
+            ),
             draw_augmentation(height, width, generator),
         )
         for _ in range(size)

@@ -34,6 +34,17 @@ def real_images(images: Tensor, count: int, generator: torch.Generator) -> Tenso
     return images[torch.cat(orders)[:count]]
 
 
+def smoothed(noise: Tensor) -> Tensor:
+    """White noise (..., H, W) filtered so that its amplitude falls as 1 / frequency.
+
+    Photographs have such a spectrum (Field 1987), so it says nothing about the images at hand.
+    """
+    height, width = noise.shape[-2:]
+    frequency = torch.hypot(torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width))
+    amplitude = 1 / frequency.clamp_min(1 / max(height, width))
+    return torch.fft.irfft2(torch.fft.rfft2(noise) * amplitude, s=(height, width))
+
+
 REAL = "real"
 STARTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "class-stats": class_stats,
@@ -49,6 +60,8 @@ def start(
     per_class: int,
     generator: torch.Generator,
     formation: int = 1,
+    *,
+    smooth: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Initialise virtual images.
 
@@ -72,6 +85,8 @@ def start(
         On the CPU.
     formation : int (default: 1)
         Small images along each side, see `distill.formation`.
+    smooth : bool (default: False)
+        Whether noise is as smooth as photographs are, instead of independent from pixel to pixel.
 
     Returns
     -------
@@ -90,12 +105,16 @@ def start(
     classes = torch.unique(labels).cpu()
     by_class = (images[labels == c].cpu() for c in classes)  # one copy at a time
     tiles = Formation.of(formation, images.shape)
+    small = per_class * formation**2
     if init == REAL:
         logger.warning("start 'real': virtual images start as REAL IMAGES and stay similar to them")
-        count = per_class * formation**2
-        initial_images = [tiles.pack(real_images(own, count, generator)) for own in by_class]
+        initial_images = [tiles.pack(real_images(own, small, generator)) for own in by_class]
     else:
-        noise = torch.randn(len(classes), per_class, *images.shape[1:], generator=generator)
+        count = small if smooth else per_class
+        noise = torch.randn(len(classes), count, *images.shape[1:], generator=generator)
+        if smooth:
+            noise = torch.stack([tiles.pack(of_class) for of_class in smoothed(noise)])
+            noise = noise / noise.square().mean((-2, -1), keepdim=True).sqrt()
         initial_images = [
             STARTS[init](tiles.tiled(own), eps) for own, eps in zip(by_class, noise, strict=True)
         ]

@@ -61,8 +61,13 @@ def test_quick_writes_accuracies_of_as_many_images_as_were_asked_for(
         )  # fmt: skip
 
     monkeypatch.setitem(_DISTILLERS, "dm", distil)
-    monkeypatch.setattr(accuracy, "IN_TEN", 10)
-    monkeypatch.setattr(accuracy, "REAL_IN_TEN", 15)
+    pools = {
+        "mnist10_all": ("all", 10),
+        "mnist10_single": ("1", 10),
+        "random_real": (None, 15),
+        "ten_real": (None, 10),
+    }
+    monkeypatch.setattr(accuracy, "POOLS", pools)
     file = tmp_path / "accuracy.json"
     monkeypatch.setattr(sys, "argv", ["accuracy", "--quick", "--json", str(file)])
     accuracy.main()

@@ -11,10 +11,10 @@ from distill.distribution_matching import Probe, alike, falling, own_groups, rea
 from distill.features import RandomConvNet
 
 
-def naive_network(network: RandomConvNet) -> nn.Sequential:
-    """The ConvNet of the papers, from torch's own modules."""
+def naive_network(network: RandomConvNet, blocks: int = 9) -> nn.Sequential:
+    """The ConvNet of the papers, or its first blocks, from torch's own modules."""
     layers: list[nn.Module] = []
-    for weight in network.filters:
+    for weight in network.filters[:blocks]:
         conv = nn.Conv2d(weight.shape[1], len(weight), 3, padding=1, bias=False)
         conv.weight = nn.Parameter(weight)
         layers += [conv, nn.InstanceNorm2d(len(weight)), nn.ReLU(), nn.AvgPool2d(2)]
@@ -47,6 +47,19 @@ def test_loss_and_pixel_gradient_equal_a_loop_over_classes(
     (expected,) = torch.autograd.grad(expected_loss, leaf)
     assert float(loss) == pytest.approx(float(expected_loss.detach()), rel=1e-5)
     assert float((gradient - expected).norm() / expected.norm()) < 1e-5
+
+
+@pytest.mark.parametrize(("shape", "blocks"), [((1, 14, 14), 2), ((3, 16, 16), 3), ((2, 9, 20), 2)])
+def test_features_of_all_depths_stand_side_by_side_and_count_alike(
+    shape: tuple[int, int, int], blocks: int
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(5, *shape, generator=generator)
+    network = RandomConvNet.draw(shape[0], min(shape[1:]), 6, generator, all_depths=True)
+    assert len(network.filters) == blocks
+    by_depth = [naive_network(network, depth + 1)(images) for depth in range(blocks)]
+    expected = torch.cat([x / x.shape[1] ** 0.5 for x in by_depth], 1)
+    torch.testing.assert_close(network(images), expected)
 
 
 def stripes(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -244,10 +257,12 @@ def test_random_networks_see_real_and_virtual_images_in_the_size_of_the_small_on
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sizes: list[torch.Size] = []
+    depths: list[bool] = []
     whole = RandomConvNet.__call__
 
     def noted(self: RandomConvNet, images: Tensor) -> Tensor:
         sizes.append(images.shape[1:])
+        depths.append(self.all_depths)
         return whole(self, images)
 
     monkeypatch.setattr(RandomConvNet, "__call__", noted)
@@ -264,4 +279,5 @@ def test_random_networks_see_real_and_virtual_images_in_the_size_of_the_small_on
     )
     assert len(sizes) >= 4
     assert set(sizes) == {torch.Size((shape[0], *seen))}
+    assert set(depths) == {seen != shape[1:]}
     assert made.images.shape == (2, *shape)

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distill import DistillError
-from distill.starts import start
+from distill.formation import Formation
+from distill.starts import smoothed, start
 from protocol.hfldd import Distillation
 from server.settings import RunSettings
 from task.settings import SettingsError
@@ -36,6 +37,29 @@ def test_pixel_stats_follow_each_pixel() -> None:
     drawn, real = images[labels == 1], IMAGES[LABELS.eq(1)]
     torch.testing.assert_close(drawn.mean(0), real.mean(0), atol=0.25, rtol=0)
     torch.testing.assert_close(drawn.std(0), real.std(0, correction=0), atol=0.25, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (28, 28), (24, 40)])
+def test_amplitude_of_smooth_noise_falls_as_the_frequency_grows(shape: tuple[int, int]) -> None:
+    noise = smoothed(torch.randn(2000, *shape, generator=torch.Generator().manual_seed(0)))
+    amplitude = torch.fft.fft2(noise).abs().mean(0)
+    for across in (True, False):
+        line = amplitude[0] if across else amplitude[:, 0]
+        along = line[1 : len(line) // 2]
+        falls = along * torch.arange(1, len(along) + 1)
+        torch.testing.assert_close(falls / falls.mean(), torch.ones(len(along)), atol=0.1, rtol=0)
+
+
+@pytest.mark.parametrize("formation", [1, 2])
+def test_smooth_starts_have_the_mean_and_deviation_of_their_class(formation: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    images, labels = start("class-stats", IMAGES, LABELS, 2000, generator, formation, smooth=True)
+    assert images.shape == (4000, 2, 6, 5)
+    tiles = Formation.of(formation, images.shape)
+    for c in (1, 4):
+        drawn, real = images[labels == c], tiles.tiled(IMAGES[LABELS.eq(c)])
+        torch.testing.assert_close(drawn.mean(), real.mean(), atol=0.1, rtol=0)
+        torch.testing.assert_close(drawn.std(), real.std(), atol=0.1, rtol=0)
 
 
 def test_noise_does_not_depend_on_the_images() -> None:
