@@ -173,6 +173,7 @@ HOSPITAL = Policy(
     replies="declared",
     raw_data="never",
     starts=["noise"],
+    fewest_of_a_class=20,
     least_noise=1.0,
     most_delta=1e-5,
     most_epsilon=10.0,

@@ -70,7 +70,9 @@ PRIVATE_FEDLGD = {
     "fedlgd.dp-epsilon": 2.0,
     "fedlgd.refine-steps": 0,
 }
-SEALED = HOSPITAL.model_copy(update={"least_noise": 0.0, "most_epsilon": None})
+SEALED = HOSPITAL.model_copy(
+    update={"least_noise": 0.0, "most_epsilon": None, "fewest_of_a_class": 1}
+)
 """Looks at what leaves, without asking for differential privacy."""
 PYPROJECT = """
 [project]
@@ -636,11 +638,17 @@ def test_virtual_data_show_no_more_classes_than_are_large_enough(
     """The node counts its samples itself: it does not believe the app."""
     table = tmp_path / "ward.csv"
     monkeypatch.setitem(NODE_CONFIG, "data", str(table))
-    for small, leaves in ((9, False), (10, True)):
+    fewest = HOSPITAL.fewest_of_a_class
+    policy = SEALED.model_copy(update={"fewest_of_a_class": fewest})
+    for small, leaves in ((fewest - 1, False), (fewest, True)):
         table.write_text("height,label\n" + "1.7,a\n" * 30 + "1.8,b\n" * small)
-        node = make_node(Policy(fewest_of_a_class=10), **HFLDD)
-        message, reply = parcel_of(node, virtual())  # of two classes
+        node = make_node(policy, **HFLDD)
+        message, reply = parcel_of(node, virtual())  # of two classes, for another node
         answer = node.answers(message, "train.distill", reply)
+        assert answer.has_content() if leaves else refused(answer, "fewest-of-a-class")
+        node = make_node(Policy(fewest_of_a_class=fewest), strategy="feddm")
+        reply = RecordDict({VIRTUAL_DATA: ConfigRecord({"payload": virtual()})})  # for the server
+        answer = node.answers(train_message(), "train.feddm_distill", reply)
         assert answer.has_content() if leaves else refused(answer, "fewest-of-a-class")
 
 

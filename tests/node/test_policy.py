@@ -115,7 +115,9 @@ def test_a_wrong_file_is_one_line_that_names_the_key(text: str, said: str, tmp_p
 
 def test_a_section_of_the_nodes_file_is_a_policy_too(tmp_path: Path) -> None:
     file = tmp_path / "node.yaml"
-    file.write_text("insecure: true\npolicy:\n  extends: hospital\n  most-epochs: 3\n")
+    file.write_text(
+        "insecure: true\ndata: /ward\npolicy:\n  extends: hospital\n  most-epochs: 3\n"
+    )
     assert load_settings(file, {}).policy == HOSPITAL.model_copy(update={"most_epochs": 3})
     assert load_settings(file, {"policy": "open"}).policy == OPEN
     file.write_text("policy: {raw-dta: never}\n")
@@ -129,7 +131,8 @@ def test_the_app_is_told_which_classes_are_too_small_and_the_node_has_data_to_co
     policy = Policy(fewest_of_a_class=5)
     assert NodeSettings(policy=policy, data=tmp_path).app_config["fewest-of-a-class"] == 5
     assert "fewest-of-a-class" not in NodeSettings(data=tmp_path).app_config
-    with pytest.raises(NodeError, match="fewest-of-a-class needs data"):
+    assert NodeSettings(policy=HOSPITAL, edge=tmp_path).policy == HOSPITAL  # nodes below have data
+    with pytest.raises(NodeError, match=r"fewest-of-a-class = 5 needs data.*set it to 1"):
         load_settings(None, {"policy": {"fewest-of-a-class": 5}})
 
 
