@@ -116,7 +116,7 @@ def test_a_wrong_file_is_one_line_that_names_the_key(text: str, said: str, tmp_p
 def test_a_section_of_the_nodes_file_is_a_policy_too(tmp_path: Path) -> None:
     file = tmp_path / "node.yaml"
     file.write_text(
-        "insecure: true\ndata: /ward\npolicy:\n  extends: hospital\n  most-epochs: 3\n"
+        f"insecure: true\ndata: {tmp_path}\npolicy:\n  extends: hospital\n  most-epochs: 3\n"
     )
     assert load_settings(file, {}).policy == HOSPITAL.model_copy(update={"most_epochs": 3})
     assert load_settings(file, {"policy": "open"}).policy == OPEN
