@@ -47,6 +47,7 @@ from distill.virtual_data import VirtualData
 from links.errors import LinkError
 from links.records import VIRTUAL_DATA, Introduction
 from links.routes import Links
+from links.seal import sealed_size
 from links.store import CONTINUES, NodeStore
 from links.transfer import introduce, send
 from node.flower.timing import patch_intake
@@ -585,8 +586,9 @@ def test_virtual_data_that_left_sealed_are_in_the_outbox_to_look_at(make_node: M
     (name,) = line["virtual"]
     assert virtual_data_file(node.state_dir / FOLDER, name).read_bytes() == payload
     (told,) = line["parcels"]
+    size = sealed_size(len(payload), VIRTUAL_DATA)
     told = {key: told[key] for key in ("to", "purpose", "link", "bytes")}
-    assert list(told.values()) == [str(OTHER), VIRTUAL_DATA, "relay", len(payload) + 28]
+    assert list(told.values()) == [str(OTHER), VIRTUAL_DATA, "relay", size]
     assert line["title"] == "members distil their data"
 
 
