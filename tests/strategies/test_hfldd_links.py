@@ -112,7 +112,9 @@ def test_the_server_sees_nothing_of_what_members_send(
     if raw:  # as many as the members said at the first meeting that they have
         held = [r.metric_records["metrics"]["num-examples"] for t, r in said if t == DESCRIBE and r]
         assert {b["images"] for b in bounds} <= set(held)
-        assert largest <= {sealed_size(Bounds(SHAPE, 10, n, n).num_bytes, VIRTUAL_DATA) for n in held}
+        assert largest <= {
+            sealed_size(Bounds(SHAPE, 10, n, n).num_bytes, VIRTUAL_DATA) for n in held
+        }
     else:
         each = {"images": 40, "of-a-class": 40, "formation": 1, "server-round": 1}
         assert [dict(b) for b in bounds] == [each] * len(bounds)
