@@ -335,7 +335,7 @@ def _own_epsilons(asked: Asked) -> list[float]:
     if phase is not None and phase.own_privacy is not None:
         epsilons.append(phase.own_privacy(asked.said_by_record))
     elif phase is not EVALUATE_PHASE and phase not in COMMON:
-        epsilons.append(0.0)
+        epsilons.append(0.0)  # such as plain training, which would see the samples
     return epsilons
 
 
