@@ -1,14 +1,15 @@
 """What virtual data give away: membership attacks on them, and accuracy with noisy means.
 
 ``python -m benchmarks.audit --out DIR [--data digits] [--data-root DIR] [--sets 257] [--classes N]
-[--most N] [--budgets 1 10 50] [--canaries 10] [--plot FILE.svg] [--page FILE.html] [--json FILE]``;
-``--quick`` is a small grid with fewer sets.
+[--most N] [--budgets 1 10 50] [--only dm-class-stats-10-f1 ...] [--canaries 10] [--plot FILE.svg]
+[--page FILE.html] [--json FILE]``; ``--quick`` is a small grid with fewer sets.
 
 Each setting (distiller, start, images of a class, formation) is a file in ``--out``: an audit that
 was stopped goes on. A setting's halves are drawn of the same images, and every set is attacked with
-all others as shadows. Then images under differential privacy: the accuracy of the data set's
-network trained on them, and the epsilon that the best attack on the release proves, which must not
-be above the claimed one.
+all others as shadows. It also says how many virtual images are nearer to an image of their own set
+than to any other, by pixels and by features in random networks. Then images under differential
+privacy: the accuracy of the data set's network trained on them, and the epsilon that the best
+attack on the release proves, which must not be above the claimed one.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from benchmarks.shown import printed, svg_of
 from cli.distillation import at_most
 from cli.judge import QUICK, trained
 from client.terms import extractor
-from distill.audit import Attacked, Finding, Setting, attack, findings
+from distill.audit import Attacked, Finding, Setting, attack, findings, reconstruction
 from distill.augmentation import draw_augmentation
 from distill.distribution_matching import WIDTH, Network
 from distill.errors import DistillError
@@ -86,7 +87,7 @@ def round_networks(data: Dataset, rounds: int) -> list[Network]:
 
 def attacked(file: Path, data: Dataset, setting: Setting, options: Any) -> Attacked:
     """Read a setting's attack on the training images of the first classes, or run it."""
-    if not file.exists():
+    if not _is_whole(file):
         samples = data.train.to_samples(data.spec)
         chosen = samples.labels < options.classes
         own = samples.subset(chosen.nonzero()[:, 0])
@@ -107,7 +108,15 @@ def attacked(file: Path, data: Dataset, setting: Setting, options: Any) -> Attac
         np.savez_compressed(fresh, **result._asdict())
         fresh.replace(file)
     with np.load(file) as saved:
-        return Attacked(saved["members"], saved["scores"], saved["kinds"])
+        return Attacked(*(saved[name] for name in Attacked._fields))
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether a file is there, and not of a version that measured less."""
+    if not file.exists():
+        return False
+    with np.load(file) as saved:
+        return set(Attacked._fields) <= set(saved.files)
 
 
 def release_scores(
@@ -150,6 +159,7 @@ def row_of(setting: Setting, own: Attacked) -> dict[str, Any]:
         **{f"{name}_interval": share[1:] for name, share in curve.items()},
         "worst": {kind: tuple(share) for kind, share in found.worst.items()},
         "shadows": len(own.members) - 1,
+        "nearer_to_own": reconstruction(own)._asdict(),
     }
 
 
@@ -164,11 +174,25 @@ def table_of(rows: Iterable[dict[str, Any]]) -> Table:
             for key in ("auc", "tpr_at_1pct", "tpr_at_01pct")
         ]
         found = "{}: {:.3f} ({:.3f} to {:.3f})".format(worst[0], *worst[1])
-        per_class = f"{row['per_class']}, {row['formation']} x {row['formation']}"
-        if row["refreshes"]:
-            per_class += f", refreshed {row['refreshes']} times"
-        lines.append([row["distiller"], row["start"], per_class, row["attack"], *cells, found])
+        lines.append([row["distiller"], row["start"], _kind(row), row["attack"], *cells, found])
     return Table(columns, lines)
+
+
+def reconstruction_table(rows: Iterable[dict[str, Any]]) -> Table:
+    """Shares of virtual images that are nearer to one of their own images than to any other."""
+    columns = ("distiller", "start", "a class", "#by pixels", "#by features", "#by chance")
+    lines = []
+    for row in rows:
+        pixels, features, by_chance = row["nearer_to_own"].values()
+        shown = ["{:.3f} ({:.3f} to {:.3f})".format(*share) for share in (pixels, features)]
+        lines.append([row["distiller"], row["start"], _kind(row), *shown, f"{by_chance:.3f}"])
+    return Table(columns, lines)
+
+
+def _kind(row: dict[str, Any]) -> str:
+    """Images of a class, and how they were packed and refreshed."""
+    again = f", refreshed {row['refreshes']} times" if row["refreshes"] else ""
+    return f"{row['per_class']}, {row['formation']} x {row['formation']}{again}"
 
 
 def epsilon_table(proven: Iterable[dict[str, Any]]) -> Table:
@@ -199,7 +223,7 @@ def picture(attacks: dict[str, Attacked]) -> Picture:
 def audit_page(
     title: str,
     attacks: dict[str, Attacked],
-    table: Table,
+    tables: list[Table],
     proven: Table,
     private: Iterable[dict[str, float]],
 ) -> str:
@@ -221,10 +245,12 @@ def audit_page(
                 "Each set of virtual images is attacked by one who has as many others, made of the "
                 "same images, as the title says. Shares are of members found where 1 % and 0.1 % "
                 "of the others are accused, with intervals of 95 %. The worst are images that do "
-                "not belong: mislabelled, of another kind, or there twice.",
+                "not belong: mislabelled, of another kind, or there twice. The second table has "
+                "shares of virtual images that are nearer to an image of their own set than to any "
+                "other.",
             ),
             figures=[curves],
-            tables=[table],
+            tables=tables,
         ),
         Section(
             "Under differential privacy",
@@ -248,6 +274,8 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=10, help="the first ones of the data set")
     parser.add_argument("--most", type=int, help="images of each class, at most")
     parser.add_argument("--budgets", type=int, nargs="+", default=BUDGETS, help="images of a class")
+    names = sorted({name_of(setting) for setting in (*GRID, *QUICK_GRID)})
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="SETTING")
     parser.add_argument("--canaries", type=int, default=10, help="of each of three kinds")
     parser.add_argument("--trials", type=int, default=4000, help="of a release with noise")
     parser.add_argument("--out", type=Path, help="folder for a file of each setting")
@@ -267,7 +295,11 @@ def main() -> None:
         out = options.out or Path(folder)
         out.mkdir(parents=True, exist_ok=True)
         whole = QUICK_GRID if options.quick else GRID
-        grid = [setting for setting in whole if setting.per_class in options.budgets]
+        grid = [
+            setting
+            for setting in whole
+            if setting.per_class in options.budgets and name_of(setting) in options.only
+        ]
         for number, setting in enumerate(grid, start=1):
             begin, name = time.perf_counter(), name_of(setting)
             drawn = f"{options.data}-{options.classes}-{options.sets}-{options.canaries}"
@@ -282,6 +314,9 @@ def main() -> None:
             console.print(f"{number} of {len(grid)}: {name}, {took:.0f} s")
     table = table_of(rows)
     console.print(printed(table))
+    console.print("Virtual images nearer to one of their own images than to any held back:")
+    nearer = reconstruction_table(rows)
+    console.print(printed(nearer))
     private = [{"epsilon": e, "accuracy": virtual_accuracy(data, e)} for e in (1.0, 10.0)]
     generator = torch.Generator().manual_seed(0)
     proven = []
@@ -299,7 +334,7 @@ def main() -> None:
         picture(attacks).savefig(options.plot)
     if options.page is not None:
         title = f"{options.data}, {options.classes} classes, {options.sets - 1} shadows"
-        html = audit_page(title, attacks, table, epsilons, private)
+        html = audit_page(title, attacks, [table, nearer], epsilons, private)
         options.page.write_text(html, encoding="utf-8")
 
 

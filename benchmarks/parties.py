@@ -1,6 +1,7 @@
 """What each party of a run learns of a node's images besides its virtual data: measured attacks.
 
-``python -m benchmarks.parties [--sets 257] [--canaries 10] [--nodes 100] [--json FILE]``
+``python -m benchmarks.parties [--sets 257] [--canaries 10] [--nodes 100] [--only parcels]
+[--json FILE]``
 
 Digits, a node with images of three classes. Random halves of them are learned as nodes do, by the
 default settings, and each is attacked with all others as shadows (LiRA). The attacker knows all
@@ -15,8 +16,10 @@ Of a model it takes how sure it is of an image's label. Of the model's change, a
 soft labels, it takes the share that each image has in it: the change is taken for a sum of those
 that single images would cause, and solved for their weights.
 
-Then it guesses of ``--nodes`` nodes how many classes each has, by the size of its sealed parcel and
-by the seconds until it leaves. What virtual data themselves show is in ``benchmarks.audit``.
+Then it guesses of ``--nodes`` nodes how many classes each has, by the size of its sealed parcel, by
+what that was without padding, and by the seconds until it leaves: as most of those have that look
+most alike, among the other half of the nodes. What virtual data themselves show is in
+``benchmarks.audit``.
 """
 
 import argparse
@@ -41,10 +44,12 @@ from cli.judge import QUICK, trained
 from client.training import soft_labels, train_round
 from distill.audit import Finding, finding
 from distill.many import distill_many
-from distill.membership import Flags, Floats, left_out_scores, logit_confidence
+from distill.membership import Flags, Floats, left_out_scores, logit_confidence, share_bounds
 from distill.shadows import Canaries, draw_members, with_canaries
+from links.records import VIRTUAL_DATA
+from links.seal import sealed_size
 from protocol.hfldd import Distillation, LabelRequest
-from task.datasets import DataSpec, Samples, load_dataset
+from task.datasets import Dataset, DataSpec, Samples, load_dataset
 from task.models import create_model
 from task.settings import TrainSettings
 
@@ -171,7 +176,10 @@ def strongest(view: View, chosen: Canaries, members: Flags) -> Finding:
 
 
 def parcels(samples: Samples, spec: DataSpec, nodes: int) -> tuple[Floats, Floats, Floats]:
-    """Number of classes, bytes and seconds of the virtual data of nodes with 1 to all classes."""
+    """Number of classes, bytes and seconds of the virtual data of nodes with 1 to all classes.
+
+    Bytes are those before they are padded and sealed.
+    """
     counts = 1 + np.arange(nodes) % spec.num_classes
     sizes, seconds = [], []
     for node, count in enumerate(track(counts.tolist(), "parcels", transient=True)):
@@ -201,21 +209,19 @@ def parcels(samples: Samples, spec: DataSpec, nodes: int) -> tuple[Floats, Float
 
 
 def guessed_by(seen: Floats, counts: Floats) -> float:
-    """Share of nodes whose number of classes is that of the node that looks most alike."""
-    distances = np.abs(seen[:, None] - seen[None])
-    np.fill_diagonal(distances, np.inf)
-    return float((counts[distances.argmin(1)] == counts).mean())
+    """Share of nodes whose number of classes is guessed by the nodes of the other half."""
+    kinds, later = np.unique(counts), np.arange(len(counts)) >= len(counts) // 2
+    right = 0
+    for known, guessed in ((later, ~later), (~later, later)):
+        distances = np.abs(seen[guessed][:, None] - seen[known])
+        alike = distances == distances.min(1, keepdims=True)
+        votes = alike.astype(int) @ (counts[known][:, None] == kinds)
+        right += int((kinds[votes.argmax(1)] == counts[guessed]).sum())
+    return right / len(counts)
 
 
-def main() -> None:
-    """Attack all views, guess classes of parcels, and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sets", type=int, default=257, help="one more than the shadows")
-    parser.add_argument("--canaries", type=int, default=10, help="of each of three kinds")
-    parser.add_argument("--nodes", type=int, default=100, help="whose parcels are looked at")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args()
-    data = load_dataset("digits")
+def attacked_views(data: Dataset, options: Any, console: Console) -> list[dict[str, Any]]:
+    """Attack what each party sees of a node's images, and print the table."""
     samples, held_back = (part.to_samples(data.spec) for part in (data.train, data.test))
     own = samples.labels < CLASSES
     chosen = with_canaries(samples.inputs[own], samples.labels[own], options.canaries, seeded())
@@ -229,7 +235,6 @@ def main() -> None:
         model_view("server of FedHEAD", "mean of five models, later", good, chosen, rest),
         labels_view(new, chosen, data.spec),
     ]
-    console = Console()
     table = Table("party", "sees", "best attack", "AUC", "at 1 %", "at 0.1 %", "worst at 0.1 %")
     rows: list[dict[str, Any]] = []
     for view in views:
@@ -240,15 +245,38 @@ def main() -> None:
         row = {"party": view.party, "sees": view.sees, "attack": found.attack}
         rows.append({**row, **found.curve._asdict(), "worst": found.worst})
     console.print(table)
-    counts, sizes, seconds = parcels(samples, data.spec, options.nodes)
-    guesses = {"size": guessed_by(sizes, counts), "seconds": guessed_by(seconds, counts)}
-    for by, share in guesses.items():
-        console.print(
-            f"How many classes a node has is guessed by the {by} of its parcel for {share:.0%} of "
-            f"{options.nodes} nodes; chance: {1 / data.spec.num_classes:.0%}"
-        )
+    return rows
+
+
+def main() -> None:
+    """Attack all views, guess classes of parcels, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sets", type=int, default=257, help="one more than the shadows")
+    parser.add_argument("--canaries", type=int, default=10, help="of each of three kinds")
+    parser.add_argument("--nodes", type=int, default=100, help="whose parcels are looked at")
+    parser.add_argument("--only", choices=("views", "parcels"))
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    data, console = load_dataset("digits"), Console()
+    results: dict[str, Any] = {}
+    if options.only != "parcels":
+        results["rows"] = attacked_views(data, options, console)
+    if options.only != "views":
+        samples = data.train.to_samples(data.spec)
+        counts, sizes, seconds = parcels(samples, data.spec, options.nodes)
+        sealed = [sealed_size(int(size), VIRTUAL_DATA) for size in sizes]
+        seen = {"size": np.array(sealed, float), "size without padding": sizes, "seconds": seconds}
+        results["parcels"] = {by: guessed_by(own, counts) for by, own in seen.items()}
+        for by, share in results["parcels"].items():
+            low, high = share_bounds(round(share * len(counts)), len(counts))
+            console.print(
+                f"How many classes a node has is guessed by the {by} of its parcel for {share:.0%} "
+                f"({low:.0%} to {high:.0%}) of {options.nodes} nodes; chance: "
+                f"{1 / data.spec.num_classes:.0%}"
+            )
+        console.print(f"Padding and seal add {np.mean(sealed / sizes) - 1:.1%} to a parcel")
     if options.json is not None:
-        options.json.write_text(json.dumps({"rows": rows, "parcels": guesses}, indent=2) + "\n")
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from rich.table import Table
 from cli.distillation import at_most, progress_bar
 from cli.source import load_source
 from distill import distiller
-from distill.audit import Finding, Setting, attack, findings
+from distill.audit import Finding, Setting, attack, findings, reconstruction
 from distill.auto import resolved
 from distill.membership import FEW, FEWER, Interval
 from distill.registry import formation_arguments
@@ -74,6 +74,12 @@ def report(options: Options, console: Console) -> None:
         console.print(
             f"Images that are {kind}: {_shown(share)} are found at {FEWER:.1%} falsely accused."
         )
+    nearer = reconstruction(attacked)
+    console.print(
+        f"Of 100 virtual images, {100 * nearer.pixels.value:.0f} are nearer to an image that they "
+        f"were made from than to any other of yours ({100 * nearer.features.value:.0f} by "
+        f"features); by chance {100 * nearer.by_chance:.0f} would be."
+    )
 
 
 def _table(found: list[Finding]) -> Table:

@@ -12,6 +12,7 @@ from client.dp_sgd import require_no_privacy
 from client.local_round import LocalRound, received_arrays, server_round
 from client.session import Session
 from distill.peer_matching import distill_with_peers
+from links.records import VIRTUAL_DATA
 from protocol.arrays import Arrays
 from protocol.fedaf import (
     CLASS_KNOWLEDGE,
@@ -19,7 +20,6 @@ from protocol.fedaf import (
     KNOWLEDGE,
     LOGITS,
     SOFT_LABELS,
-    VIRTUAL_DATA,
     SoftLabelRequest,
     WithPeers,
 )

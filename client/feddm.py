@@ -6,7 +6,8 @@ from client.dp_sgd import require_no_privacy
 from client.local_round import LocalRound
 from client.session import Session
 from distill.perturbed_matching import distill_around
-from protocol.feddm import DISTILL_AROUND, VIRTUAL_DATA, AroundModel
+from links.records import VIRTUAL_DATA
+from protocol.feddm import DISTILL_AROUND, AroundModel
 from protocol.messages import METRICS, NUM_EXAMPLES
 
 

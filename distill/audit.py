@@ -11,6 +11,7 @@ from torch import Tensor
 
 from distill.distribution_matching import Network
 from distill.errors import DistillError
+from distill.formation import Formation
 from distill.membership import (
     FEWER,
     Curve,
@@ -22,6 +23,7 @@ from distill.membership import (
     share_bounds,
     true_positives_at,
 )
+from distill.privacy import nearer_to_own
 from distill.registry import Progress
 from distill.shadows import (
     ATTACKS,
@@ -29,6 +31,7 @@ from distill.shadows import (
     distil_subsets,
     dm_of_subsets,
     draw_members,
+    feature_directions,
     observed,
     with_canaries,
 )
@@ -70,12 +73,33 @@ class Setting:
 class Attacked(NamedTuple):
     """What an attacker finds by each attack.
 
-    Scores have the shape (attacks, sets, n), members (sets, n), kinds of images (n,).
+    Scores have the shape (attacks, sets, n), members (sets, n), kinds of images (n,). `nearer` has
+    the shape (3, sets): pixels, features and chance of `Reconstruction`.
     """
 
     members: Flags
     scores: Floats
     kinds: NDArray[np.str_]
+    nearer: Floats
+
+
+class Reconstruction(NamedTuple):
+    """Share of virtual images that are nearer to an image of their set than to any other.
+
+    Of small ones, where an image holds several. The others are ordinary images that the set was not
+    made from. Means over the sets, with 95 % intervals of these.
+
+    Parameters
+    ----------
+    pixels, features : Interval
+        By root mean square difference of pixels; of features in random networks.
+    by_chance : float
+        The share if virtual images tell nothing of single ones.
+    """
+
+    pixels: Interval
+    features: Interval
+    by_chance: float
 
 
 class Finding(NamedTuple):
@@ -166,7 +190,36 @@ def attack(
         )
         arrived = [VirtualData.from_bytes(own.to_bytes(BITS)) for own in made]
         scores += _scores(chosen, members, arrived, num_classes, seed, network)
-    return Attacked(members, np.concatenate([scores, scores.sum(axis=0)[None]]), chosen.kinds)
+    scores = np.concatenate([scores, scores.sum(axis=0)[None]])
+    return Attacked(members, scores, chosen.kinds, _nearer(chosen, members, arrived, seed))
+
+
+def _nearer(chosen: Canaries, members: Flags, arrived: list[VirtualData], seed: int) -> Floats:
+    """Of each set, the shares nearer to its own ordinary images, and by chance: (3, sets)."""
+    tiles = Formation.of(arrived[0].formation, chosen.images.shape)
+    directions = feature_directions(chosen.images, arrived[0].formation, seed)
+    of_real = directions(tiles.coarse(chosen.images))
+    usual = torch.from_numpy(chosen.kinds == "usual")
+    shares = []
+    for row, virtual in zip(torch.from_numpy(members), arrived, strict=True):
+        own, others, decoded = row & usual, ~row & usual, virtual.decoded().images
+        by_pixels = nearer_to_own(decoded, chosen.images[own], chosen.images[others], tiles)
+        by_features = nearer_to_own(directions(decoded), of_real[own], of_real[others])
+        shares.append([by_pixels, by_features, float(own.sum() / usual.sum())])
+    return np.array(shares).T
+
+
+def reconstruction(attacked: Attacked) -> Reconstruction:
+    """How often virtual images come nearest to what they were made from."""
+    pixels, features, by_chance = attacked.nearer
+    return Reconstruction(_mean(pixels), _mean(features), float(by_chance.mean()))
+
+
+def _mean(shares: Floats) -> Interval:
+    """Mean of the sets, and its 95 % interval by their deviation."""
+    mean = float(shares.mean())
+    half = 1.96 * float(shares.std(ddof=1)) / len(shares) ** 0.5
+    return Interval(mean, max(mean - half, 0.0), min(mean + half, 1.0))
 
 
 def _scores(

@@ -215,7 +215,10 @@ def privacy_card(
 def nearest(
     virtual: Tensor, others: Tensor, formation: Formation | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Least root mean square difference (n,) and highest cosine (n,) to the nearest other."""
+    """Least root mean square difference (n,) and highest cosine (n,) to the nearest other.
+
+    Infinity and -1 where there are no others.
+    """
     images = virtual.flatten(1)
     directions = functional.normalize(images)
     middle = images.mean(0)  # centring loses least precision in float32
@@ -223,7 +226,7 @@ def nearest(
     distance = torch.full((len(images),), math.inf, device=images.device)
     cosine = torch.full_like(distance, -1)
     rows = max(1, CHUNK_FLOATS // max(images.shape))
-    for chunk in torch.split(others, rows):
+    for chunk in torch.split(others, rows) if len(others) else ():
         seen = chunk.to(images)
         candidates = (seen if formation is None else formation.coarse(seen)).flatten(1)
         others_centred = candidates - middle
@@ -233,6 +236,20 @@ def nearest(
         distance = torch.minimum(distance, _root_mean_square(images - closest))
         cosine = torch.maximum(cosine, (directions @ functional.normalize(candidates).mT).amax(1))
     return distance, cosine.clamp(-1, 1)
+
+
+def nearer_to_own(
+    virtual: Tensor, own: Tensor, others: Tensor, formation: Formation | None = None
+) -> float:
+    """Share of virtual images nearer to one of `own` than to any of `others`; see `Yardstick`."""
+    return _share_nearer(
+        nearest(virtual, own, formation)[0], nearest(virtual, others, formation)[0]
+    )
+
+
+def _share_nearer(to_own: Tensor, to_others: Tensor) -> float:
+    """Share of first distances (n,) that are less than the second; ties count one half."""
+    return float(((to_own < to_others).double() + 0.5 * (to_own == to_others).double()).mean())
 
 
 def _pairwise(virtual: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
@@ -262,10 +279,9 @@ def _yardstick(
     num_own: int,
 ) -> Yardstick:
     distance, cosine = nearest(virtual, held_back, formation)
-    nearer = (distance_to_own < distance).double() + 0.5 * (distance_to_own == distance).double()
     return Yardstick(
         held_back=_closeness(distance, cosine),
-        nearer_to_own=float(nearer.mean()),
+        nearer_to_own=_share_nearer(distance_to_own, distance),
         by_chance=num_own / (num_own + len(held_back)),
     )
 

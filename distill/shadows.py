@@ -6,7 +6,7 @@ and the same random networks, and differ by their real images alone. Many are th
 together: the networks see each real image once, and a set's class means are a matrix product.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -317,35 +317,54 @@ def observed(
     network : Network, optional (default: None)
         That the virtual data were refreshed with, in place of the bank's.
     """
-    formation = Formation.of(made[0].formation, images.shape)
-    effort = own_effort(images.shape, made[0].formation, network)
-    coarse = formation.coarse(images)
-    seen_as = formation.shrunk(images) if effort.small else images
+    coarse = Formation.of(made[0].formation, images.shape).coarse(images)
     virtual_labels = made[0].decoded().labels
-    usable = min(images.shape[-2:]) >= 4
-    pairs = bank(seen_as.shape, effort, networks, seed, network) if usable else []
-    features = [_features(*pair, seen_as) for pair in pairs]
-    middles = [of_real.mean(0) for of_real in features]
-    real_features = [functional.normalize(x - m) for x, m in zip(features, middles, strict=True)]
+    directions = feature_directions(images, made[0].formation, seed, networks, network)
+    of_real = directions(images)
     one_hot = functional.one_hot(virtual_labels, num_classes).double() - 1 / num_classes
     rows = []
     for virtual in made:
         decoded = virtual.decoded().images
         nearest = torch.empty(len(images), dtype=torch.float64)
         alikeness = torch.zeros(len(images), dtype=torch.float64)
-        small = formation.shrunk(decoded) if effort.small else decoded
-        virtual_features = [
-            functional.normalize(_features(*pair, small) - middle)
-            for pair, middle in zip(pairs, middles, strict=True)
-        ]
+        of_virtual = directions(decoded)
         for c in torch.unique(labels):
             own, theirs = labels == c, virtual_labels == c
             distances = torch.cdist(coarse[own].flatten(1), decoded[theirs].flatten(1))
             nearest[own] = -distances.amin(1).double()
-            for real, of_virtual in zip(real_features, virtual_features, strict=True):
-                alikeness[own] += (real[own] @ of_virtual[theirs].mean(0)).double()
+            alikeness[own] = (of_real[own] @ of_virtual[theirs].mean(0)).double()
         rows.append(torch.stack([nearest, alikeness, _margins(decoded, one_hot, images, labels)]))
     return torch.stack(rows, dim=1).numpy()
+
+
+def feature_directions(
+    images: Tensor, formation: int, seed: int, networks: int = 10, network: Network | None = None
+) -> Callable[[Tensor], Tensor]:
+    """Directions of images' features from the mean ones of `images`, (n, networks * features).
+
+    By the networks that were matched; each network's have the norm 1. Those of images with a side
+    below 4, which no network can see, are 0.
+    """
+    effort, tiles = (
+        own_effort(images.shape, formation, network),
+        Formation.of(formation, images.shape),
+    )
+
+    def seen(others: Tensor) -> Tensor:
+        return tiles.shrunk(others) if effort.small else others
+
+    usable = min(images.shape[-2:]) >= 4
+    pairs = bank(seen(images).shape, effort, networks, seed, network) if usable else []
+    middles = [_features(*pair, seen(images)).mean(0) for pair in pairs]
+
+    def directions(others: Tensor) -> Tensor:
+        each = [
+            functional.normalize(_features(*pair, seen(others)) - middle)
+            for pair, middle in zip(pairs, middles, strict=True)
+        ]
+        return torch.cat(each, 1) if each else others.new_zeros(len(others), 1)
+
+    return directions
 
 
 def _margins(virtual: Tensor, targets: Tensor, images: Tensor, labels: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from links.records import (
     Route,
     Waybill,
 )
-from links.seal import OVERHEAD
+from links.seal import sealed_size
 from task.settings import SettingsError
 
 
@@ -76,7 +76,7 @@ class Links:
             receiver=str(receiver),
             purpose=purpose,
             token=secrets.token_hex(16),
-            largest=min(LARGEST_PARCEL, (largest or LARGEST_PARCEL) + OVERHEAD),
+            largest=min(LARGEST_PARCEL, sealed_size(largest or LARGEST_PARCEL, purpose)),
         )
         return _record(
             Route(

@@ -76,8 +76,9 @@ class Policy(Block):
         Samples that a class must have for the node to use it at all. Virtual data must not show
         more classes than have as many in the node's ``data``.
     least_noise : float (default: 0.0)
-        Least noise multiplier of training (``train.dp-noise``). Above 0, the strategy must be one
-        that differential privacy covers completely.
+        Least noise multiplier of training (``train.dp-noise``). Above 0, differential privacy must
+        cover all that leaves: by this noise, or by an epsilon of the strategy's own
+        (``fedlgd.dp-epsilon``), which `most_epsilon` must then bound.
     most_delta : float (default: 1.0)
         Largest delta at which a run may count its epsilon (``train.dp-delta``).
     most_epsilon : float, optional (default: any)
@@ -168,10 +169,11 @@ class Policy(Block):
 STANDARD = Policy()
 OPEN = Policy(raw_data="allowed", starts=None)
 HOSPITAL = Policy(
-    strategies=["agreement", "fedavg", "fedprox", "hfldd"],
+    strategies=["agreement", "fedavg", "fedlgd", "fedprox", "hfldd"],
     replies="declared",
     raw_data="never",
     starts=["noise"],
+    fewest_of_a_class=20,
     least_noise=1.0,
     most_delta=1e-5,
     most_epsilon=10.0,
@@ -212,8 +214,9 @@ def in_words(policy: Policy) -> list[str]:
     p = policy
     private = (
         f"Trains with a noise multiplier of {p.least_noise:g} at least, at a delta of "
-        f"{p.most_delta:g} at most, and takes no part in strategies that differential privacy does "
-        "not cover completely."
+        f"{p.most_delta:g} at most"
+        + ("" if p.most_epsilon is None else ", or by a strategy that keeps an epsilon by itself")
+        + ", and takes no part in what differential privacy does not cover completely."
     )
     files = " and ".join(["its data", "its state", *p.readable])
     box = f"no network but the node, no files but {files}."

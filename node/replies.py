@@ -6,7 +6,7 @@ refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -63,7 +63,7 @@ def judge_reply(
     reply: RecordDict,
     opened: Mapping[str, bytes],
     own: OwnWords,
-    most_classes: int | None = None,
+    large_classes: Callable[[], int] | None = None,
 ) -> Refusal | None:
     """Why a policy refuses to let a reply leave; None if it does not.
 
@@ -76,8 +76,8 @@ def judge_reply(
         Payloads of its parcels, by the name of the record; one that is missing does not open.
     own : OwnWords
         The node's.
-    most_classes : int, optional (default: None)
-        Classes that virtual data may show; None for any number.
+    large_classes : callable, optional (default: None)
+        Counts the classes that virtual data may show; None for any number.
     """
     if policy.replies == "declared":
         try:
@@ -90,7 +90,7 @@ def judge_reply(
         except ValueError as error:
             reason = f"the app's reply is not what strategy = {asked.strategy!r} declares"
             return Refusal("replies", f"{reason} (the node's log says more)", str(error))
-    if policy.raw_data == "allowed" and policy.starts is None and most_classes is None:
+    if policy.raw_data == "allowed" and policy.starts is None and large_classes is None:
         return None
     for name in parcels_of(reply):
         relayed = reply.config_records[name].get("link") != "direct"
@@ -98,7 +98,7 @@ def judge_reply(
             reason = f"{name} is not sealed for the node that the route names, and cannot be judged"
             return Refusal("replies", reason)
     refusals = (
-        _judge_virtual_data(policy, payload, most_classes)
+        _judge_virtual_data(policy, payload, large_classes)
         for payload in virtual_data(asked, reply, opened)
     )
     return next((refusal for refusal in refusals if refusal), None)
@@ -222,7 +222,9 @@ def _check_model(name: str, payload: bytes, model: Mapping[str, Form]) -> None:
         raise ValueError(f"{name}: more than a model")
 
 
-def _judge_virtual_data(policy: Policy, payload: bytes, most_classes: int | None) -> Refusal | None:
+def _judge_virtual_data(
+    policy: Policy, payload: bytes, large_classes: Callable[[], int] | None
+) -> Refusal | None:
     from distill.errors import VirtualDataError  # here: imports torch
     from distill.virtual_data import VirtualData
 
@@ -238,8 +240,8 @@ def _judge_virtual_data(policy: Policy, payload: bytes, most_classes: int | None
         reason = f"{allowed}, and the virtual data in the reply start from something else"
         return Refusal("starts", reason, virtual.init)
     shown = len(set(virtual.labels.tolist()))
-    if most_classes is not None and shown > most_classes:
-        reason = f"{shown} classes in the virtual data, and {most_classes} with as many samples"
+    if large_classes is not None and shown > (most := large_classes()):
+        reason = f"{shown} classes in the virtual data, and {most} with as many samples"
         return Refusal("fewest-of-a-class", f"{policy.fewest_of_a_class:,}: {reason}")
     return None
 

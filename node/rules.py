@@ -18,12 +18,9 @@ from flwr.app import ArrayRecord, RecordDict
 
 from node.policy import Policy
 from protocol.arguments import method_settings, read_arguments
-from protocol.messages import (
-    ARRAYS,
-    ROUTE,
-)
-from protocol.method import Method, Phase
-from protocol.registry import find_method, phases_of
+from protocol.messages import ARRAYS, ROUTE
+from protocol.method import EVALUATE_PHASE, Method, Phase
+from protocol.registry import COMMON, find_method, phases_of
 from task.settings import SettingsError, TrainSettings, nested
 
 Form = tuple[tuple[int, ...], str]
@@ -31,6 +28,7 @@ Form = tuple[tuple[int, ...], str]
 _CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 _NO_CODE = "torchvision:"
 """Begins names of models that are no code of the submitter's."""
+_TRAIN_DEFAULTS = TrainSettings().model_dump(by_alias=True)
 EPSILON = "dp-epsilon"
 """Metric of a reply: what the run has spent on this node. Setting: what it may spend."""
 
@@ -137,8 +135,18 @@ class Asked:
     @cached_property
     def settings(self) -> tuple[Setting, ...]:
         """Settings of training, of the run's method, and of the message."""
-        train = [Setting("train.", *item) for item in _table(self.run_config, "train").items()]
+        values = {**_TRAIN_DEFAULTS, **_table(self.run_config, "train")}
+        train = [Setting("train.", *item) for item in values.items()]
         return (*train, *_settings_of(self.method, self.run_config), *self.said)
+
+    @property
+    def said_by_record(self) -> dict[str, dict[str, object]]:
+        """What the message itself says, by the name of its record and the key."""
+        records: dict[str, dict[str, object]] = {}
+        for setting in self.said:
+            name = setting.where.removeprefix("message ").removesuffix(".")
+            records.setdefault(name, {})[setting.name] = setting.value
+        return records
 
     @cached_property
     def all_settings(self) -> tuple[Setting, ...]:
@@ -293,7 +301,16 @@ def _noise(policy: Policy, asked: Asked) -> Refusal | None:
     least = policy.least_noise
     if not least:
         return None
-    noises = asked.values("dp-noise") or [Setting("train.", "dp-noise", None)]
+    try:
+        epsilons = _own_epsilons(asked)
+        uncovered = "" if epsilons else _uncovered(asked)
+    except SettingsError as error:
+        epsilons, uncovered = [], str(error)
+    if epsilons:
+        return _own_privacy(policy, asked, epsilons)
+    if uncovered:
+        return Refusal("least-noise", uncovered)
+    noises = asked.values("dp-noise")
     odd = [s for s in noises if not _number(s.value) >= least]
     training = {s.where for s in asked.said if s.name == "dp-noise"}
     odd += [  # in a request to distil, 0 turns differential privacy off
@@ -301,13 +318,40 @@ def _noise(policy: Policy, asked: Asked) -> Refusal | None:
         for s in asked.said
         if s.name == EPSILON and s.where not in training and not _number(s.value) > 0
     ]
-    if odd:
-        return _first("least-noise", f"{least:g}", odd, f"set it to {least:g} or more")
-    try:
-        uncovered = _uncovered(asked)
-    except SettingsError as error:
-        uncovered = str(error)
-    return Refusal("least-noise", uncovered) if uncovered else None
+    return _first("least-noise", f"{least:g}", odd, f"set it to {least:g} or more")
+
+
+def _own_epsilons(asked: Asked) -> list[float]:
+    """Epsilon by the method's own settings, and that of the message; empty if it has none."""
+    method = asked.method
+    if method is None or method.own_privacy is None or asked.start:
+        return []
+    arguments = str(asked.run_config.get("strategy-args", ""))
+    table = _table(asked.run_config, method.table_name)
+    epsilons = [method.own_privacy(method_settings(method, table, arguments))]
+    if not epsilons[0] > 0:
+        return []
+    phase = asked.phase
+    if phase is not None and phase.own_privacy is not None:
+        epsilons.append(phase.own_privacy(asked.said_by_record))
+    elif phase is not EVALUATE_PHASE and phase not in COMMON:
+        epsilons.append(0.0)  # such as plain training, which would see the samples
+    return epsilons
+
+
+def _own_privacy(policy: Policy, asked: Asked, epsilons: list[float]) -> Refusal | None:
+    """Judge a run whose method has privacy of its own, in place of noise in training."""
+    most, name = policy.most_epsilon, f"strategy = {asked.strategy!r:.60}"
+    if most is None:
+        reason = f"{name} has an epsilon in place of it (the node's owner must set most-epsilon)"
+        return Refusal("least-noise", reason)
+    if not all(epsilon > 0 for epsilon in epsilons):
+        reason = f"the message {asked.message_type!r:.60} asks for more than {name} makes private"
+        return Refusal("least-noise", reason)
+    if not max(epsilons) <= most:
+        reason = f"{most:g}, and {name} asks for {max(epsilons):g} (lower it)"
+        return Refusal("most-epsilon", reason)
+    return None
 
 
 def _delta(policy: Policy, asked: Asked) -> Refusal | None:

@@ -161,8 +161,12 @@ class NodeSettings(BaseModel):
                     raise ValueError(
                         f"{name.replace('_', '-')}={value}: an edge has none, its nodes below have"
                     )
-        if self.policy.fewest_of_a_class > 1 and self.data is None:
-            raise ValueError("policy: fewest-of-a-class needs data, which the node can count")
+        fewest = self.policy.fewest_of_a_class
+        if fewest > 1 and self.data is None and self.edge is None:
+            raise ValueError(
+                f"policy: fewest-of-a-class = {fewest} needs data, which the node can count "
+                "(give data, or set it to 1)"
+            )
         if self.insecure and self.root_certificates is not None:
             raise ValueError("insecure and root-certificates exclude each other: drop one")
         if self.insecure and self.auth_key is not None:

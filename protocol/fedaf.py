@@ -6,6 +6,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 from pydantic import Field
 
+from links.records import VIRTUAL_DATA
 from protocol.arrays import Arrays
 from protocol.class_means import check_distributions, class_means
 from protocol.feddm import DistilledMetrics, SentData
@@ -27,9 +28,6 @@ LOGITS = "logits"
 
 SOFT_LABELS = "soft-labels"
 """Array of a node's knowledge: mean softened predictions of each class, (k, classes)."""
-
-VIRTUAL_DATA = "fedaf-data"
-"""Config record of a reply: the node's virtual data."""
 
 LARGEST_LOGIT = 1e4
 """Of a node's mean logits: larger ones would drown the others' in the mean."""

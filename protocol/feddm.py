@@ -4,15 +4,13 @@ from typing import Annotated
 
 from pydantic import Field
 
+from links.records import VIRTUAL_DATA
 from protocol.method import Method, Phase
 from protocol.schema import Count, Reply
 from task.settings import Block, TrainSettings
 
 DISTILL_AROUND = "train.feddm_distill"
 """Have a node distil its data around the global model, and send them to the server."""
-
-VIRTUAL_DATA = "feddm-data"
-"""Config record of a reply: the node's virtual data."""
 
 
 class AroundModel(Block):

@@ -141,8 +141,13 @@ def _unprotected(settings: FedLGDSettings, train: TrainSettings) -> str:
     )
 
 
-def _own_privacy(settings: FedLGDSettings) -> bool:
-    return settings.dp_epsilon > 0
+def _own_privacy(settings: FedLGDSettings) -> float:
+    return settings.dp_epsilon
+
+
+def _epsilon_of_message(records: Mapping[str, Mapping[str, object]]) -> float:
+    request = VirtualTraining.checked(records.get(VIRTUAL, {}), "message")
+    return 0.0 if request.refine_steps else request.dp_epsilon
 
 
 def _summed(content: RecordDict, model: Arrays) -> Mapping[str, Arrays]:
@@ -176,6 +181,7 @@ METHODS = (
                 compared=True,
                 summed=_summed,
                 own=(f"{GLOBAL_DATA}.payload",),
+                own_privacy=_epsilon_of_message,
             ),
         ),
         terms={VIRTUAL: "client.fedlgd:Contrastive"},

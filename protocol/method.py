@@ -49,6 +49,10 @@ class Phase:
     own : tuple of str (default: ())
         ``record.key`` of what a message tells a node by itself. Whatever else its messages hold is
         the same for all nodes of a secure sum.
+    own_privacy : callable, optional (default: None)
+        Of a method with `Method.own_privacy`: given a message's config records, by name and key and
+        without bytes, returns the epsilon of the method's that its answer follows from, read as the
+        handler reads it; 0 if the answer would tell more. None if answers are not under it.
     """
 
     message_type: str
@@ -62,6 +66,7 @@ class Phase:
     summed: Callable[[RecordDict, Arrays], Mapping[str, Arrays]] | None = None
     shortened: bool = True
     own: tuple[str, ...] = ()
+    own_privacy: Callable[[Mapping[str, Mapping[str, object]]], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -97,8 +102,9 @@ class Method:
         not cover, with the remedy; an empty text if it covers all. None means all is covered if
         the method has no phases or terms of its own, else that it is unknown.
     own_privacy : callable, optional (default: None)
-        Given the method's settings, returns whether these alone put all that nodes send under
-        differential privacy, without ``train.dp-noise``. None if none do.
+        Given the method's settings, returns the epsilon that a whole run costs each sample if these
+        alone put all that nodes send under differential privacy, without ``train.dp-noise``; else
+        0. None if none do. Phases whose answers are under it say so (`Phase.own_privacy`).
     summed : tuple of str
         Message types whose answers are models, or the arrays that their phases name
         (`Phase.summed`), of which the strategy needs only the mean, weighted by samples: with
@@ -141,7 +147,7 @@ class Method:
     terms: Mapping[str, str] = field(default_factory=dict)
     needs: str = ""
     unprotected: Callable[[Any, TrainSettings], str] | None = None
-    own_privacy: Callable[[Any], bool] | None = None
+    own_privacy: Callable[[Any], float] | None = None
     summed: tuple[str, ...] = ()
     unsummed: Callable[[Any], str] | None = None
     personal: bool = False

@@ -19,7 +19,6 @@ from protocol.fedaf import (
     KNOWLEDGE,
     LOGITS,
     SOFT_LABELS,
-    VIRTUAL_DATA,
     FedAFSettings,
     class_knowledge,
 )
@@ -65,7 +64,6 @@ class FedAF(VirtualTraining):
     """
 
     name = "fedaf"
-    data_record = VIRTUAL_DATA
     run_arguments = (*VirtualTraining.run_arguments, "phase_timeout")
 
     def __init__(

@@ -7,7 +7,7 @@ from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
-from protocol.feddm import DISTILL_AROUND, VIRTUAL_DATA, FedDMSettings
+from protocol.feddm import DISTILL_AROUND, FedDMSettings
 from strategies.common.virtual_training import VirtualTraining
 
 
@@ -38,7 +38,6 @@ class FedDM(VirtualTraining):
     """
 
     name = "feddm"
-    data_record = VIRTUAL_DATA
 
     def __init__(
         self,

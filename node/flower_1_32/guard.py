@@ -139,11 +139,9 @@ class Guard:
         return Outbox(self._state_dir / FOLDER)
 
     @cached_property
-    def _large_classes(self) -> int | None:
-        """Classes of the node's data that are large enough to be used; None where all are."""
-        if (fewest := self._policy.fewest_of_a_class) == 1:
-            return None
-        data = Path(self._node_config["data"])
+    def _large_classes(self) -> int:
+        """Classes of the node's data that are large enough to be used."""
+        data, fewest = Path(self._node_config["data"]), self._policy.fewest_of_a_class
         found = survey_class_folders(data) if data.is_dir() else survey(data)
         return sum(count >= fewest for count in found.counts.values())
 
@@ -312,7 +310,12 @@ class Guard:
         run = self._first_run(pending.message)
         policy = self._policy_for(pending.message)
         refusal = judge_reply(
-            policy, asked, content, opened, self._own_words(), self._large_classes
+            policy,
+            asked,
+            content,
+            opened,
+            self._own_words(),
+            None if policy.fewest_of_a_class == 1 else lambda: self._large_classes,
         ) or judge_spending(
             self._policy,
             epsilon=self._account.after(pending.data, run, claim),

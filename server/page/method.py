@@ -52,7 +52,7 @@ def private_by_method(run: RunFiles) -> bool:
     if method is None or method.own_privacy is None or run.settings.get("start"):
         return False
     settings = _settings(run, method, run.settings.get("strategy-args", ""))
-    return settings is not None and method.own_privacy(settings)
+    return settings is not None and method.own_privacy(settings) > 0
 
 
 def _settings(run: RunFiles, method: Method, arguments: str) -> Any:

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from distill.errors import VirtualDataError
 from distill.virtual_data import Bounds, VirtualData
+from links.records import VIRTUAL_DATA
 from protocol.arrays import Arrays, arrays_of, as_record, as_tensors
 from protocol.meeting import one_line
 from protocol.messages import TRAIN_LOSS
@@ -71,8 +72,6 @@ class VirtualTraining(CheckedFedAvg):
     ----------
     name : str
         The strategy's, as in the run config.
-    data_record : str
-        Name of the config record of a reply that holds the virtual data.
 
     Raises
     ------
@@ -82,7 +81,6 @@ class VirtualTraining(CheckedFedAvg):
 
     run_arguments: ClassVar[tuple[str, ...]] = ("model", "spec", "seed", "device")
     name: ClassVar[str]
-    data_record: ClassVar[str]
 
     def __init__(
         self,
@@ -157,7 +155,7 @@ class VirtualTraining(CheckedFedAvg):
         ValueError
             If they are malformed, too many or do not fit the task.
         """
-        record = reply.content.config_records.get(self.data_record, ConfigRecord())
+        record = reply.content.config_records.get(VIRTUAL_DATA, ConfigRecord())
         payload = record.get("payload", b"")
         each, classes = self._training.per_class, self.spec.num_classes
         bounds = Bounds(self.spec.shape, classes, classes * each, each)

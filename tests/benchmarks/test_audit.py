@@ -44,14 +44,38 @@ def test_a_stopped_audit_goes_on_with_what_is_there(small, monkeypatch, tmp_path
     assert row["shadows"] == 7
     assert row["auc_interval"][0] <= row["auc"] <= row["auc_interval"][1]
     assert set(row["worst"]) == {"mislabelled", "strange", "duplicated"}
+    nearer = row["nearer_to_own"]
+    assert nearer["pixels"][1] <= nearer["pixels"][0] <= nearer["pixels"][2]
+    assert 0.3 < nearer["by_chance"] < 0.7
     assert [line["epsilon"] for line in first["dp"]] == [1, 10]
     assert "<svg" in (tmp_path / "a.svg").read_text()
     shown = (tmp_path / "a.html").read_text()
     assert "digits, 2 classes, 7 shadows" in shown
     assert "<svg" in shown
     assert f"{row['auc']:.3f} (" in shown
+    assert f"{nearer['features'][0]:.3f} (" in shown
     monkeypatch.setattr(audit, "attack", None)
     assert run(monkeypatch, tmp_path) == first
+
+
+def test_a_file_of_a_version_that_measured_less_is_measured_again(small, monkeypatch, tmp_path):
+    first = run(monkeypatch, tmp_path)
+    (file,) = tmp_path.glob("*.npz")
+    with np.load(file) as saved:
+        less = {name: saved[name] for name in ("members", "scores", "kinds")}
+    np.savez(file, **less)
+    assert run(monkeypatch, tmp_path) == first
+
+
+def test_one_setting_can_be_audited_alone(small, monkeypatch, tmp_path):
+    many = [Setting("dm", start, 1, steps=1) for start in ("noise", "class-stats")]
+    monkeypatch.setattr(audit, "GRID", many)
+    numbers = ["--sets", "8", "--classes", "2", "--canaries", "3", "--trials", "50"]
+    file = tmp_path / "a.json"
+    files = ["--out", str(tmp_path), "--json", str(file), "--only", "dm-noise-1-f1-1"]
+    monkeypatch.setattr(sys, "argv", ["audit", *numbers, *files])
+    audit.main()
+    assert [row["start"] for row in json.loads(file.read_text())["rows"]] == ["noise"]
 
 
 def test_refreshed_data_of_a_node_with_one_small_class_are_attacked_too(

@@ -23,6 +23,7 @@ def test_a_number_of_classes_is_guessed_where_it_shows_and_by_chance_where_not()
     assert guessed_by(counts * 100, counts) == 1
     random = np.random.default_rng(0).random(len(counts))
     assert guessed_by(random, counts) < 0.3
+    assert guessed_by(np.ones(len(counts)), counts) == 0.1
 
 
 def test_what_is_seen_depends_on_the_node_s_images_alone() -> None:

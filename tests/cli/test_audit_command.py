@@ -23,6 +23,7 @@ def test_it_says_what_an_attacker_finds_in_plain_words(tmp_path: Path) -> None:
         "40 images in halves, 8 of these distilled by dm from class-stats",
         "while it accuses 1 of 100 others falsely; a guess finds 1.",
         "Images that are mislabelled:",
+        "are nearer to an image that they were made from than to any other of yours",
     ):
         assert words in said
 

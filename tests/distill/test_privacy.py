@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import distill.privacy
 from distill import DistillError, VirtualDataError
-from distill.privacy import PrivacyCard, privacy_card
+from distill.privacy import PrivacyCard, nearer_to_own, privacy_card
 
 
 def draw(n: int, seed: int = 0, shape: tuple[int, ...] = (2, 5, 3)) -> torch.Tensor:
@@ -80,6 +80,13 @@ def test_equal_distances_count_one_half() -> None:
     yardstick = privacy_card(draw(4, 1), real, held_back=real.clone()).yardstick
     assert yardstick is not None
     assert yardstick.nearer_to_own == 0.5
+
+
+def test_who_is_alone_is_the_nearest() -> None:
+    virtual, real = torch.randn(3, 1, 4, 4), torch.randn(5, 1, 4, 4)
+    assert nearer_to_own(virtual, real, real[:0]) == 1
+    assert nearer_to_own(virtual, real[:0], real) == 0
+    assert nearer_to_own(virtual, real, real) == 0.5
 
 
 def test_start_is_compared_image_by_image() -> None:

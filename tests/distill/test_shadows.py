@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from distill import DistillError, distill_dm
-from distill.audit import Setting, attack, findings
+from distill.audit import Setting, attack, findings, reconstruction
 from distill.distribution_matching import own_effort, real_means
 from distill.formation import Formation
 from distill.kip import distill_kip
@@ -21,6 +21,7 @@ from distill.shadows import (
     draw_members,
     with_canaries,
 )
+from distill.virtual_data import VirtualData
 
 
 def samples(n: int = 60, classes: int = 3) -> tuple[Tensor, Tensor]:
@@ -209,3 +210,36 @@ def test_copies_of_real_images_are_found_and_noise_that_has_seen_none_is_not() -
     assert nearest.curve.auc.low > 0.55
     assert nearest.curve.at_1pct.value > 0.05
     assert nothing[0].curve.auc.low < 0.55
+
+
+@pytest.mark.parametrize("formation", [1, 2])
+def test_copies_come_nearest_to_what_they_were_made_of_and_noise_no_more_than_by_chance(
+    formation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, labels = samples(64)
+    asked = {"num_classes": 3, "sets": 24, "canaries": 0, "seed": 0}
+
+    def arrived(made: list[Tensor]) -> list[VirtualData]:
+        tiles = Formation.of(formation, images.shape)
+        return [
+            VirtualData(packed, labels[: len(packed)], "dm", 1, 0, "real", formation=formation)
+            for packed in map(tiles.pack, made)
+        ]
+
+    def copies(_: str, images: Tensor, labels: Tensor, members: np.ndarray, **__: Any) -> Any:
+        return arrived([images[torch.from_numpy(row)][:8] for row in members])
+
+    def noise(_: str, images: Tensor, labels: Tensor, members: np.ndarray, **__: Any) -> Any:
+        return arrived([1 + torch.randn(8, *images.shape[1:]) for _ in members])
+
+    found = []
+    for make in (copies, noise):
+        monkeypatch.setattr("distill.audit.distil_subsets", make)
+        monkeypatch.setattr("distill.audit._scores", lambda *_: np.zeros((3, 24, 64)))
+        setting = Setting("dm", "real", 8, formation)
+        found.append(reconstruction(attack(images, labels, setting, **asked)))
+    of_copies, of_noise = found
+    assert of_copies.pixels.low > 0.95
+    assert of_copies.features.low > 0.95
+    assert abs(of_noise.pixels.value - of_noise.by_chance) < 0.15
+    assert abs(of_noise.features.value - of_noise.by_chance) < 0.15

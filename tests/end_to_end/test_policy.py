@@ -20,6 +20,8 @@ from server.page import read_run
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = {"num-rounds": 1, "min-nodes": 1, "train.local-epochs": 1, "phase-timeout": 60.0}
 PRIVATE = {**QUICK, "strategy": "fedavg", "min-nodes": 2, "train.dp-noise": 1.0}
+OF_A_PARTITION = {"extends": "hospital", "fewest-of-a-class": 1}
+"""Of a node without data of its own, which it could count."""
 RAW = {**QUICK, "strategy": "hfldd", "hfldd.share-raw-data": True, "hfldd.auxiliary-size": 20}
 
 
@@ -29,7 +31,7 @@ def test_a_hospitals_node_trains_with_noise_and_has_no_part_in_raw_data(tmp_path
         others = federation.nodes[0].state_dir
         hospital = tmp_path / "hospital"
         settings = yaml.safe_load((others / "node.yaml").read_text())
-        settings |= {"name": "hospital", "policy": "hospital", "state-dir": str(hospital)}
+        settings |= {"name": "hospital", "policy": OF_A_PARTITION, "state-dir": str(hospital)}
         (tmp_path / "node.yaml").write_text(yaml.safe_dump(settings))
         process = start_bound(
             federation.node_command(tmp_path / "node.yaml"),
@@ -127,7 +129,7 @@ def test_a_hospitals_node_keeps_every_rule_against_real_runs_and_changed_apps(
             **{"hfldd.groups": 2, "num-rounds": 3, "min-nodes": 2},  # heads take turns
         }
         averaged, distilled, *others = with_policy(
-            "hospital",
+            OF_A_PARTITION,
             (ROOT, alone),
             (ROOT, hfldd),
             (ROOT, alone | {"train.dp-noise": 0.5}),
@@ -139,13 +141,13 @@ def test_a_hospitals_node_keeps_every_rule_against_real_runs_and_changed_apps(
         assert [line["type"] for line in sent] == ["train.distill"]
         for run, rule in zip(others, ("least-noise", "strategies", "raw-data"), strict=True):
             refused(run, rule)
-        without_noise = {"extends": "hospital", "least-noise": 0.0, "most-epsilon": "any"}
+        without_noise = OF_A_PARTITION | {"least-noise": 0.0, "most-epsilon": "any"}
         from_real = QUICK | {"strategy": "hfldd", "hfldd.start": "real"}
         from_real["hfldd.allow-real-start"] = True  # the server refuses it by itself
         (run,) = with_policy(without_noise, (ROOT, from_real))
         refused(run, "starts")
 
-        ample = {"extends": "hospital", "most-epsilon": 1e6}
+        ample = OF_A_PARTITION | {"most-epsilon": 1e6}
         (run,) = with_policy(ample | {"bundles": ["0" * 64]}, (ROOT, alone))
         (known,) = re.findall("the app bundle ([0-9a-f]{64})", refused(run, "bundles"))
         changed = [

@@ -280,15 +280,14 @@ class Honest:
         }
         return {"metrics": MetricRecord({"num-examples": 4}), "knowledge": as_record(means)}
 
-    def feddm_distill(self, content, name="feddm-data"):
+    def feddm_distill(self, content):
         images = torch.from_numpy(self.draws.normal(size=(4, *SPEC.shape)).astype(np.float32))
         labels = torch.tensor([0, 0, 2, 2])
         data = VirtualData(images, labels, method="feddm", steps=1, seed=0, init="class-stats")
         sent = ConfigRecord({"payload": data.to_bytes()})
-        return {"metrics": MetricRecord({"num-examples": 4}), name: sent}
+        return {"metrics": MetricRecord({"num-examples": 4}), "virtual-data": sent}
 
-    def fedaf_distill(self, content):
-        return self.feddm_distill(content, "fedaf-data")
+    fedaf_distill = feddm_distill
 
     def fedseq_confidence(self, content):
         chances = self.draws.dirichlet(np.ones(3)).tolist()

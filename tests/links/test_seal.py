@@ -7,11 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from links.errors import LinkError
-from links.records import Peered
-from links.seal import seal, unseal
+from links.records import LARGEST_PARCEL, VIRTUAL_DATA, Peered
+from links.seal import seal, sealed_size, unseal
 
 ALICE, BOB, EVE = (X25519PrivateKey.generate() for _ in range(3))
 RUN = 7
+ENDS = [b"\x80", b"\x80\0", b"\0\0", b"\x80\0\x80"]
+"""Which look like padding."""
 
 
 def public(key):
@@ -28,9 +30,51 @@ def waybill(peer, **changes):
 def test_what_is_sealed_opens_again_and_shows_nothing_of_itself(payload):
     sealed = seal(payload, waybill(BOB), RUN, ALICE)
     assert unseal(sealed, waybill(ALICE), RUN, BOB) == payload
-    assert len(sealed) == len(payload) + 28
+    assert len(sealed) == sealed_size(len(payload), "models") == len(payload) + 28
     if len(payload) >= 8:
         assert payload not in sealed
+
+
+SIZES = [1, 2, 3, *(multiple << power for power in range(40) for multiple in (4, 5, 6, 7))]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.one_of(
+        st.binary(max_size=2000),
+        st.builds(lambda head, end: head + end, st.binary(max_size=20), st.sampled_from(ENDS)),
+    )
+)
+def test_virtual_data_arrive_as_they_were_and_show_of_their_size_one_of_few(payload):
+    virtual = waybill(BOB, purpose=VIRTUAL_DATA)
+    sealed = seal(payload, virtual, RUN, ALICE)
+    opened = unseal(sealed, waybill(ALICE, purpose=VIRTUAL_DATA), RUN, BOB)
+    assert opened == payload
+    size = next(size for size in SIZES if size > len(payload))
+    assert len(sealed) == sealed_size(len(payload), VIRTUAL_DATA) == size + 28
+
+
+@settings(deadline=None)
+@given(st.integers(min_value=8, max_value=LARGEST_PARCEL))
+def test_padding_takes_a_quarter_of_the_size_at_most(size):
+    padded = sealed_size(size, VIRTUAL_DATA) - 28
+    assert padded in SIZES
+    assert size < padded <= 1.25 * (size + 1)
+    assert sealed_size(size + 1, VIRTUAL_DATA) - 28 >= padded
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", bytes(8), b"payload", b"payload\x80\0\1", b"payload\x80\0\0\0", b"\x80\0"],
+)
+def test_what_is_padded_in_another_way_is_refused(content, monkeypatch):
+    """It could say something that nobody sees."""
+    virtual = waybill(BOB, purpose=VIRTUAL_DATA)
+    with monkeypatch.context() as patch:
+        patch.setattr("links.seal._padded", lambda payload, purpose: content)
+        sealed = seal(b"", virtual, RUN, ALICE)
+    with pytest.raises(LinkError, match="not padded as it must be"):
+        unseal(sealed, waybill(ALICE, purpose=VIRTUAL_DATA), RUN, BOB)
 
 
 @settings(deadline=None, max_examples=100)

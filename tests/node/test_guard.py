@@ -47,12 +47,14 @@ from distill.virtual_data import VirtualData
 from links.errors import LinkError
 from links.records import VIRTUAL_DATA, Introduction
 from links.routes import Links
+from links.seal import sealed_size
 from links.store import CONTINUES, NodeStore
 from links.transfer import introduce, send
 from node.flower.timing import patch_intake
 from node.flower_1_32.guard import Guard, patch_guard
 from node.outbox import FOLDER, entries, virtual_data_file
 from node.policy import HOSPITAL, OPEN, STANDARD, Policy
+from protocol.fedlgd import TRAIN_VIRTUAL, VirtualTraining
 from protocol.fedseq import PASSED_MODEL, TRAIN_IN_TURN
 from protocol.method import Method
 from protocol.registry import find_method
@@ -63,7 +65,15 @@ NODE_CONFIG: dict[str, Any] = {"data": "/data/ward-3", "name": "ward-3"}
 PLANTED = b"a patient's record, all of it!"
 PRIVATE = {"strategy": "fedavg", "train.dp-noise": 1.0, "train.dp-delta": 1e-5}
 HFLDD = {"strategy": "hfldd", "hfldd.start": "noise", "train.dp-delta": 1e-5}
-SEALED = HOSPITAL.model_copy(update={"least_noise": 0.0, "most_epsilon": None})
+PRIVATE_FEDLGD = {
+    "strategy": "fedlgd",
+    "train.dp-delta": 1e-5,
+    "fedlgd.dp-epsilon": 2.0,
+    "fedlgd.refine-steps": 0,
+}
+SEALED = HOSPITAL.model_copy(
+    update={"least_noise": 0.0, "most_epsilon": None, "fewest_of_a_class": 1}
+)
 """Looks at what leaves, without asking for differential privacy."""
 PYPROJECT = """
 [project]
@@ -243,7 +253,9 @@ def test_a_model_with_noise_leaves_and_is_in_the_outbox_first(make_node: MakeNod
         ({**PRIVATE, "train.dp-delta": 0.1}, {}, "most-delta"),
         ({**PRIVATE, "train.local-epochs": 11}, {}, "most-epochs"),
         (PRIVATE, {"local-epochs": 1e9}, "most-epochs"),
-        ({**PRIVATE, "strategy": "fedlgd"}, {}, "strategies"),
+        ({**PRIVATE, "strategy": "fedaf"}, {}, "strategies"),
+        ({**PRIVATE, "strategy": "fedlgd"}, {}, "least-noise"),
+        (PRIVATE_FEDLGD, {}, "least-noise"),  # plain training, on the samples
         ({**PRIVATE, "strategy": "their_pkg:Theirs"}, {}, "strategies"),
         ({**PRIVATE, "strategy": "hfldd", "hfldd.share-raw-data": True}, {}, "raw-data"),
         ({**HFLDD, "train.dp-noise": 1.0}, {}, "least-noise"),
@@ -475,6 +487,48 @@ def test_an_app_that_makes_epsilon_up_sends_nothing(claim: float, make_node: Mak
     assert make_node().answers(train_message(), "train", trained(claim)).has_error()
 
 
+def virtual_training(epsilon: float = 2.0) -> RecordDict:
+    """FedLGD's message."""
+    request = VirtualTraining(per_class=1, first_steps=1, gradient=["weight"], dp_epsilon=epsilon)
+    content = train_message()
+    content["virtual"] = ConfigRecord(request.model_dump(by_alias=True))
+    return content
+
+
+def test_private_virtual_data_pass_without_noise_in_training_and_are_booked_once(
+    make_node: MakeNode,
+) -> None:
+    node = make_node(**PRIVATE_FEDLGD)
+    assert node.takes(RecordDict(), "query.describe")
+    node.guard._pending.clear()
+    gradient = ArrayRecord({"weight": Array(np.ones((3, 2), np.float32))})
+    for _ in range(3):
+        reply = trained(1.99, gradient=gradient)
+        assert node.answers(virtual_training(), TRAIN_VIRTUAL, reply).has_content()
+    assert node.log()[-1]["lifetime"] == 1.99
+    odd = trained(1.99, samples=model())
+    assert refused(node.answers(virtual_training(), TRAIN_VIRTUAL, odd), "replies")
+    for run in range(8, 12):
+        node.begin(run)
+        assert node.answers(virtual_training(), TRAIN_VIRTUAL, trained(1.99)).has_content()
+    node.begin(12)
+    assert refused(node.answers(virtual_training(), TRAIN_VIRTUAL, trained(1.99)), "most-epsilon")
+
+
+def test_private_virtual_data_that_do_not_say_their_epsilon_stay(make_node: MakeNode) -> None:
+    node = make_node(**PRIVATE_FEDLGD)
+    silent = RecordDict({"arrays": model(), "metrics": MetricRecord({"num-examples": 10})})
+    assert refused(node.answers(virtual_training(), TRAIN_VIRTUAL, silent), "most-epsilon")
+    assert refused(node.answers(virtual_training(), TRAIN_VIRTUAL, trained(11.0)), "most-epsilon")
+
+
+def test_a_server_that_promises_private_virtual_data_and_asks_for_others_gets_none(
+    make_node: MakeNode,
+) -> None:
+    node = make_node(**PRIVATE_FEDLGD)
+    assert refused(node.answers(virtual_training(0.0), TRAIN_VIRTUAL, trained()), "least-noise")
+
+
 def test_a_damaged_account_is_not_an_empty_one(make_node: MakeNode) -> None:
     node = make_node()
     (node.state_dir / "lifetime-epsilon.json").write_text("")
@@ -532,8 +586,9 @@ def test_virtual_data_that_left_sealed_are_in_the_outbox_to_look_at(make_node: M
     (name,) = line["virtual"]
     assert virtual_data_file(node.state_dir / FOLDER, name).read_bytes() == payload
     (told,) = line["parcels"]
+    size = sealed_size(len(payload), VIRTUAL_DATA)
     told = {key: told[key] for key in ("to", "purpose", "link", "bytes")}
-    assert list(told.values()) == [str(OTHER), VIRTUAL_DATA, "relay", len(payload) + 28]
+    assert list(told.values()) == [str(OTHER), VIRTUAL_DATA, "relay", size]
     assert line["title"] == "members distil their data"
 
 
@@ -585,11 +640,17 @@ def test_virtual_data_show_no_more_classes_than_are_large_enough(
     """The node counts its samples itself: it does not believe the app."""
     table = tmp_path / "ward.csv"
     monkeypatch.setitem(NODE_CONFIG, "data", str(table))
-    for small, leaves in ((9, False), (10, True)):
+    fewest = HOSPITAL.fewest_of_a_class
+    policy = SEALED.model_copy(update={"fewest_of_a_class": fewest})
+    for small, leaves in ((fewest - 1, False), (fewest, True)):
         table.write_text("height,label\n" + "1.7,a\n" * 30 + "1.8,b\n" * small)
-        node = make_node(Policy(fewest_of_a_class=10), **HFLDD)
-        message, reply = parcel_of(node, virtual())  # of two classes
+        node = make_node(policy, **HFLDD)
+        message, reply = parcel_of(node, virtual())  # of two classes, for another node
         answer = node.answers(message, "train.distill", reply)
+        assert answer.has_content() if leaves else refused(answer, "fewest-of-a-class")
+        node = make_node(Policy(fewest_of_a_class=fewest), strategy="feddm")
+        reply = RecordDict({VIRTUAL_DATA: ConfigRecord({"payload": virtual()})})  # for the server
+        answer = node.answers(train_message(), "train.feddm_distill", reply)
         assert answer.has_content() if leaves else refused(answer, "fewest-of-a-class")
 
 

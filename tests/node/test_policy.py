@@ -1,6 +1,8 @@
 """A node's policy: what is read from a file, said of it in words, and judged by it."""
 
 import datetime
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from node.replies import OwnWords, judge_reply
 from node.rules import Asked, judge_message, judge_spending
 from node.settings import NodeError, NodeSettings, load_settings
 from protocol.arrays import as_record
+from protocol.fedlgd import TRAIN_VIRTUAL
 from task.settings import SettingsError
 
 HUB = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDtqJ7zOtqQtYqOo0CpvDXNlMhV3HeJDpjrASKGLWdop"
@@ -112,7 +115,9 @@ def test_a_wrong_file_is_one_line_that_names_the_key(text: str, said: str, tmp_p
 
 def test_a_section_of_the_nodes_file_is_a_policy_too(tmp_path: Path) -> None:
     file = tmp_path / "node.yaml"
-    file.write_text("insecure: true\npolicy:\n  extends: hospital\n  most-epochs: 3\n")
+    file.write_text(
+        f"insecure: true\ndata: {tmp_path}\npolicy:\n  extends: hospital\n  most-epochs: 3\n"
+    )
     assert load_settings(file, {}).policy == HOSPITAL.model_copy(update={"most_epochs": 3})
     assert load_settings(file, {"policy": "open"}).policy == OPEN
     file.write_text("policy: {raw-dta: never}\n")
@@ -126,7 +131,8 @@ def test_the_app_is_told_which_classes_are_too_small_and_the_node_has_data_to_co
     policy = Policy(fewest_of_a_class=5)
     assert NodeSettings(policy=policy, data=tmp_path).app_config["fewest-of-a-class"] == 5
     assert "fewest-of-a-class" not in NodeSettings(data=tmp_path).app_config
-    with pytest.raises(NodeError, match="fewest-of-a-class needs data"):
+    assert NodeSettings(policy=HOSPITAL, edge=tmp_path).policy == HOSPITAL  # nodes below have data
+    with pytest.raises(NodeError, match=r"fewest-of-a-class = 5 needs data.*set it to 1"):
         load_settings(None, {"policy": {"fewest-of-a-class": 5}})
 
 
@@ -175,6 +181,95 @@ def test_the_strategy_that_makes_the_first_model_is_judged_like_the_runs_own() -
     assert refusal(noisy, start="analytic") is None
     lda = {"start": "analytic", "analytic.head": "lda"}
     assert "lda has no rule" in refusal(noisy, **lda).reason
+
+
+PRIVATE_FEDLGD = {
+    "strategy": "fedlgd",
+    "train.dp-delta": 1e-5,
+    "fedlgd.dp-epsilon": 2.0,
+    "fedlgd.refine-steps": 0,
+}
+VIRTUAL_TRAINING = {"per-class": 1, "first-steps": 1, "dp-epsilon": 2.0}
+NOISY = Policy(least_noise=1.0, most_epsilon=10.0)
+"""Lets other messages than those that the strategy declares pass too, if they are private."""
+
+
+def judged(
+    policy: Policy,
+    run: dict[str, Any],
+    request: dict[str, Any],
+    message_type: str = TRAIN_VIRTUAL,
+    record: str = "virtual",
+) -> str:
+    """The rule and the reason of a refusal of one of FedLGD's messages; empty if it passes."""
+    message = Asked.by(
+        RecordDict({record: ConfigRecord(request)}),
+        message_type=message_type,
+        bundle="0" * 64,
+        run_config={**PRIVATE_FEDLGD, **run},
+    )
+    refusal = judge_message(policy, message, NOON)
+    return "" if refusal is None else f"{refusal.rule}: {refusal.reason}"
+
+
+@pytest.mark.parametrize("policy", [HOSPITAL, NOISY], ids=["hospital", "noisy"])
+@pytest.mark.parametrize(
+    ("run", "request_", "said"),
+    [
+        ({}, {}, ""),
+        ({}, {"dp-epsilon": 10.0}, ""),
+        ({"train.dp-delta": 1e-6}, {}, ""),
+        ({"secure-sums": True}, {}, ""),
+        ({"fedlgd.dp-epsilon": 0.0}, {}, "least-noise: nodes train on virtual data"),
+        ({"fedlgd.refine-steps": 1}, {}, "least-noise: .*set refine-steps to 0"),
+        ({"strategy-args": '{"dp_epsilon": 0.0}'}, {}, "least-noise: nodes train on virtual data"),
+        ({"strategy-args": '{"dp_epsilon": 11}'}, {}, "most-epsilon: 10, and .* asks for 11"),
+        ({"fedlgd.dp-epsilon": 11.0}, {}, "most-epsilon: 10, and .* asks for 11"),
+        ({}, {"dp-epsilon": 11.0}, "most-epsilon: 10, and .* asks for 11"),
+        ({}, {"dp-epsilon": math.inf}, "least-noise: .*finite"),
+        ({}, {"dp-epsilon": math.nan}, "least-noise: "),
+        ({}, {"dp-epsilon": 0.0}, "least-noise: .*asks for more than"),
+        ({}, {"dp-epsilon": None}, "least-noise: .*asks for more than"),  # as a missing key
+        ({}, {"refine-steps": 1}, "least-noise: .*asks for more than"),
+        ({}, {"dp-epsilon": "much"}, "least-noise: "),
+        ({}, {"per-class": None}, "least-noise: .*per-class"),
+        ({"start": "analytic"}, {}, "(strategies|least-noise): "),
+    ],
+)
+def test_a_strategy_that_keeps_an_epsilon_by_itself_passes_only_where_run_and_message_say_so(
+    policy: Policy, run: dict[str, Any], request_: dict[str, Any], said: str
+) -> None:
+    request = {k: v for k, v in {**VIRTUAL_TRAINING, **request_}.items() if v is not None}
+    if not said:
+        assert not judged(policy, run, request)
+    else:
+        assert re.match(said, judged(policy, run, request))
+
+
+@pytest.mark.parametrize("message_type", ["train", "train.distill", "train.feddm_distill"])
+def test_an_epsilon_of_fedlgds_own_covers_no_message_that_trains_on_samples(
+    message_type: str,
+) -> None:
+    assert judged(NOISY, {}, VIRTUAL_TRAINING, message_type).startswith("least-noise: ")
+
+
+def test_a_request_in_another_record_is_not_what_the_app_reads() -> None:
+    assert judged(NOISY, {}, VIRTUAL_TRAINING, record="other").startswith("least-noise: ")
+
+
+def test_private_virtual_data_need_an_epsilon_and_a_delta_that_the_owner_bounds() -> None:
+    unbounded = Policy(least_noise=1.0)
+    assert "must set most-epsilon" in judged(unbounded, {}, VIRTUAL_TRAINING)
+    strict = HOSPITAL.model_copy(update={"most_delta": 1e-6})
+    assert judged(strict, {}, VIRTUAL_TRAINING).startswith("most-delta: ")
+
+
+def test_the_delta_that_a_run_does_not_name_is_judged_too() -> None:
+    strict = HOSPITAL.model_copy(update={"most_delta": 1e-6})
+    run = {"strategy": "fedavg", "train.dp-noise": 1.0}
+    refusal = judge_message(strict, asked(run), NOON)
+    assert refusal is not None
+    assert refusal.rule == "most-delta"
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])

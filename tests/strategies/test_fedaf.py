@@ -12,8 +12,9 @@ from torch.nn import functional
 
 from distill.peer_matching import distill_with_peers
 from distill.virtual_data import VirtualData
+from links.records import VIRTUAL_DATA
 from protocol.arrays import as_arrays, as_record
-from protocol.fedaf import CLASS_KNOWLEDGE, DISTILL_WITH_PEERS, VIRTUAL_DATA
+from protocol.fedaf import CLASS_KNOWLEDGE, DISTILL_WITH_PEERS
 from protocol.registry import built_in_methods, phases_of
 from server.app import main
 from server.grid.screening import ScreeningGrid

@@ -14,7 +14,8 @@ from torch.nn import functional
 from client.session import Session
 from distill.perturbed_matching import distill_around
 from distill.virtual_data import VirtualData
-from protocol.feddm import DISTILL_AROUND, VIRTUAL_DATA
+from links.records import VIRTUAL_DATA
+from protocol.feddm import DISTILL_AROUND
 from protocol.registry import built_in_methods, phases_of
 from server.app import main
 from server.grid.screening import ScreeningGrid

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from datetime import datetime
 
 import numpy as np
 import pytest
@@ -17,6 +18,10 @@ from distill.distribution_matching import distill_dm
 from distill.gradient_matching import match_gradient
 from distill.virtual_data import VirtualData
 from links.store import NodeStore
+from node.account import LifetimeAccount
+from node.policy import HOSPITAL
+from node.replies import OwnWords, claimed_epsilon, judge_reply
+from node.rules import Asked, judge_message, judge_spending
 from protocol.fedlgd import GLOBAL_DATA, GRADIENT, VIRTUAL
 from strategies.agreement import Agreement
 from strategies.fedlgd import FedLGD
@@ -365,3 +370,40 @@ def test_a_frozen_network_is_matched_by_the_gradient_of_its_head(client_grid):
     assert strategy.global_data.steps == 1  # the nodes' gradients were used
     assert np.abs(after["head.weight"] - before["head.weight"]).max() > 0
     assert after.keys() == {"head.weight", "head.bias"}
+
+
+def test_a_private_run_passes_a_hospitals_guard_from_message_to_reply(client_grid, tmp_path):
+    """Real messages and real replies, in a selected round and in one with the server's data."""
+    private = {"strategy": "fedlgd", "fedlgd.dp-epsilon": 2.0, "fedlgd.refine-steps": 0}
+    run_config = {**RUN_CONFIG, **private, "train.dp-delta": 1e-5}
+    grid = client_grid(2, run_config)
+    account = LifetimeAccount(tmp_path / "account.json")
+    passed = []
+
+    def guarded(node, answer):
+        def judged(message):
+            asked = Asked.by(
+                message.content,
+                message_type=message.metadata.message_type,
+                bundle="",
+                run_config=run_config,
+            )
+            assert judge_message(HOSPITAL, asked, datetime(2026, 1, 5)) is None
+            reply = answer(message)
+            assert judge_reply(HOSPITAL, asked, reply, {}, OwnWords({}, [], b"", "")) is None
+            claim = claimed_epsilon(reply)
+            account.book(str(node), "run", claim)
+            spent = account.left(str(node))
+            assert judge_spending(HOSPITAL, epsilon=spent, num_bytes=0, counted=True) is None
+            passed.append((asked.said_by_record["virtual"]["gradient"] != [], claim))
+            return reply
+
+        return judged
+
+    grid.nodes = {node: guarded(node, answer) for node, answer in grid.nodes.items()}
+    strategy = strategy_of(dp_epsilon=2.0, refine_steps=0, every=2)
+    arrays = play(strategy, grid)
+    play(strategy, grid, 2, arrays)
+    assert [selected for selected, _ in passed] == [True, True, False, False]
+    assert all(1.9 < claim <= 2 for _, claim in passed)
+    assert all(1.9 < account.left(str(node)) <= 2 for node in grid.nodes)

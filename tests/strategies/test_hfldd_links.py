@@ -10,7 +10,8 @@ from distill import VirtualData
 from distill.packing import unpacked
 from distill.virtual_data import Bounds
 from links.mailbox import Mailbox, start_server
-from links.seal import OVERHEAD
+from links.records import VIRTUAL_DATA
+from links.seal import sealed_size
 from protocol.hfldd import DISTILL, RECEIVE, Distillation
 from protocol.meeting import DESCRIBE
 from server.grid.ledger import DIRECT, RELAYED
@@ -107,15 +108,17 @@ def test_the_server_sees_nothing_of_what_members_send(
     assert not any(payload[-64:-48] in texts for payload in payloads)  # as it is packed
     bounds = [c["config"] for t, c in said if t == RECEIVE and "images" in c.get("config", {})]
     routes = [c["route"] for t, c in said if t == DISTILL and "route" in c]
-    largest = {route["largest"] - OVERHEAD for route in routes}
+    largest = {route["largest"] for route in routes}
     if raw:  # as many as the members said at the first meeting that they have
         held = [r.metric_records["metrics"]["num-examples"] for t, r in said if t == DESCRIBE and r]
         assert {b["images"] for b in bounds} <= set(held)
-        assert largest <= {Bounds(SHAPE, 10, n, n).num_bytes for n in held}
+        assert largest <= {
+            sealed_size(Bounds(SHAPE, 10, n, n).num_bytes, VIRTUAL_DATA) for n in held
+        }
     else:
         each = {"images": 40, "of-a-class": 40, "formation": 1, "server-round": 1}
         assert [dict(b) for b in bounds] == [each] * len(bounds)
-        assert largest == {Bounds(SHAPE, 10, 40, 40).num_bytes}
+        assert largest == {sealed_size(Bounds(SHAPE, 10, 40, 40).num_bytes, VIRTUAL_DATA)}
     assert len(bounds) == len(set(strategy.topology.head_of.values()))
     member_bytes = ledger.by_phase()[DISTILL]
     assert (DIRECT in member_bytes) == (links == "direct")

@@ -1,0 +1,90 @@
+"""Classes that a node's owner finds too small are in none of the virtual data that methods make."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from torch import nn
+
+from client.app import app
+from client.distillation import distilled
+from client.fedlgd import virtual_samples
+from client.session import Session
+from distill.virtual_data import VirtualData
+from node.replies import virtual_data
+from node.rules import Asked
+from protocol.fedaf import CLASS_KNOWLEDGE, DISTILL_WITH_PEERS, KNOWLEDGE
+from protocol.feddm import DISTILL_AROUND
+from protocol.fedlgd import VirtualTraining
+from protocol.hfldd import Distillation
+from task.datasets import load_dataset
+from task.models import create_model
+
+FEWEST = 20
+
+
+@pytest.fixture
+def context(tmp_path):
+    """A node with enough images of the classes 0 and 2, and one too few of 1."""
+    digits = load_dataset("digits").train
+    of = [np.flatnonzero(digits.labels == c)[:n] for c, n in enumerate((30, FEWEST - 1, FEWEST))]
+    own = np.concatenate(of)
+    file = tmp_path / "own.npz"
+    np.savez(file, images=digits.images[own, 0], labels=digits.labels[own])
+    node = {"data": str(file), "state-dir": str(tmp_path), "fewest-of-a-class": FEWEST}
+    return Context(1, 5, node, RecordDict(), {"train.holdout": 0.0})
+
+
+def sent(context, message_type, content):
+    """The virtual data that leave for the server, as the node's guard sees them."""
+    reply = app(Message(content, 5, message_type), context).content
+    asked = Asked.by(content, message_type=message_type, bundle="", run_config={})
+    (payload,) = virtual_data(asked, reply, {})
+    return VirtualData.from_bytes(payload).labels
+
+
+def with_model():
+    model = create_model("auto", load_dataset("digits").spec, seed=0)
+    return RecordDict({"arrays": ArrayRecord(model.state_dict()), "config": ConfigRecord({})})
+
+
+def by_hfldd(context, epsilon=0.0):
+    request = Distillation(distiller="dm", start="noise", distill_steps=1, dp_epsilon=epsilon)
+    return VirtualData.from_bytes(distilled(context, request)).labels
+
+
+def by_fedlgd(context, epsilon=0.0):
+    request = VirtualTraining(per_class=2, first_steps=1, dp_epsilon=epsilon)
+    return virtual_samples(Session.of(context), nn.Identity(), request, 1).labels
+
+
+def by_feddm(context):
+    content = with_model()
+    content[DISTILL_AROUND] = ConfigRecord({"per-class": 2, "distill-steps": 1})
+    return sent(context, DISTILL_AROUND, content)
+
+
+def by_fedaf(context):
+    content = with_model()
+    content[CLASS_KNOWLEDGE] = ConfigRecord({})
+    told = app(Message(content, 5, CLASS_KNOWLEDGE), context).content
+    assert told.array_records[KNOWLEDGE]["classes"].numpy().tolist() == [0, 2]
+    content = RecordDict({KNOWLEDGE: told.array_records[KNOWLEDGE], "config": ConfigRecord({})})
+    content[DISTILL_WITH_PEERS] = ConfigRecord({"per-class": 2, "distill-steps": 1})
+    return sent(context, DISTILL_WITH_PEERS, content)
+
+
+@pytest.mark.parametrize(
+    "labels_by",
+    [
+        by_hfldd,
+        lambda context: by_hfldd(context, epsilon=5.0),
+        by_fedlgd,
+        lambda context: by_fedlgd(context, epsilon=5.0),
+        by_feddm,
+        by_fedaf,
+    ],
+    ids=["hfldd", "hfldd, private", "fedlgd", "fedlgd, private", "feddm", "fedaf"],
+)
+def test_a_class_that_is_too_small_is_in_no_virtual_data(labels_by, context):
+    assert torch.unique(labels_by(context)).tolist() == [0, 2]
