@@ -42,7 +42,8 @@ def smoothed(noise: Tensor) -> Tensor:
     height, width = noise.shape[-2:]
     frequency = torch.hypot(torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width))
     amplitude = 1 / frequency.clamp_min(1 / max(height, width))
-    return torch.fft.irfft2(torch.fft.rfft2(noise) * amplitude, s=(height, width))
+    smooth: Tensor = torch.fft.irfft2(torch.fft.rfft2(noise) * amplitude, s=(height, width))
+    return smooth
 
 
 REAL = "real"
