@@ -78,9 +78,9 @@ def test_so_many_networks_are_counted_as_distribution_matching_draws(
 ) -> None:
     clock, draw = [0.0], distribution_matching._draw_probe
 
-    def slow_draw(*arguments: Any) -> distribution_matching.Probe:
+    def slow_draw(*arguments: Any, **options: Any) -> distribution_matching.Probe:
         clock[0] += 10.0
-        return draw(*arguments)
+        return draw(*arguments, **options)
 
     monkeypatch.setattr(distribution_matching, "_draw_probe", slow_draw)
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
