@@ -1,5 +1,7 @@
 """Starts tell of the real images what their names say, and no more."""
 
+import logging
+
 import pytest
 import torch
 from hypothesis import given
@@ -104,6 +106,7 @@ def test_real_start_takes_other_images_for_other_seeds_and_changes_none() -> Non
 
 
 def test_real_start_warns_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="distill")  # which `flwr-distill audit` silences
     start("class-stats", IMAGES, LABELS, 1, torch.Generator())
     assert not caplog.records
     start("real", IMAGES, LABELS, 1, torch.Generator())

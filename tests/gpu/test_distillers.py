@@ -139,10 +139,14 @@ def test_flwr_distill_distill_writes_what_it_writes_on_the_cpu(gpus, tmp_path, m
         result = CliRunner().invoke(app, [*source, *asked])
         assert result.exit_code == 0, result.output
         summary = json.loads((output / "summary.json").read_text())
-        return (output / "virtual.safetensors").read_bytes(), summary
+        virtual = VirtualData.from_safetensors((output / "virtual.safetensors").read_bytes())
+        return virtual, summary
 
     (on_gpu, summary), (on_cpu, expected) = files(GPU), files("cpu")
-    assert on_gpu == on_cpu
+    assert_equal(on_gpu, on_cpu)
+    # A processor may add in another order where memory is aligned otherwise.
+    card, expected_card = on_gpu.card.own, on_cpu.card.own
+    assert card.highest_cosine == pytest.approx(expected_card.highest_cosine, rel=1e-6)
     assert summary["scores"] == expected["scores"]
     assert summary["device"] == GPU
-    assert len(VirtualData.from_safetensors(on_gpu)) == 4
+    assert len(on_gpu) == 4

@@ -58,7 +58,7 @@ def test_one_with_a_folder_has_a_warm_process_and_the_log_says_that_no_policy_is
     ("settings", "named"),
     [
         (NodeSettings(), "policy"),
-        (NodeSettings(policy=HOSPITAL), "policy"),
+        (NodeSettings(policy=HOSPITAL.model_copy(update={"fewest_of_a_class": 1})), "policy"),
     ],
 )
 def test_a_policy_that_cannot_be_kept_is_refused_with_setting_and_remedy(
