@@ -11,6 +11,8 @@ from torch.nn import functional
 from distill.errors import DistillError
 
 SMALLEST_SIDE = 4
+LARGEST_MAP = 8
+"""Pixels a side of a block's features, where those of all depths are taken."""
 
 
 def are_vectors(shape: Sequence[int]) -> bool:
@@ -27,7 +29,8 @@ class RandomConvNet:
     remain; for larger images as many as bring the shorter side closest to 4.
 
     With `all_depths` the features are those after each block, side by side, scaled so that each
-    block adds as much to a squared distance, however many numbers it has.
+    block adds as much to a squared distance, however many numbers it has. Maps of more than 8
+    pixels a side are averaged to 8, so that those of large images fit in memory.
     """
 
     filters: tuple[Tensor, ...]
@@ -71,10 +74,19 @@ class RandomConvNet:
             images = functional.conv2d(images, weight.to(images.dtype), padding=1)
             images = functional.relu(functional.group_norm(images, len(weight)))
             images = halve(images)
-            by_depth.append(images.flatten(1))
+            by_depth.append(images)
         if not self.all_depths:
-            return by_depth[-1]
-        return torch.cat([x / math.sqrt(x.shape[1]) for x in by_depth], 1)
+            return images.flatten(1)
+        maps = [_at_most(x, LARGEST_MAP).flatten(1) for x in by_depth]
+        return torch.cat([x / math.sqrt(x.shape[1]) for x in maps], 1)
+
+
+def _at_most(images: Tensor, side: int) -> Tensor:
+    """Images (n, C, H, W) averaged to at most that many pixels along each side."""
+    height, width = images.shape[-2:]
+    if max(height, width) <= side:
+        return images
+    return functional.adaptive_avg_pool2d(images, (min(height, side), min(width, side)))
 
 
 def halve(images: Tensor) -> Tensor:
