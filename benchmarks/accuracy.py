@@ -50,7 +50,7 @@ TRIAL_SECONDS = 2.0
 BEST = "dm"
 BITS = 4
 POOLS: dict[str, tuple[str | None, int]] = {
-    "mnist10_all": ("all", 30),
+    "mnist10_all": ("all", 33),
     "mnist10_single": ("1", 30),
     "random_real": (None, 90),
     "ten_real": (None, 10),
