@@ -35,7 +35,9 @@ LEAST_WORK = {
     "train.local-epochs": 1,
     "fedhead.sectors": SECTORS,
     "fedhead.distill-epochs": 1,
-    "fedhead.least-gain": 0.0,  # the paper's, whose leaders always send a student
+    # The paper's, whose leaders always distil and send a student.
+    "fedhead.least-gain": 0.0,
+    "fedhead.least-classes": 0.0,
     "hfldd.distill-steps": 3,
 }
 
