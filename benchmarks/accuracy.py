@@ -14,9 +14,9 @@ not as many as it would.
 
 MNIST, the bytes of 10 images per class (7,840 each): networks trained with random changes on what
 the best distiller makes of all classes on one node, and of single classes on ten nodes; and on
-random real images. With 4 bits a pixel, packed, these bytes hold 30 virtual images a class, of four
-smaller ones each, or 90 real ones; what was sent is printed. The last row has 10 real images. One
-seed if not told, else the JSON file has the means.
+random real images. With 4 bits a pixel, packed, these bytes hold 33 virtual images a class (30 of
+single-class nodes), of four smaller ones each, or 90 real ones; what was sent is printed. The last
+row has 10 real images. One seed if not told, else the JSON file has the means.
 """
 
 import argparse
