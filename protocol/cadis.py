@@ -18,9 +18,9 @@ class CADISSettings(Block):
         Weights by ``clusters``, or by ``samples`` alone as in FedAvg.
     kd_lambda : float (default: 1.0)
         lambda, weight of the nodes' regulariser; 0 for none.
-    most_say : float (default: 1.5)
-        A cluster's say is at most that many times its share of the round's nodes. With 1.5, less
-        than a third of the nodes, each unlike all others, have less than half. With 1, clusters of
+    most_say : float (default: 2.0)
+        A cluster's say is at most that many times its share of the round's nodes. With 2, less
+        than a quarter of the nodes, each unlike all others, have less than half. With 1, clusters of
         equal nodes weigh by size; with as many as there are nodes, there is no cap, as in the
         paper.
     main_cluster : float (default: 0.4)
@@ -37,7 +37,7 @@ class CADISSettings(Block):
 
     aggregation: Literal["clusters", "samples"] = "clusters"
     kd_lambda: Annotated[float, Field(ge=0)] = 1.0
-    most_say: Annotated[float, Field(ge=1)] = 1.5
+    most_say: Annotated[float, Field(ge=1)] = 2.0
     main_cluster: Annotated[float, Field(ge=0, le=1)] = 0.4
     rule: Rule = "mean"
 

@@ -83,7 +83,7 @@ class CADIS(CheckedFedAvg):
         *,
         aggregation: Literal["clusters", "samples"] = "clusters",
         kd_lambda: float = 1.0,
-        most_say: float = 1.5,
+        most_say: float = 2.0,
         main_cluster: float = 0.4,
         rule: Rule = "mean",
         layer: str = "",

@@ -117,7 +117,7 @@ def test_without_a_main_cluster_nodes_weigh_by_their_samples(memory_grid, caplog
 
 @pytest.mark.parametrize(
     ("loners", "settings", "say"),
-    [(1, {}, 0.15), (3, {}, 0.45), (1, {"most_say": 10.0}, 1 / 2), (3, {"most_say": 10.0}, 3 / 4)],
+    [(1, {}, 0.2), (3, {}, 0.6), (1, {"most_say": 10.0}, 1 / 2), (3, {"most_say": 10.0}, 3 / 4)],
 )
 def test_a_small_cluster_has_the_same_say_as_a_large_one_up_to_a_cap(
     memory_grid, loners, settings, say
