@@ -63,7 +63,7 @@ class FedHEADSettings(EnsembleDistillation):
         M, number of sectors if nodes do not declare theirs.
     fixed_leader : bool (default: False)
         Whether the node with most data leads its sector in every round.
-    least_classes : float (default: 0.5)
+    least_classes : float (default: 0.7)
         Share of its sector's classes that a leader must hold to distil; the sector of another keeps
         its plain average, since a student forgets what it never sees. Nodes that do not tell their
         classes (with differential privacy) distil. 0 is the paper's.
@@ -92,7 +92,7 @@ class FedHEADSettings(EnsembleDistillation):
 
     sectors: Annotated[int, Field(ge=1)] = 2
     fixed_leader: bool = False
-    least_classes: Annotated[float, Field(ge=0, le=1)] = 0.5
+    least_classes: Annotated[float, Field(ge=0, le=1)] = 0.7
     least_gain: Annotated[float, Field(ge=0, lt=1)] = 0.1
     rule: Rule = "mean"
     audit: bool = False

@@ -131,7 +131,7 @@ class FedHEAD(FedAvg):
         *,
         sectors: int = 2,
         fixed_leader: bool = False,
-        least_classes: float = 0.5,
+        least_classes: float = 0.7,
         least_gain: float = 0.1,
         rule: Rule = "mean",
         audit: bool = False,
