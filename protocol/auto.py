@@ -1,11 +1,12 @@
 """Auto: declaration. Its phases and panels are those of the strategies that it may take."""
 
-from protocol import analytic, feddyn, hfldd
+from protocol import analytic, feddyn, fedfa, hfldd
 from protocol.method import Method
 from task.settings import Block, TrainSettings
 
 CANDIDATES = {
-    method.name: method for method in (*feddyn.METHODS, *hfldd.METHODS, *analytic.METHODS)
+    method.name: method
+    for method in (*feddyn.METHODS, *fedfa.METHODS, *hfldd.METHODS, *analytic.METHODS)
 }
 """Methods that it may take, by name."""
 

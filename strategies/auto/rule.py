@@ -7,6 +7,8 @@ MUCH = 0.6
 """Skew from which the average of models that nodes trained alone is a poor one."""
 FEW = 0.25
 """Share of the classes: nodes that hold no more pull the model to these alone."""
+MOST = 0.5
+"""Share of the classes: nodes that hold more than these may take long steps, with momentum."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,8 @@ def choose(skew: float, held: float | None) -> Choice:
     """Choose by how much labels differ; docs/benchmarks.md has the measurements.
 
     Where they differ much and nodes hold few classes, heads that see all classes in virtual data
-    learn more than any average of what nodes learned alone. Otherwise nodes learn best from all
-    their own data, with objectives that agree.
+    learn more than any average of what nodes learned alone. Nodes that hold most classes learn
+    fastest with momentum, others best with objectives that agree.
 
     Parameters
     ----------
@@ -64,5 +66,6 @@ def choose(skew: float, held: float | None) -> Choice:
     held : float, optional
         Share of the classes that the median node holds; None if a node does not tell.
     """
-    narrow = held is None or held <= FEW
-    return Choice("hfldd" if skew > MUCH and narrow else "feddyn", skew, held)
+    if skew > MUCH and (held is None or held <= FEW):
+        return Choice("hfldd", skew, held)
+    return Choice("feddyn" if held is None or held <= MOST else "fedfa", skew, held)

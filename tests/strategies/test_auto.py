@@ -218,8 +218,10 @@ def test_a_federation_of_one_node_is_not_skewed(auto, client_grid):
 
 
 def test_labels_that_differ_much_ask_for_virtual_data_and_others_for_an_average():
-    assert choose(0.1, 1.0).strategy == "feddyn"
-    assert choose(0.7, 0.5).strategy == "feddyn"  # few samples of many classes
+    assert choose(0.1, 1.0).strategy == "fedfa"
+    assert choose(0.7, 0.6).strategy == "fedfa"  # few samples of many classes
+    assert choose(0.7, 0.5).strategy == "feddyn"
+    assert choose(0.1, None).strategy == "feddyn"
     assert choose(0.1, 0.2).strategy == "feddyn"  # all nodes hold the same few
     assert choose(0.7, 0.2).strategy == "hfldd"
     assert choose(1.0, None).strategy == "hfldd"
