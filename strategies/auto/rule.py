@@ -8,7 +8,7 @@ MUCH = 0.6
 FEW = 0.25
 """Share of the classes: nodes that hold no more pull the model to these alone."""
 MOST = 0.5
-"""Share of the classes: nodes that hold more than these may take long steps, with momentum."""
+"""Share of the classes: nodes that hold more may take long steps, with momentum."""
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ OTHERS = {
     "fedhead.reference": "fashion-mnist",
     "fedhead.rule": "agreement",
     "analytic.head": "lda",
-    "cadis.most-say": 2.0,
+    "cadis.most-say": 3.0,
     "cadis.aggregation": "samples",
     "cadis.rule": "agreement",
     "fedlgd.match": "update",
