@@ -20,8 +20,8 @@ class CADISSettings(Block):
         lambda, weight of the nodes' regulariser; 0 for none.
     most_say : float (default: 2.0)
         A cluster's say is at most that many times its share of the round's nodes. With 2, less
-        than a quarter of the nodes, each unlike all others, have less than half. With 1, clusters of
-        equal nodes weigh by size; with as many as there are nodes, there is no cap, as in the
+        than a quarter of the nodes, each unlike all others, have less than half. With 1, clusters
+        of equal nodes weigh by size; with as many as there are nodes, there is no cap, as in the
         paper.
     main_cluster : float (default: 0.4)
         Share of the nodes that the largest cluster must hold for clusters to have an equal say, and
