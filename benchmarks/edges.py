@@ -39,8 +39,8 @@ COMMON: dict[str, bool | int | float | str] = {
 }
 
 
-DISTIL: Settings = {"fedhead.least-gain": 0.0}
-"""Leaders distil however little their samples say; by default none of them would, with so few."""
+DISTIL: Settings = {"fedhead.least-classes": 0.0, "fedhead.least-gain": 0.0}
+"""Leaders distil whatever they hold; by default none of them would, with so few samples."""
 
 
 def full(settings: Settings) -> dict[str, Any]:

@@ -76,6 +76,7 @@ def little_distillation():
         "hfldd.distill-steps": 2,
         "hfldd.distilled-size": 4,
         "fedhead.distill-epochs": 2,
+        "fedhead.least-classes": 0.0,
         "fedhead.least-gain": 0.0,
         "fedhead.server-epochs": 2,
         "fedhead.reference-size": 16,

@@ -24,6 +24,7 @@ def outcome_and_folder(tmp_path_factory):
         "train.local-epochs": 1,
         "fedhead.sectors": SECTORS,
         "fedhead.distill-epochs": 1,
+        "fedhead.least-classes": 0.0,
         "fedhead.least-gain": 0.0,
         "runs-dir": str(folder / "runs"),
         "phase-timeout": 120.0,

@@ -86,7 +86,12 @@ STRATEGIES = {
         "hfldd.distill-steps": 5,
         "hfldd.auxiliary-size": 50,
     },
-    "fedhead": {"fedhead.sectors": 2, "fedhead.distill-epochs": 2, "fedhead.least-gain": 0.0},
+    "fedhead": {
+        "fedhead.sectors": 2,
+        "fedhead.distill-epochs": 2,
+        "fedhead.least-classes": 0.0,
+        "fedhead.least-gain": 0.0,
+    },
     "cadis": {},
     "fedlgd": {
         "fedlgd.per-class": 2,
