@@ -1,12 +1,13 @@
 """Auto: declaration. Its phases and panels are those of the strategies that it may take."""
 
-from protocol import analytic, feddyn, fedfa, hfldd
+from protocol import analytic, feddyn, fedfa, fedseq, hfldd
 from protocol.method import Method
 from task.settings import Block, TrainSettings
 
 CANDIDATES = {
     method.name: method
-    for method in (*feddyn.METHODS, *fedfa.METHODS, *hfldd.METHODS, *analytic.METHODS)
+    for module in (feddyn, fedfa, fedseq, hfldd, analytic)
+    for method in module.METHODS
 }
 """Methods that it may take, by name."""
 
@@ -14,11 +15,25 @@ CHOICE = "choice.json"
 """File of the run's result: the strategy that was taken, and why."""
 
 
+class AutoSettings(Block):
+    """Settings of auto (``auto.*``).
+
+    Parameters
+    ----------
+    sequential : bool (default: False)
+        Whether it may take FedSeq, which is the most accurate after as many rounds where nodes hold
+        half of the classes or fewer. Its rounds last as long as up to ``fedseq.most-nodes`` nodes
+        one after another, and each node gets the model of the one before it.
+    """
+
+    sequential: bool = False
+
+
 def _panels() -> dict[str, None]:
     return dict.fromkeys(panel for method in CANDIDATES.values() for panel in method.panels)
 
 
-def _unprotected(settings: Block | None, train: TrainSettings) -> str:
+def _unprotected(settings: AutoSettings, train: TrainSettings) -> str:
     return (
         "what auto takes is known only when the run has begun, and differential privacy may not "
         "cover it (name a strategy)"
@@ -30,9 +45,11 @@ METHODS = (
         name="auto",
         strategy="strategies.auto.strategy:Auto",
         summary="Looks at how nodes' labels differ, or at a frozen model; takes what suits that.",
+        settings=AutoSettings,
         phases=tuple(phase for method in CANDIDATES.values() for phase in method.phases),
         unprotected=_unprotected,
         panels=("strategies.auto.panel:choice", *_panels()),
         formulas="strategies.auto.strategy:formulas",
+        taken=CHOICE,
     ),
 )

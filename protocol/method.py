@@ -132,6 +132,9 @@ class Method:
         no arguments of its own. Empty if it has none.
     below_edge : Mapping[str, bool, int, float or str]
         Run-config keys of a run below an edge, unless the edge sets them.
+    taken : str (default: "")
+        File of the run's result that names, at the key ``strategy`` of a JSON object, the method
+        that this one left the run to; empty if none. What that discloses is told too.
     models, datasets, distillers : Mapping[str, str]
         ``module:attribute`` of further ones, by name.
     package : str (default: "")
@@ -157,6 +160,7 @@ class Method:
     disclosed: Callable[[Any], str] | None = None
     defence: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     below_edge: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    taken: str = ""
     models: Mapping[str, str] = field(default_factory=dict)
     datasets: Mapping[str, str] = field(default_factory=dict)
     distillers: Mapping[str, str] = field(default_factory=dict)

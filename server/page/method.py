@@ -1,5 +1,6 @@
 """What the strategy's method adds to a run's report."""
 
+import json
 from typing import Any
 
 from protocol.arguments import method_settings
@@ -35,8 +36,19 @@ def disclosed(run: RunFiles) -> str:
     """What leaves nodes besides models and virtual data, under the run's settings."""
     arguments = run.settings.get("strategy-args", "")
     start = find_method(run.settings.get("start", ""))
-    texts = [_disclosed(run, start, ""), _disclosed(run, method_of_run(run), arguments)]
+    method = method_of_run(run)
+    texts = [
+        _disclosed(run, start, ""),
+        _disclosed(run, method, arguments),
+        _disclosed(run, _taken(run, method), ""),
+    ]
     return " ".join(filter(None, texts))
+
+
+def _taken(run: RunFiles, method: Method | None) -> Method | None:
+    """Method that the run's own one left it to, if it did."""
+    content = run.artifact(method.taken) if method and method.taken else b""
+    return find_method(json.loads(content)["strategy"]) if content else None
 
 
 def _disclosed(run: RunFiles, method: Method | None, arguments: str) -> str:

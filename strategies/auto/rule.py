@@ -52,12 +52,12 @@ ON_FROZEN = Choice("analytic", None, None)
 """Where nothing but the head of a frozen network trains."""
 
 
-def choose(skew: float, held: float | None) -> Choice:
+def choose(skew: float, held: float | None, *, sequential: bool = False) -> Choice:
     """Choose by how much labels differ; docs/benchmarks.md has the measurements.
 
     Where they differ much and nodes hold few classes, heads that see all classes in virtual data
     learn more than any average of what nodes learned alone. Nodes that hold most classes learn
-    fastest with momentum, others best with objectives that agree.
+    fastest with momentum, others best with objectives that agree, or one after another.
 
     Parameters
     ----------
@@ -65,7 +65,13 @@ def choose(skew: float, held: float | None) -> Choice:
         See :func:`strategies.auto.skew.label_skew`.
     held : float, optional
         Share of the classes that the median node holds; None if a node does not tell.
+    sequential : bool (default: False)
+        Whether nodes may train one after another.
     """
+    if held is not None and held > MOST:
+        return Choice("fedfa", skew, held)
+    if sequential:
+        return Choice("fedseq", skew, held)
     if skew > MUCH and (held is None or held <= FEW):
         return Choice("hfldd", skew, held)
-    return Choice("feddyn" if held is None or held <= MOST else "fedfa", skew, held)
+    return Choice("feddyn", skew, held)

@@ -24,6 +24,7 @@ SPEC = load_dataset("digits").spec
 MODEL = create_model("auto", SPEC, seed=0)
 START = ArrayRecord(MODEL.state_dict())
 CONFIG = {"partition.scheme": "iid", "train.local-epochs": 1}
+TWO_CLASSES = {"partition.scheme": "pathological", "partition.classes": 2}
 
 
 class Noted(FedAvg):
@@ -127,7 +128,7 @@ def test_one_class_labels_need_no_data_and_leave_the_model_as_it_is():
     ("partition", "low", "high", "held"),
     [
         ({"partition.scheme": "iid"}, 0.0, 0.25, 1.0),
-        ({"partition.classes": 2, "partition.scheme": "pathological"}, 0.5, 0.9, 0.2),
+        (TWO_CLASSES, 0.5, 0.9, 0.2),
         ({"partition.classes": 1, "partition.scheme": "pathological"}, 0.9, 1.3, 0.1),
     ],
     ids=["iid", "two classes", "one class"],
@@ -225,6 +226,23 @@ def test_labels_that_differ_much_ask_for_virtual_data_and_others_for_an_average(
     assert choose(0.1, 0.2).strategy == "feddyn"  # all nodes hold the same few
     assert choose(0.7, 0.2).strategy == "hfldd"
     assert choose(1.0, None).strategy == "hfldd"
+
+
+def test_nodes_train_one_after_another_only_where_that_is_allowed_and_worth_it(client_grid):
+    assert choose(0.1, 1.0, sequential=True).strategy == "fedfa"
+    assert choose(0.4, 0.4, sequential=True).strategy == "fedseq"
+    assert choose(1.0, 0.1, sequential=True).strategy == "fedseq"
+    assert choose(0.1, None, sequential=True).strategy == "fedseq"
+    made = []
+    auto = Auto(
+        model=MODEL,
+        num_classes=10,
+        auxiliary=auxiliary_images("noise", SPEC, 50, 0),
+        create=lambda name: made.append(name) or Noted(),
+        sequential=True,
+    )
+    configured(auto, client_grid(4, {**CONFIG, **TWO_CLASSES}))
+    assert made == ["fedseq"]
 
 
 def test_the_report_says_what_was_seen_and_taken(auto, client_grid):

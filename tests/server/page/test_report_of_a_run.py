@@ -1,5 +1,6 @@
 """The report of a whole run of our ServerApp with our ClientApp; only the wire is in memory."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -57,6 +58,25 @@ def test_a_run_of_hfldd_tells_all_that_the_report_shows(run):
         "In an audit of such virtual data as",
     ):
         assert title in page, title
+
+
+def test_the_report_tells_what_left_the_nodes_by_the_method_that_auto_took(
+    client_grid, tmp_path, without_pictures
+):
+    run_config = {
+        "strategy": "auto",
+        "auto.sequential": True,
+        "fedseq.pretraining-epochs": 1,
+        "num-rounds": 1,
+        "min-nodes": 3,
+        "train.local-epochs": 1,
+        "partition.classes": 2,
+        "runs-dir": str(tmp_path),
+    }
+    main(client_grid(3, run_config), Context(7, 1, {}, RecordDict(), run_config))
+    page = (tmp_path / "7" / "report.html").read_text()
+    assert json.loads((tmp_path / "7" / "choice.json").read_text())["strategy"] == "fedseq"
+    assert "the model that the node before them had just trained" in page
 
 
 def test_a_card_travels_as_numbers():
