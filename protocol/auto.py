@@ -21,9 +21,9 @@ class AutoSettings(Block):
     Parameters
     ----------
     sequential : bool (default: False)
-        Whether it may take FedSeq, which is the most accurate after as many rounds where nodes hold
-        half of the classes or fewer. Its rounds last as long as up to ``fedseq.most-nodes`` nodes
-        one after another, and each node gets the model of the one before it.
+        Whether it may take FedSeq in place of FedDyn, which is less accurate after as many rounds.
+        FedSeq's rounds last as long as up to ``fedseq.most-nodes`` nodes one after another, and
+        each node gets the model of the one before it.
     """
 
     sequential: bool = False

@@ -68,10 +68,8 @@ def choose(skew: float, held: float | None, *, sequential: bool = False) -> Choi
     sequential : bool (default: False)
         Whether nodes may train one after another.
     """
-    if held is not None and held > MOST:
-        return Choice("fedfa", skew, held)
-    if sequential:
-        return Choice("fedseq", skew, held)
     if skew > MUCH and (held is None or held <= FEW):
         return Choice("hfldd", skew, held)
-    return Choice("feddyn", skew, held)
+    if held is not None and held > MOST:
+        return Choice("fedfa", skew, held)
+    return Choice("fedseq" if sequential else "feddyn", skew, held)

@@ -231,8 +231,8 @@ def test_labels_that_differ_much_ask_for_virtual_data_and_others_for_an_average(
 def test_nodes_train_one_after_another_only_where_that_is_allowed_and_worth_it(client_grid):
     assert choose(0.1, 1.0, sequential=True).strategy == "fedfa"
     assert choose(0.4, 0.4, sequential=True).strategy == "fedseq"
-    assert choose(1.0, 0.1, sequential=True).strategy == "fedseq"
     assert choose(0.1, None, sequential=True).strategy == "fedseq"
+    assert choose(1.0, 0.1, sequential=True).strategy == "hfldd"
     made = []
     auto = Auto(
         model=MODEL,
@@ -241,7 +241,7 @@ def test_nodes_train_one_after_another_only_where_that_is_allowed_and_worth_it(c
         create=lambda name: made.append(name) or Noted(),
         sequential=True,
     )
-    configured(auto, client_grid(4, {**CONFIG, **TWO_CLASSES}))
+    configured(auto, client_grid(4, {**CONFIG, **TWO_CLASSES, "partition.classes": 4}))
     assert made == ["fedseq"]
 
 

@@ -70,7 +70,7 @@ def test_the_report_tells_what_left_the_nodes_by_the_method_that_auto_took(
         "num-rounds": 1,
         "min-nodes": 3,
         "train.local-epochs": 1,
-        "partition.classes": 2,
+        "partition.classes": 4,
         "runs-dir": str(tmp_path),
     }
     main(client_grid(3, run_config), Context(7, 1, {}, RecordDict(), run_config))
