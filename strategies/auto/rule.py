@@ -9,6 +9,8 @@ FEW = 0.25
 """Share of the classes: nodes that hold no more pull the model to these alone."""
 MOST = 0.5
 """Share of the classes: nodes that hold more may take long steps, with momentum."""
+SEQUENTIAL = "fedseq"
+"""Strategy whose nodes train one after another."""
 
 
 @dataclass(frozen=True)
@@ -72,4 +74,4 @@ def choose(skew: float, held: float | None, *, sequential: bool = False) -> Choi
         return Choice("hfldd", skew, held)
     if held is not None and held > MOST:
         return Choice("fedfa", skew, held)
-    return Choice("fedseq" if sequential else "feddyn", skew, held)
+    return Choice(SEQUENTIAL if sequential else "feddyn", skew, held)

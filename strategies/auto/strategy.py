@@ -22,7 +22,7 @@ from protocol.hfldd import LABEL_KNOWLEDGE, LabelRequest, soft_labels_of
 from protocol.meeting import one_line
 from protocol.messages import CONFIG
 from protocol.replies import NothingUsableError, set_aside, usable
-from strategies.auto.rule import ON_FROZEN, Choice, choose
+from strategies.auto.rule import ON_FROZEN, SEQUENTIAL, Choice, choose
 from strategies.auto.skew import Floats, label_skew, one_class_labels
 from strategies.common.directory import Directory
 from strategies.common.run import Run
@@ -143,7 +143,8 @@ class Auto(Strategy):
 
     def summary(self) -> None:
         """Log what will be asked."""
-        log(INFO, "\t├──> Auto takes one of %s", ", ".join(CANDIDATES))
+        names = [name for name in CANDIDATES if self._sequential or name != SEQUENTIAL]
+        log(INFO, "\t├──> Auto takes one of %s", ", ".join(names))
 
     @property
     def topology(self) -> Topology | None:

@@ -24,7 +24,6 @@ SPEC = load_dataset("digits").spec
 MODEL = create_model("auto", SPEC, seed=0)
 START = ArrayRecord(MODEL.state_dict())
 CONFIG = {"partition.scheme": "iid", "train.local-epochs": 1}
-TWO_CLASSES = {"partition.scheme": "pathological", "partition.classes": 2}
 
 
 class Noted(FedAvg):
@@ -128,7 +127,7 @@ def test_one_class_labels_need_no_data_and_leave_the_model_as_it_is():
     ("partition", "low", "high", "held"),
     [
         ({"partition.scheme": "iid"}, 0.0, 0.25, 1.0),
-        (TWO_CLASSES, 0.5, 0.9, 0.2),
+        ({"partition.classes": 2, "partition.scheme": "pathological"}, 0.5, 0.9, 0.2),
         ({"partition.classes": 1, "partition.scheme": "pathological"}, 0.9, 1.3, 0.1),
     ],
     ids=["iid", "two classes", "one class"],
@@ -241,7 +240,8 @@ def test_nodes_train_one_after_another_only_where_that_is_allowed_and_worth_it(c
         create=lambda name: made.append(name) or Noted(),
         sequential=True,
     )
-    configured(auto, client_grid(4, {**CONFIG, **TWO_CLASSES, "partition.classes": 4}))
+    four = {**CONFIG, "partition.scheme": "pathological", "partition.classes": 4}
+    configured(auto, client_grid(4, four))
     assert made == ["fedseq"]
 
 
