@@ -17,6 +17,7 @@ again. ``--quick`` has fewer nodes and phases, and nodes that have just come, wi
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -203,7 +204,7 @@ def fleet(folder: Path, nodes: int, *, ours: bool) -> Iterator[tuple[SuperLink, 
 def phases(superlink: SuperLink, light: Fleet, count: int, *, ours: bool, share: float) -> Row:
     """Run phases: their median and 95th percentile, and what each cost the SuperLink.
 
-    A run that fails gives what it had got, and why it failed.
+    A run that fails, or takes too long, gives what it had got, and why.
     """
     seen: list[tuple[float, float, Told]] = []
 
@@ -211,7 +212,14 @@ def phases(superlink: SuperLink, light: Fleet, count: int, *, ours: bool, share:
         if (match := _PHASE.search(line)) and int(match[2]) == round(share * light.size):
             seen.append((float(match[1]), cpu(superlink), light.tell()))
 
-    outcome = run(superlink, light.size, count, ours=ours, share=share, on_line=on_line)
+    failed = ""
+    try:
+        outcome = run(superlink, light.size, count, ours=ours, share=share, on_line=on_line)
+        if not outcome.completed:
+            errors = [line for line in outcome.lines if "rror" in line]
+            failed = (errors or [outcome.status])[-1][:200]
+    except RunError as error:
+        failed = str(error)
     row: Row = {"share": share, "phases": len(seen[1:])}
     if len(seen) > 1:
         seconds = [phase for phase, _, _ in seen[1:]]
@@ -224,10 +232,7 @@ def phases(superlink: SuperLink, light: Fleet, count: int, *, ours: bool, share:
             "pulls_per_message": (after.pulls - before.pulls) / messages,
             "looks_per_message": (after.looks - before.looks) / messages,
         }
-    if not outcome.completed:
-        errors = [line for line in outcome.lines if "rror" in line]
-        row["failed"] = (errors or [outcome.status])[-1][:200]
-    return row
+    return row | ({"failed": failed} if failed else {})
 
 
 def run(
@@ -372,22 +377,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="file for the figures")
     arguments = parser.parse_args()
     sizes = arguments.nodes or ([10, 100] if arguments.quick else [10, 100, 300, 1000])
-    rows = [
-        measure(
+    rows: list[Row] = []
+    for nodes, pace in itertools.product(sizes, arguments.pace):
+        row = measure(
             nodes,
             ours=pace == "ours",
             count=3 if arguments.quick else 10,
             quick=arguments.quick,
             kill=not arguments.quick and nodes == max(sizes),
         )
-        for nodes in sizes
-        for pace in arguments.pace
-    ]
+        rows.append(row)
+        if arguments.json is not None:
+            figures = {"cores": os.cpu_count(), "rows": rows}
+            arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
     show(rows)
-    if arguments.json is not None:
-        arguments.json.write_text(
-            json.dumps({"cores": os.cpu_count(), "rows": rows}, indent=2) + "\n"
-        )
 
 
 if __name__ == "__main__":

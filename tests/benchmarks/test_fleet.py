@@ -1,5 +1,7 @@
 """The fleet benchmark: light nodes answer as a node does, and percentiles are by rank."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -9,8 +11,9 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.nodestate import NodeStateFactory
 
-from benchmarks.fleet import percentile_95
-from benchmarks.light_nodes import answer
+from benchmarks import fleet
+from benchmarks.light_nodes import Told, answer
+from fleet.submission import RunError
 
 
 def test_a_light_node_answers_a_message_with_the_arrays_moved_and_keeps_nothing_of_it():
@@ -35,4 +38,19 @@ def test_a_light_node_answers_a_message_with_the_arrays_moved_and_keeps_nothing_
 
 @pytest.mark.parametrize(("count", "rank"), [(1, 1), (3, 3), (19, 19), (20, 19), (100, 95)])
 def test_the_95th_percentile_is_one_of_the_values(count, rank):
-    assert percentile_95([float(value) for value in range(count, 0, -1)]) == rank
+    assert fleet.percentile_95([float(value) for value in range(count, 0, -1)]) == rank
+
+
+def test_phases_that_take_too_long_give_what_was_seen_and_why(monkeypatch):
+    def too_long(*args, on_line, **kwargs):
+        for seconds in (9.0, 1.0, 3.0):
+            on_line(f"PHASE {seconds} 4 0")
+        raise RunError("stopped after 600 s")
+
+    monkeypatch.setattr(fleet, "run", too_long)
+    monkeypatch.setattr(fleet, "cpu", lambda superlink: 0.0)
+    light = SimpleNamespace(size=4, tell=lambda: Told(0, 0, 0, 0, 4))
+    row = fleet.phases(None, light, 10, ours=False, share=1.0)
+    assert row["phases"] == 2  # the first one loads the app
+    assert row["phase_p50"] == 2.0
+    assert row["failed"] == "stopped after 600 s"
