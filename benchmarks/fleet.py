@@ -232,7 +232,9 @@ def phases(superlink: SuperLink, light: Fleet, count: int, *, ours: bool, share:
             "pulls_per_message": (after.pulls - before.pulls) / messages,
             "looks_per_message": (after.looks - before.looks) / messages,
         }
-    return row | ({"failed": failed} if failed else {})
+    if failed:
+        row["failed"] = failed
+    return row
 
 
 def run(

@@ -21,9 +21,9 @@ class AutoSettings(Block):
     Parameters
     ----------
     sequential : bool (default: False)
-        Whether it may take FedSeq in place of FedDyn, which is less accurate after as many rounds.
-        FedSeq's rounds last as long as up to ``fedseq.most-nodes`` nodes one after another, and
-        each node gets the model of the one before it.
+        Whether it may take FedSeq in place of FedDyn. FedSeq is more accurate after as many rounds,
+        but these last as long as up to ``fedseq.most-nodes`` nodes one after another, and each node
+        gets the model of the one before it.
     """
 
     sequential: bool = False
