@@ -1,13 +1,11 @@
 """Auto: declaration. Its phases and panels are those of the strategies that it may take."""
 
-from protocol import analytic, feddyn, fedfa, fedseq, hfldd
+from protocol import analytic, fedfa, fedseq, hfldd
 from protocol.method import Method
 from task.settings import Block, TrainSettings
 
 CANDIDATES = {
-    method.name: method
-    for module in (feddyn, fedfa, fedseq, hfldd, analytic)
-    for method in module.METHODS
+    method.name: method for module in (fedfa, fedseq, hfldd, analytic) for method in module.METHODS
 }
 """Methods that it may take, by name."""
 
@@ -21,9 +19,10 @@ class AutoSettings(Block):
     Parameters
     ----------
     sequential : bool (default: False)
-        Whether it may take FedSeq in place of FedDyn. FedSeq is more accurate after as many rounds,
-        but these last as long as up to ``fedseq.most-nodes`` nodes one after another, and each node
-        gets the model of the one before it.
+        Whether it may take FedSeq, where nodes hold several classes, but not most. FedSeq is a
+        little more accurate there after as many rounds, but these last as long as up to
+        ``fedseq.most-nodes`` nodes one after another, and each node gets the model of the one
+        before it.
     """
 
     sequential: bool = False

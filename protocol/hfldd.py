@@ -281,6 +281,9 @@ class HFLDDSettings(LabelKnowledge, Distillation):
     rotate : bool (default: True)
         Whether another node of each cluster is its head in every round, so that each node's own
         data are trained on; if not, heads stay, as in the paper.
+    complete_clusters : bool (default: True)
+        Whether there are only as many clusters as nearly all groups have nodes for; if not, as many
+        as the largest group has nodes, as in the paper, the last of which lack classes.
     """
 
     groups: Annotated[int, Field(ge=0)] = 0
@@ -289,6 +292,7 @@ class HFLDDSettings(LabelKnowledge, Distillation):
     refresh_every: Annotated[int, Field(ge=0)] = 0
     refresh_steps: Annotated[int, Field(ge=1)] = 20
     rotate: Annotated[bool, Field(validate_default=True)] = True
+    complete_clusters: bool = True
 
     @field_validator("refresh_every")
     @classmethod
@@ -468,6 +472,10 @@ METHODS = (
         formulas="strategies.hfldd.traffic:formulas",
         panels=("strategies.common.panels:virtual_data",),
         disclosed=_disclosed,
-        defence={"aggregator": "agreement", "hfldd.rotate": False},
+        defence={
+            "aggregator": "agreement",
+            "hfldd.rotate": False,
+            "hfldd.complete-clusters": False,
+        },
     ),
 )

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-MUCH = 0.6
-"""Skew from which the average of models that nodes trained alone is a poor one."""
+ALIKE = 0.2
+"""Skew up to which the nodes' labels are as good as alike."""
 FEW = 0.25
 """Share of the classes: nodes that hold no more pull the model to these alone."""
 MOST = 0.5
@@ -57,9 +57,9 @@ ON_FROZEN = Choice("analytic", None, None)
 def choose(skew: float, held: float | None, *, sequential: bool = False) -> Choice:
     """Choose by how much labels differ; docs/benchmarks.md has the measurements.
 
-    Where they differ much and nodes hold few classes, heads that see all classes in virtual data
-    learn more than any average of what nodes learned alone. Nodes that hold most classes learn
-    fastest with momentum, others best with objectives that agree, or one after another.
+    Nodes whose labels are alike, or that hold most classes, learn fastest with momentum. Else heads
+    that see all classes in virtual data learn more than any average of what nodes learned alone,
+    and where nodes hold several classes, so does a model that goes from one node to the next.
 
     Parameters
     ----------
@@ -70,8 +70,8 @@ def choose(skew: float, held: float | None, *, sequential: bool = False) -> Choi
     sequential : bool (default: False)
         Whether nodes may train one after another.
     """
-    if skew > MUCH and (held is None or held <= FEW):
-        return Choice("hfldd", skew, held)
-    if held is not None and held > MOST:
+    if skew <= ALIKE or (held is not None and held > MOST):
         return Choice("fedfa", skew, held)
-    return Choice(SEQUENTIAL if sequential else "feddyn", skew, held)
+    if sequential and held is not None and held > FEW:
+        return Choice(SEQUENTIAL, skew, held)
+    return Choice("hfldd", skew, held)

@@ -12,6 +12,8 @@ MOST_GROUPS_TRIED = 20
 NO_STRUCTURE = 0.25
 """Silhouettes up to this show "no substantial structure" (Kaufman and Rousseeuw 1990)."""
 SMALLEST_PROBABILITY = 1e-10
+COVERED = 0.97
+"""Chance, at least, that a random client's group has a client in a random cluster."""
 
 
 def kl_matrix(soft_labels: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -141,11 +143,12 @@ def silhouette_above_noise(
 
 
 def heterogeneous_clusters(
-    groups: NDArray[np.int64], generator: np.random.Generator
+    groups: NDArray[np.int64], generator: np.random.Generator, *, complete: bool = False
 ) -> list[list[int]]:
     """Form clusters of one client from every group (HFLDD, algorithm 1).
 
-    While any group is non-empty, one random client of each non-empty group joins the next cluster.
+    In the paper, while any group is non-empty, one random client of each non-empty group joins the
+    next cluster. So the last clusters lack the small groups.
 
     Parameters
     ----------
@@ -153,19 +156,35 @@ def heterogeneous_clusters(
         Group index of each client, (clients,).
     generator : np.random.Generator
         Source of the random draws.
+    complete : bool (default: False)
+        Whether there are only so many clusters that every group has a client in nearly all of them
+        (`COVERED`); the other clients of large groups join these. A few clients that are like no
+        other do not make one cluster of all.
 
     Returns
     -------
     list[list[int]]
         Client indices of each cluster; every client is in exactly one. There are as many clusters
-        as clients in the largest group.
+        as clients in the largest group, or fewer if `complete`.
     """
     shuffled = [
         generator.permutation(np.flatnonzero(groups == group)).tolist()
         for group in np.unique(groups)
     ]
-    largest = max(len(group) for group in shuffled)
-    return [[group[i] for group in shuffled if i < len(group)] for i in range(largest)]
+    if not complete:
+        largest = max(len(group) for group in shuffled)
+        return [[group[i] for group in shuffled if i < len(group)] for i in range(largest)]
+    number = _most_that_are_complete(np.array([len(group) for group in shuffled]))
+    # Dealt in turn, from one group to the next: a group of so many clients reaches every cluster.
+    dealt = [client for group in shuffled for client in group]
+    return [dealt[first::number] for first in range(number)]
+
+
+def _most_that_are_complete(sizes: NDArray[np.int64]) -> int:
+    def covered(number: int) -> float:
+        return float(sizes @ np.minimum(sizes, number)) / (number * float(sizes.sum()))
+
+    return max(n for n in range(1, int(sizes.max()) + 1) if covered(n) >= COVERED)
 
 
 def nearest_group(soft_labels: NDArray[np.floating], group_means: NDArray[np.floating]) -> int:

@@ -126,6 +126,8 @@ class Clusters:
         soft_labels: Mapping[int, NDArray[Any]],
         groups: int | None,
         noise: Mapping[int, float] | None = None,
+        *,
+        complete: bool = False,
     ) -> None:
         """Steps 2 and 3: homogeneous groups, heterogeneous clusters, and a head for each.
 
@@ -147,7 +149,7 @@ class Clusters:
             distinct = counted(num_groups, "distinct node")
             log(WARNING, "hfldd.groups = %d lowered to %s", groups, distinct)
         generator = np.random.default_rng(self.seed)
-        for cluster in heterogeneous_clusters(group_of, generator):
+        for cluster in heterogeneous_clusters(group_of, generator, complete=complete):
             head = nodes[int(generator.choice(cluster))]
             self._clusters.append(LiveCluster([nodes[i] for i in cluster], head))
         of_group = [np.flatnonzero(group_of == group) for group in range(num_groups)]

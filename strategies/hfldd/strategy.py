@@ -56,11 +56,12 @@ class HFLDD(RobustFedAvg):
     """Hierarchical federated learning with data distillation.
 
     Before the first round, every node sends soft labels on a global auxiliary set. Nodes with
-    similar labels form homogeneous groups (K-means on the KL matrix), and each cluster takes one
-    node of each group, so that it sees every class (algorithm 1). One random node of a cluster is
-    its head; the members distil their data and send them to it. Then only the heads train, on their
-    own and their members' data, and the server averages their models by ``|D_h|``. In the next
-    round another node of each cluster is its head (`rotate`), which is not in the paper.
+    similar labels form homogeneous groups (K-means on the KL matrix), and each cluster takes nodes
+    of each group, so that it sees every class (algorithm 1, but for `complete_clusters`). One
+    random node of a cluster is its head; the members distil their data and send them to it. Then
+    only the heads train, on their own and their members' data, and the server averages their models
+    by ``|D_h|``. In the next round another node of each cluster is its head (`rotate`), which is
+    not in the paper.
 
     A head that disconnects or fails is replaced by another node of its cluster, to which the others
     send their virtual data again. A member that could not send its data sends them once it is back.
@@ -104,6 +105,9 @@ class HFLDD(RobustFedAvg):
         Whether another node of each cluster is its head in every round, so that each node's own
         data are trained on, which the paper's members' are not. Members send each head their
         virtual data once.
+    complete_clusters : bool (default: True)
+        Whether there are only as many clusters as nearly all groups have nodes for. In the paper
+        there are as many as the largest group has nodes, and the last of them lack classes.
     **kwargs
         Those of Flower's FedAvg. Its sampling of training nodes is not used: all heads train.
 
@@ -131,10 +135,12 @@ class HFLDD(RobustFedAvg):
         refresh_every: int = 0,
         refresh_steps: int = 20,
         rotate: bool = True,
+        complete_clusters: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.rotate = rotate
+        self.complete_clusters = complete_clusters
         self.votes = votes
         self.refresh_every = refresh_every
         self.refresh_steps = refresh_steps
@@ -180,6 +186,7 @@ class HFLDD(RobustFedAvg):
             "refresh_every": settings.refresh_every,
             "refresh_steps": settings.refresh_steps,
             "rotate": settings.rotate,
+            "complete_clusters": settings.complete_clusters,
             "image_shape": run.seen_spec.shape,
             "num_classes": run.spec.num_classes,
         }
@@ -327,7 +334,7 @@ class HFLDD(RobustFedAvg):
         if not able:
             asked = counted(len(soft_labels), "node")
             raise NothingUsableError(f"none of {asked} introduced itself")
-        self._clusters.form(able, self.groups, noise)
+        self._clusters.form(able, self.groups, noise, complete=self.complete_clusters)
         self._warn_of_lacking_classes(grid)
 
     def _meet(self, grid: Grid, nodes: Iterable[int]) -> Links:
@@ -377,11 +384,14 @@ class HFLDD(RobustFedAvg):
                 for head, labels in lacking.items()
             ]
             text = (
-                "%d of %s cannot see all classes that nodes hold (fewer, larger clusters would: "
-                "raise hfldd.groups): %s"
+                "%d of %s cannot see all classes that nodes hold "
+                "(fewer, larger clusters would: %s): %s"
             )
-            clusters = counted(len(self._clusters), "cluster")
-            log(WARNING, text, len(lacking), clusters, "; ".join(lines[:MOST_CLUSTERS_NAMED]))
+            clusters, named = counted(len(self._clusters), "cluster"), lines[:MOST_CLUSTERS_NAMED]
+            remedy = "raise hfldd.groups"
+            if not self.complete_clusters:
+                remedy = "set hfldd.complete-clusters to true"
+            log(WARNING, text, len(lacking), clusters, remedy, "; ".join(named))
 
     def _place_new_nodes(self, server_round: int, grid: Grid) -> None:
         """Have new nodes join clusters."""

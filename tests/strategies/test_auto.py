@@ -217,12 +217,12 @@ def test_a_federation_of_one_node_is_not_skewed(auto, client_grid):
     assert auto.strategy.choice == choose(0.0, 1.0)
 
 
-def test_labels_that_differ_much_ask_for_virtual_data_and_others_for_an_average():
+def test_labels_that_differ_ask_for_virtual_data_and_others_for_an_average():
     assert choose(0.1, 1.0).strategy == "fedfa"
     assert choose(0.7, 0.6).strategy == "fedfa"  # few samples of many classes
-    assert choose(0.7, 0.5).strategy == "feddyn"
-    assert choose(0.1, None).strategy == "feddyn"
-    assert choose(0.1, 0.2).strategy == "feddyn"  # all nodes hold the same few
+    assert choose(0.1, None).strategy == "fedfa"
+    assert choose(0.1, 0.2).strategy == "fedfa"  # all nodes hold the same few
+    assert choose(0.4, 0.4).strategy == "hfldd"
     assert choose(0.7, 0.2).strategy == "hfldd"
     assert choose(1.0, None).strategy == "hfldd"
 
@@ -230,7 +230,7 @@ def test_labels_that_differ_much_ask_for_virtual_data_and_others_for_an_average(
 def test_nodes_train_one_after_another_only_where_that_is_allowed_and_worth_it(client_grid):
     assert choose(0.1, 1.0, sequential=True).strategy == "fedfa"
     assert choose(0.4, 0.4, sequential=True).strategy == "fedseq"
-    assert choose(0.1, None, sequential=True).strategy == "fedseq"
+    assert choose(0.4, None, sequential=True).strategy == "hfldd"
     assert choose(1.0, 0.1, sequential=True).strategy == "hfldd"
     made = []
     auto = Auto(
@@ -257,7 +257,7 @@ def test_the_report_says_what_was_seen_and_taken(auto, client_grid):
 
 def test_formulas_are_those_of_what_was_taken(auto):
     assert strategy.formulas(auto.strategy, 3, 100, 2) == {}
-    auto.strategy.choice, auto.strategy.taken = Choice("feddyn", 0.1, 1.0), Noted()
+    auto.strategy.choice, auto.strategy.taken = Choice("fedfa", 0.1, 1.0), Noted()
     assert strategy.formulas(auto.strategy, 3, 100, 2) == {}
     topology = SimpleNamespace(clusters=[0])
     heads = SimpleNamespace(topology=topology, expected_bits=lambda weights, rounds: 42)

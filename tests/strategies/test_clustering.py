@@ -161,6 +161,45 @@ def test_clusters_take_at_most_one_client_of_each_group_and_every_client_once(gr
     assert len(clusters) == np.bincount(groups).max()
 
 
+def chance_of_a_group(groups, clusters):
+    """Chance that a random client's group has a client in a random cluster."""
+    return np.mean(
+        [[groups[i] in groups[cluster] for cluster in clusters] for i in range(len(groups))]
+    )
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(0, 1000))
+def test_nearly_every_group_is_in_each_complete_cluster_and_sizes_are_equal(groups, seed):
+    groups = np.array(groups)
+    clusters = heterogeneous_clusters(groups, np.random.default_rng(seed), complete=True)
+    assert sorted(client for cluster in clusters for client in cluster) == list(range(len(groups)))
+    sizes = [len(cluster) for cluster in clusters]
+    assert max(sizes) - min(sizes) <= 1
+    assert chance_of_a_group(groups, clusters) >= 0.97
+    if len(clusters) < np.bincount(groups).max():  # one more would lack too much
+        dealt = np.argsort(groups)
+        more = [dealt[first :: len(clusters) + 1] for first in range(len(clusters) + 1)]
+        assert chance_of_a_group(groups, more) < 0.97
+
+
+@pytest.mark.parametrize(
+    ("sizes", "clusters"),
+    [((99, 1), 99), ((9, 1), 1), ((6, 3, 1), 1), ((2,) * 9 + (1,), 2), ((90, 10), 14)],
+)
+def test_few_odd_clients_do_not_make_one_cluster_of_all(sizes, clusters):
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    assert len(heterogeneous_clusters(groups, np.random.default_rng(0), complete=True)) == clusters
+
+
+def test_complete_clusters_of_equal_groups_are_those_of_the_paper():
+    groups = np.repeat(np.arange(5), 6)
+    drawn = [
+        heterogeneous_clusters(groups, np.random.default_rng(3), complete=complete)
+        for complete in (False, True)
+    ]
+    assert drawn[0] == drawn[1]
+
+
 def test_clusters_are_the_same_for_the_same_seed_and_differ_for_another():
     groups = np.repeat(np.arange(5), 6)
     drawn = [heterogeneous_clusters(groups, np.random.default_rng(s)) for s in (3, 3, 4)]

@@ -86,9 +86,19 @@ def test_nodes_that_all_differ_are_a_group_each_and_nodes_alike_are_one(
 def test_clusters_that_lack_classes_which_other_nodes_hold_are_a_warning(
     client_grid, initial_arrays, caplog
 ):
-    form(quick(groups=2), client_grid(4, RUN_CONFIG), initial_arrays)
+    paper = quick(groups=2, complete_clusters=False)
+    form(paper, client_grid(4, RUN_CONFIG), initial_arrays)
     assert "clusters cannot see all classes that nodes hold" in caplog.text
+    assert "set hfldd.complete-clusters to true" in caplog.text
     assert re.search(r"that of node \d+ lacks \d, \d, ", caplog.text)
+
+
+def test_complete_clusters_of_unequal_groups_see_all_classes(client_grid, initial_arrays, caplog):
+    strategy = quick(groups=2)
+    form(strategy, client_grid(4, RUN_CONFIG), initial_arrays)
+    assert sorted(map(len, strategy.topology.groups)) == [1, 3]
+    assert len(strategy.topology.clusters) == 1
+    assert "cannot see all classes" not in caplog.text
 
 
 def test_a_cluster_lacks_what_others_hold_and_nothing_is_known_if_a_node_does_not_say():
