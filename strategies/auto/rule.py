@@ -5,12 +5,8 @@ from typing import Any
 
 ALIKE = 0.2
 """Skew up to which the nodes' labels are as good as alike."""
-FEW = 0.25
-"""Share of the classes: nodes that hold no more pull the model to these alone."""
 MOST = 0.5
 """Share of the classes: nodes that hold more may take long steps, with momentum."""
-SEQUENTIAL = "fedseq"
-"""Strategy whose nodes train one after another."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +50,11 @@ ON_FROZEN = Choice("analytic", None, None)
 """Where nothing but the head of a frozen network trains."""
 
 
-def choose(skew: float, held: float | None, *, sequential: bool = False) -> Choice:
+def choose(skew: float, held: float | None) -> Choice:
     """Choose by how much labels differ; docs/benchmarks.md has the measurements.
 
     Nodes whose labels are alike, or that hold most classes, learn fastest with momentum. Else heads
-    that see all classes in virtual data learn more than any average of what nodes learned alone,
-    and where nodes hold several classes, so does a model that goes from one node to the next.
+    that see all classes in virtual data learn more than any average of what nodes learned alone.
 
     Parameters
     ----------
@@ -67,11 +62,7 @@ def choose(skew: float, held: float | None, *, sequential: bool = False) -> Choi
         See :func:`strategies.auto.skew.label_skew`.
     held : float, optional
         Share of the classes that the median node holds; None if a node does not tell.
-    sequential : bool (default: False)
-        Whether nodes may train one after another.
     """
     if skew <= ALIKE or (held is not None and held > MOST):
         return Choice("fedfa", skew, held)
-    if sequential and held is not None and held > FEW:
-        return Choice(SEQUENTIAL, skew, held)
     return Choice("hfldd", skew, held)

@@ -17,12 +17,12 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
 
 from protocol.arrays import as_arrays, as_tensors, sent_arrays
-from protocol.auto import CANDIDATES, CHOICE, AutoSettings
+from protocol.auto import CANDIDATES, CHOICE
 from protocol.hfldd import LABEL_KNOWLEDGE, LabelRequest, soft_labels_of
 from protocol.meeting import one_line
 from protocol.messages import CONFIG
 from protocol.replies import NothingUsableError, set_aside, usable
-from strategies.auto.rule import ON_FROZEN, SEQUENTIAL, Choice, choose
+from strategies.auto.rule import ON_FROZEN, Choice, choose
 from strategies.auto.skew import Floats, label_skew, one_class_labels
 from strategies.common.directory import Directory
 from strategies.common.run import Run
@@ -58,8 +58,6 @@ class Auto(Strategy):
         Samples without labels that every node builds for itself too.
     create : callable
         Makes a strategy of the run, given its name.
-    sequential : bool (default: False)
-        See :class:`protocol.auto.AutoSettings`.
     seed : int (default: 0)
         Seed of the choice of nodes that are asked.
     device : torch.device or str (default: "cpu")
@@ -77,7 +75,6 @@ class Auto(Strategy):
         num_classes: int,
         auxiliary: Tensor,
         create: Callable[[str], Strategy],
-        sequential: bool = False,
         seed: int = 0,
         device: torch.device | str = "cpu",
         phase_timeout: float = 600.0,
@@ -91,14 +88,13 @@ class Auto(Strategy):
         self._num_classes = num_classes
         self._auxiliary = auxiliary
         self._create = create
-        self._sequential = sequential
         self._seed = seed
         self._device = device
         self._directory = directory or Directory()
         self._timeout = phase_timeout
 
     @classmethod
-    def from_run(cls, settings: AutoSettings, run: Run, **arguments: Any) -> Self:
+    def from_run(cls, settings: None, run: Run, **arguments: Any) -> Self:
         """Make the strategy for a run of our ServerApp."""
         request = LabelRequest(auxiliary_size=SAMPLES)
         auxiliary = run.auxiliary(request.auxiliary, request.auxiliary_size, "auto's samples")
@@ -107,7 +103,6 @@ class Auto(Strategy):
             num_classes=run.spec.num_classes,
             auxiliary=auxiliary(),
             create=run.create,
-            sequential=settings.sequential,
             seed=run.seed,
             device=run.device,
             phase_timeout=run.phase_timeout,
@@ -143,8 +138,7 @@ class Auto(Strategy):
 
     def summary(self) -> None:
         """Log what will be asked."""
-        names = [name for name in CANDIDATES if self._sequential or name != SEQUENTIAL]
-        log(INFO, "\t├──> Auto takes one of %s", ", ".join(names))
+        log(INFO, "\t├──> Auto takes one of %s", ", ".join(CANDIDATES))
 
     @property
     def topology(self) -> Topology | None:
@@ -192,8 +186,7 @@ class Auto(Strategy):
         nodes = sorted(grid.get_node_ids())
         if len(nodes) > MOST_ASKED:
             nodes = Random(self._seed).sample(nodes, MOST_ASKED)
-        skew, held = self._skew(nodes, arrays, grid), self._held(nodes, grid)
-        return choose(skew, held, sequential=self._sequential)
+        return choose(self._skew(nodes, arrays, grid), self._held(nodes, grid))
 
     def _take(self, choice: Choice) -> None:
         log(INFO, "Auto: %s", choice.reason)

@@ -227,24 +227,6 @@ def test_labels_that_differ_ask_for_virtual_data_and_others_for_an_average():
     assert choose(1.0, None).strategy == "hfldd"
 
 
-def test_nodes_train_one_after_another_only_where_that_is_allowed_and_worth_it(client_grid):
-    assert choose(0.1, 1.0, sequential=True).strategy == "fedfa"
-    assert choose(0.4, 0.4, sequential=True).strategy == "fedseq"
-    assert choose(0.4, None, sequential=True).strategy == "hfldd"
-    assert choose(1.0, 0.1, sequential=True).strategy == "hfldd"
-    made = []
-    auto = Auto(
-        model=MODEL,
-        num_classes=10,
-        auxiliary=auxiliary_images("noise", SPEC, 50, 0),
-        create=lambda name: made.append(name) or Noted(),
-        sequential=True,
-    )
-    four = {**CONFIG, "partition.scheme": "pathological", "partition.classes": 4}
-    configured(auto, client_grid(4, four))
-    assert made == ["fedseq"]
-
-
 def test_the_report_says_what_was_seen_and_taken(auto, client_grid):
     configured(auto.strategy, client_grid(2, CONFIG))
     files = auto.strategy.artifacts()

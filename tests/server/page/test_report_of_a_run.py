@@ -65,8 +65,7 @@ def test_the_report_tells_what_left_the_nodes_by_the_method_that_auto_took(
 ):
     run_config = {
         "strategy": "auto",
-        "auto.sequential": True,
-        "fedseq.pretraining-epochs": 1,
+        "hfldd.share-raw-data": True,
         "num-rounds": 1,
         "min-nodes": 3,
         "train.local-epochs": 1,
@@ -75,8 +74,8 @@ def test_the_report_tells_what_left_the_nodes_by_the_method_that_auto_took(
     }
     main(client_grid(3, run_config), Context(7, 1, {}, RecordDict(), run_config))
     page = (tmp_path / "7" / "report.html").read_text()
-    assert json.loads((tmp_path / "7" / "choice.json").read_text())["strategy"] == "fedseq"
-    assert "the model that the node before them had just trained" in page
+    assert json.loads((tmp_path / "7" / "choice.json").read_text())["strategy"] == "hfldd"
+    assert "members sent their RAW DATA" in page
 
 
 def test_a_card_travels_as_numbers():
