@@ -272,7 +272,7 @@ class HFLDDSettings(LabelKnowledge, Distillation):
         Whether heads draw classes evenly from D_h.
     votes : bool (default: False)
         Whether models of other heads vote on virtual data; heads leave out what is voted out. Only
-        without ``rotate``.
+        without ``rotate`` and ``complete-clusters``.
     refresh_every : int (default: 0)
         Rounds after which members refine their virtual data with the global model and send them
         again; 0 never.
@@ -292,7 +292,7 @@ class HFLDDSettings(LabelKnowledge, Distillation):
     refresh_every: Annotated[int, Field(ge=0)] = 0
     refresh_steps: Annotated[int, Field(ge=1)] = 20
     rotate: Annotated[bool, Field(validate_default=True)] = True
-    complete_clusters: bool = True
+    complete_clusters: Annotated[bool, Field(validate_default=True)] = True
 
     @field_validator("refresh_every")
     @classmethod
@@ -312,6 +312,16 @@ class HFLDDSettings(LabelKnowledge, Distillation):
                 "round (set it to false)"
             )
         return rotate
+
+    @field_validator("complete_clusters")
+    @classmethod
+    def _has_enough_voters(cls, complete_clusters: bool, info: ValidationInfo) -> bool:
+        if complete_clusters and info.data.get("votes"):
+            raise ValueError(
+                "must be false for hfldd.votes, which the heads of three clusters or more decide "
+                "(set it to false)"
+            )
+        return complete_clusters
 
     @property
     def label_knowledge(self) -> LabelKnowledge:

@@ -35,6 +35,10 @@ def run(client_grid, tmp_path):
         ({"hfldd__distiller": "kpi"}, "hfldd.distiller = 'kpi'"),
         ({"hfldd__start": "somewhere"}, "hfldd.start = 'somewhere'"),
         ({"hfldd__votes": True}, "hfldd.rotate = True: must be false for hfldd.votes"),
+        (
+            {"hfldd__votes": True, "hfldd__rotate": False},
+            "hfldd.complete-clusters = True: must be false for hfldd.votes",
+        ),
     ],
 )
 def test_what_a_method_cannot_do_is_refused_before_any_node_is_asked(run, settings, said):

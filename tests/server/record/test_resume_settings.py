@@ -69,7 +69,7 @@ FIRST = {"train.dp-noise": 1.0, "hfldd.start": "noise"}
 NETWORK = {"hfldd.distiller": "dm", "hfldd.network": "my_pkg.nets:Encoder"}
 TOGETHER = {
     **{"hfldd.network": NETWORK, "hfldd.network-weights": NETWORK},
-    "hfldd.votes": {"hfldd.rotate": False},
+    "hfldd.votes": {"hfldd.rotate": False, "hfldd.complete-clusters": False},
     "fedlgd.dp-epsilon": {"fedlgd.refine-steps": 0},
 }
 """What a setting needs beside it."""
