@@ -27,6 +27,7 @@ from links import receive as open_parcel
 from links.records import VIRTUAL_DATA
 from protocol.arrays import as_arrays
 from protocol.hfldd import (
+    AVERAGE_LAST,
     BALANCED,
     KEPT_PARCELS,
     KNOWN,
@@ -177,7 +178,12 @@ def train_pool(message: Message, context: Context) -> Message:
     local = LocalRound.of(session, message.content)
     config = message.content.config_records[CONFIG]
     samples = pooled_samples(session, _numbers(config, LEFT_OUT))
-    reply = local.train(samples, balanced=bool(config.get(BALANCED, False)))
+    average_last = config.get(AVERAGE_LAST, 0.0)
+    reply = local.train(
+        samples,
+        balanced=bool(config.get(BALANCED, False)),
+        average_last=average_last if isinstance(average_last, float) else 0.0,
+    )
     reply[ARRAYS] = local.trained_model()
     reply.metric_records[METRICS][NUM_PARCELS] = num_parcels(session)
     return Message(reply, reply_to=message)

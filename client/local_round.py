@@ -80,7 +80,9 @@ class LocalRound:
         """Random changes of training images (``train.augment``)."""
         return chosen_changes(self.settings.augment, self.session.data.spec)
 
-    def train(self, samples: Samples, *, balanced: bool = False) -> RecordDict:
+    def train(
+        self, samples: Samples, *, balanced: bool = False, average_last: float = 0.0
+    ) -> RecordDict:
         """Train the model in place, with differential privacy if the settings ask for it.
 
         Parameters
@@ -89,6 +91,8 @@ class LocalRound:
             Training samples.
         balanced : bool (default: False)
             Whether classes are drawn evenly.
+        average_last : float (default: 0.0)
+            See :func:`client.training.train_round`.
 
         Returns
         -------
@@ -105,6 +109,7 @@ class LocalRound:
             self.settings,
             self.session.generator("train", self.round),
             balanced=balanced,
+            average_last=average_last,
             changes=self.changes,
             terms=terms,
             privacy=privacy,

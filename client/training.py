@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel
 
 from client.dp_sgd import PrivateTraining
 from client.terms import LossTerm
@@ -129,6 +130,7 @@ def train_round(
     generator: torch.Generator,
     *,
     balanced: bool = False,
+    average_last: float = 0.0,
     changes: tuple[Change, ...] = (),
     terms: Sequence[LossTerm] = (),
     privacy: PrivateTraining | None = None,
@@ -141,6 +143,9 @@ def train_round(
         CPU generator of the order, and of random changes.
     balanced : bool (default: False)
         Whether classes are drawn evenly.
+    average_last : float (default: 0.0)
+        Share of the steps, the last ones, over which the weights are averaged; 0 leaves them as
+        they are after the last step. Not with `privacy`.
     changes : tuple[str, ...] (default: ())
         Random changes of the images; see :func:`task.augmentation.chosen_changes`.
     privacy : PrivateTraining, optional (default: None)
@@ -164,13 +169,31 @@ def train_round(
             model, samples, optimizer, batch_size=size, steps=steps, changes=changes, terms=terms
         )
         return Trained(None, None, steps)
-    epochs = chain.from_iterable(
+    batches = chain.from_iterable(
         epoch_batches(samples.labels, settings.batch_size, generator, balanced=balanced)
         for _ in range(settings.local_epochs)
     )
+    augment = Augment(changes, generator) if changes else None
     with products_in(settings.precision):
-        augment = Augment(changes, generator) if changes else None
-        return fit(model, samples, epochs, optimizer, terms, settings.precision, augment)
+        if not average_last:
+            return fit(model, samples, batches, optimizer, terms, settings.precision, augment)
+        mean, known = AveragedModel(model), list(batches)
+        watched = _averaging(known, model, mean, round(len(known) * (1 - average_last)))
+        trained = fit(model, samples, watched, optimizer, terms, settings.precision, augment)
+    with torch.no_grad():
+        for weight, averaged in zip(model.parameters(), mean.module.parameters(), strict=True):
+            weight.copy_(averaged)
+    return trained
+
+
+def _averaging(
+    batches: Sequence[Tensor], model: nn.Module, mean: AveragedModel, first: int
+) -> Iterator[Tensor]:
+    """Pass on minibatches; add the weights to the mean after each step from `first` on."""
+    for number, batch in enumerate(batches, 1):
+        yield batch
+        if number > min(first, len(batches) - 1):
+            mean.update_parameters(model)
 
 
 def optimizer_of(weights: Iterable[Tensor], settings: TrainSettings) -> torch.optim.Optimizer:

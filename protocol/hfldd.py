@@ -61,6 +61,7 @@ OWN_DIVERGENCE = "own-divergence"
 """Metric of a reply with soft labels: divergence between two random halves of the node's data."""
 
 BALANCED = "balanced"
+AVERAGE_LAST = "average-last"
 """Config key of a head's train message: whether classes are drawn evenly from D_h."""
 
 
@@ -281,6 +282,9 @@ class HFLDDSettings(LabelKnowledge, Distillation):
     rotate : bool (default: True)
         Whether another node of each cluster is its head in every round, so that each node's own
         data are trained on; if not, heads stay, as in the paper.
+    average_last : float (default: 0.25)
+        Share of a head's steps, the last ones, over which it averages its weights; 0 sends the last
+        ones, as in the paper. Not with ``train.dp-noise``.
     complete_clusters : bool (default: True)
         Whether there are only as many clusters as nearly all groups have nodes for; if not, as many
         as the largest group has nodes, as in the paper, the last of which lack classes.
@@ -292,6 +296,7 @@ class HFLDDSettings(LabelKnowledge, Distillation):
     refresh_every: Annotated[int, Field(ge=0)] = 0
     refresh_steps: Annotated[int, Field(ge=1)] = 20
     rotate: Annotated[bool, Field(validate_default=True)] = True
+    average_last: Annotated[float, Field(ge=0, le=1)] = 0.25
     complete_clusters: Annotated[bool, Field(validate_default=True)] = True
 
     @field_validator("refresh_every")
@@ -430,6 +435,11 @@ def _disclosed(settings: HFLDDSettings) -> str:
 def _unsummed(settings: HFLDDSettings) -> str:
     if settings.votes:
         return "hfldd.votes = true: each head's model votes by itself (set it to false)"
+    if settings.complete_clusters:
+        return (
+            "hfldd.complete-clusters = true: heads may be too few to hide a model in their sum "
+            "(set it to false)"
+        )
     return ""
 
 

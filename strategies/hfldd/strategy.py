@@ -15,6 +15,7 @@ from links.records import VIRTUAL_DATA, LinkMode
 from links.routes import Links
 from protocol.arrays import Arrays, as_arrays, sent_arrays
 from protocol.hfldd import (
+    AVERAGE_LAST,
     BALANCED,
     DISTILL,
     KEPT_PARCELS,
@@ -105,6 +106,9 @@ class HFLDD(RobustFedAvg):
         Whether another node of each cluster is its head in every round, so that each node's own
         data are trained on, which the paper's members' are not. Members send each head their
         virtual data once.
+    average_last : float (default: 0.25)
+        Share of a head's steps, the last ones, over which it averages its weights, which the
+        paper's do not: where few heads train, a single bad step would spoil the round.
     complete_clusters : bool (default: True)
         Whether there are only as many clusters as nearly all groups have nodes for. In the paper
         there are as many as the largest group has nodes, and the last of them lack classes.
@@ -135,11 +139,13 @@ class HFLDD(RobustFedAvg):
         refresh_every: int = 0,
         refresh_steps: int = 20,
         rotate: bool = True,
+        average_last: float = 0.25,
         complete_clusters: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.rotate = rotate
+        self.average_last = average_last
         self.complete_clusters = complete_clusters
         self.votes = votes
         self.refresh_every = refresh_every
@@ -186,6 +192,7 @@ class HFLDD(RobustFedAvg):
             "refresh_every": settings.refresh_every,
             "refresh_steps": settings.refresh_steps,
             "rotate": settings.rotate,
+            "average_last": settings.average_last,
             "complete_clusters": settings.complete_clusters,
             "image_shape": run.seen_spec.shape,
             "num_classes": run.spec.num_classes,
@@ -247,7 +254,8 @@ class HFLDD(RobustFedAvg):
             away = len(self._clusters) - len(heads)
             log(WARNING, "HFLDD: nobody of %s is connected", counted(away, "cluster"))
         self._clusters.failed = set(heads)
-        config = ConfigRecord({**config, SERVER_ROUND: server_round, BALANCED: self.balanced})
+        how = {BALANCED: self.balanced, AVERAGE_LAST: self.average_last}
+        config = ConfigRecord({**config, SERVER_ROUND: server_round, **how})
         clusters = self._clusters.by_head()
         messages = []
         for head in heads:

@@ -148,6 +148,27 @@ class Noting(nn.Module):
         return self.model(inputs)
 
 
+@pytest.mark.parametrize(("share", "last"), [(0.25, 3), (0.01, 1), (1.0, 12)])
+def test_weights_are_averaged_over_the_last_steps_of_a_round(samples, model, share, last):
+    settings = TrainSettings(lr=0.3, momentum=0.9, batch_size=8, local_epochs=2)
+    expected, order = copy.deepcopy(model), generator()
+    optimizer = torch.optim.SGD(expected.parameters(), lr=0.3, momentum=0.9)
+    weights = []
+    for _ in range(2):
+        for batch in epoch_batches(samples.labels, 8, order):
+            optimizer.zero_grad()
+            functional.cross_entropy(
+                expected(samples.inputs[batch]), samples.labels[batch]
+            ).backward()
+            optimizer.step()
+            weights.append([w.detach().clone() for w in expected.parameters()])
+    assert len(weights) == 12
+    trained = train_round(model, samples, settings, generator(), average_last=share)
+    assert trained.steps == 12
+    for own, steps in zip(model.parameters(), zip(*weights[-last:], strict=True), strict=True):
+        torch.testing.assert_close(own.detach(), torch.stack(steps).mean(0))
+
+
 def test_each_epoch_of_a_round_shows_every_sample_once_in_minibatches_of_its_own(samples, model):
     noting = Noting(model)
     train_round(noting, samples, TrainSettings(local_epochs=3, batch_size=9), generator())

@@ -200,7 +200,7 @@ class Honest:
         return reply
 
     def pool(self, content):
-        return {"arrays": as_record(self.moved()), "metrics": self.metrics(num_parcels=2)}
+        return {"arrays": as_record(self.moved()), "metrics": self.metrics(num_parcels=NODES)}
 
     def means(self, width):
         return as_record(

@@ -175,6 +175,7 @@ def test_a_run_without_says_nothing(finished_run):
             },
             "hfldd.votes = true",
         ),
+        ({"strategy": "hfldd"}, "hfldd.complete-clusters = true"),
         ({"strategy": "fedavg", "start": "analytic"}, "start = 'analytic'"),
         ({"strategy": "fedavg", "defence": "on"}, 'defence = "on"'),
     ],
@@ -190,6 +191,7 @@ def test_what_looks_at_single_models_is_refused_with_secure_sums(setting, reason
 def test_strategies_that_need_a_mean_alone_take_secure_sums():
     summed = {name for name, method in built_in_methods().items() if method.summed}
     assert {"fedavg", "fedprox", "fedavgm", "fedadam", "fedlgd", "hfldd"} <= summed
+    own = {"hfldd.complete-clusters": False}
     for name in summed:
-        settings = RunSettings.from_run_config({"strategy": name, "secure-sums": True})
+        settings = RunSettings.from_run_config({"strategy": name, "secure-sums": True, **own})
         check_secure_sums(settings, find_strategy(name)[1])
