@@ -283,8 +283,9 @@ class HFLDDSettings(LabelKnowledge, Distillation):
         Whether another node of each cluster is its head in every round, so that each node's own
         data are trained on; if not, heads stay, as in the paper.
     average_last : float (default: 0.25)
-        Share of a head's steps, the last ones, over which it averages its weights; 0 sends the last
-        ones, as in the paper. Not with ``train.dp-noise``.
+        Share of a head's steps, the last ones, over which it averages its weights if it trains
+        alone; of n heads each takes an n-th of that. 0 sends the last weights, as in the paper. Not
+        with ``train.dp-noise``.
     complete_clusters : bool (default: True)
         Whether there are only as many clusters as nearly all groups have nodes for; if not, as many
         as the largest group has nodes, as in the paper, the last of which lack classes.
