@@ -1,9 +1,10 @@
 """HFLDD: heterogeneous clusters by soft labels, distilled data to heads, FedAvg among heads."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from logging import INFO, WARNING
+from statistics import median
 from typing import Any, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -51,6 +52,10 @@ from task.settings import Block, SettingsError
 from task.words import counted
 
 MOST_CLUSTERS_NAMED = 3
+FEW_HEADS = 0.25
+"""Share of the nodes: where no more train, their virtual data must stand for the others."""
+FEW_CLASSES = 0.25
+"""Share of the classes: who holds no more needs virtual data of the others."""
 
 
 class HFLDD(RobustFedAvg):
@@ -387,7 +392,9 @@ class HFLDD(RobustFedAvg):
         """Warn of clusters that lack classes which other nodes hold, if all nodes say theirs."""
         nodes = [node for cluster in self._clusters for node in cluster.nodes]
         about = self._directory.look_up(grid, nodes, self.phase_timeout)
-        lacking = self._clusters.lacking_classes({node: about[node].classes for node in nodes})
+        held = {node: about[node].classes for node in nodes}
+        self._say_if_few_train({node: classes for node, classes in held.items() if classes})
+        lacking = self._clusters.lacking_classes(held)
         if lacking:
             lines = [
                 f"that of node {head} lacks {listed([str(label) for label in labels])}"
@@ -402,6 +409,22 @@ class HFLDD(RobustFedAvg):
             if not self.complete_clusters:
                 remedy = "set hfldd.complete-clusters to true"
             log(WARNING, text, len(lacking), clusters, remedy, "; ".join(named))
+
+    def _say_if_few_train(self, held: Mapping[int, Collection[int]]) -> None:
+        """Say so if few of many nodes train that could do well without virtual data."""
+        num_classes, heads = self._clusters.label_shape[-1], len(self._clusters)
+        usual = median(len(set(classes)) for classes in held.values()) if held else 0
+        if heads <= FEW_HEADS * len(held) and usual > FEW_CLASSES * num_classes:
+            log(
+                INFO,
+                "HFLDD: %d of %s train a round, and a node holds %g of %d classes. Where virtual "
+                "data say little, as of photographs, the mean of all nodes' models may learn more "
+                '(strategy="fedavg")',
+                heads,
+                counted(len(held), "node"),
+                usual,
+                num_classes,
+            )
 
     def _place_new_nodes(self, server_round: int, grid: Grid) -> None:
         """Have new nodes join clusters."""

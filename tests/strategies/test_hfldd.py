@@ -1,6 +1,7 @@
 """HFLDD with our real ClientApp; only the wire is replaced, by a grid in memory."""
 
 import json
+import logging
 import re
 
 import numpy as np
@@ -99,6 +100,19 @@ def test_complete_clusters_of_unequal_groups_see_all_classes(client_grid, initia
     assert sorted(map(len, strategy.topology.groups)) == [1, 3]
     assert len(strategy.topology.clusters) == 1
     assert "cannot see all classes" not in caplog.text
+
+
+@pytest.mark.parametrize(("classes", "said"), [(5, True), (2, False)])
+def test_few_heads_of_nodes_that_hold_many_classes_are_said(
+    classes, said, client_grid, initial_arrays, caplog, monkeypatch
+):
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level(logging.INFO, "flwr")
+    grid = client_grid(4, {**RUN_CONFIG, "partition.classes": classes})
+    strategy = quick(groups=4)
+    form(strategy, grid, initial_arrays)
+    assert len(strategy.topology.clusters) == 1
+    assert ("1 of 4 nodes train a round, and a node holds 5 of 10 classes" in caplog.text) == said
 
 
 def test_a_cluster_lacks_what_others_hold_and_nothing_is_known_if_a_node_does_not_say():
