@@ -1,9 +1,11 @@
 """FedHEAD+: FedHEAD, with one more distillation on the server."""
 
 from collections.abc import Callable
+from logging import WARNING
 from typing import Any, Self
 
 import torch
+from flwr.common import log
 from torch import Tensor, nn
 
 from protocol.arrays import Arrays
@@ -12,6 +14,7 @@ from protocol.fedhead import FedHEADSettings
 from strategies.common.run import Run
 from strategies.common.server_distillation import ServerDistillation
 from strategies.fedhead.strategy import FedHEAD, Weighted
+from task.auxiliary_names import NOISE
 
 
 class FedHEADPlus(FedHEAD):
@@ -50,6 +53,13 @@ class FedHEADPlus(FedHEAD):
     @classmethod
     def from_run(cls, settings: FedHEADSettings, run: Run, **arguments: Any) -> Self:
         """Make the strategy for a run of our ServerApp; see `strategies.common.run.Run`."""
+        if settings.reference == NOISE:
+            log(
+                WARNING,
+                "fedhead-plus distils on images of noise, which say little of the nodes' images: "
+                "where their labels differ much, that costs accuracy (set fedhead.reference to "
+                'images like theirs, or strategy to "fedhead")',
+            )
         own = {
             "model": run.model,
             "device": run.device,

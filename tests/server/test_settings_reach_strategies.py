@@ -61,6 +61,13 @@ def test_a_node_says_which_distiller_auto_takes_and_why(run, caplog, monkeypatch
     assert any("istiller auto takes dm" in message for message in caplog.messages)
 
 
+def test_fedhead_plus_says_what_distilling_on_noise_costs(run, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    few = {f"fedhead__{name}": 1 for name in ("distill_epochs", "server_epochs")}
+    run(strategy="fedhead-plus", fedhead__reference_size=8, **few)
+    assert "fedhead-plus distils on images of noise" in caplog.text
+
+
 def test_a_late_node_without_an_address_is_left_out_and_ends_the_run_only_in_round_one():
     strategy = FedHEAD(links="direct")
     links = Links({1: Introduction(public_key=bytes(32)), 2: Introduction(public_key=bytes(32))})
