@@ -178,11 +178,11 @@ def train_pool(message: Message, context: Context) -> Message:
     local = LocalRound.of(session, message.content)
     config = message.content.config_records[CONFIG]
     samples = pooled_samples(session, _numbers(config, LEFT_OUT))
-    average_last = config.get(AVERAGE_LAST, 0.0)
+    share = config.get(AVERAGE_LAST, 0.0)
     reply = local.train(
         samples,
         balanced=bool(config.get(BALANCED, False)),
-        average_last=average_last if isinstance(average_last, float) else 0.0,
+        average_last=share if isinstance(share, float) and 0 <= share <= 1 else 0.0,
     )
     reply[ARRAYS] = local.trained_model()
     reply.metric_records[METRICS][NUM_PARCELS] = num_parcels(session)
