@@ -261,6 +261,13 @@ class ParcelBounds(Block):
     server_round: Annotated[int, Field(ge=1)]
 
 
+_NO_VOTERS = {
+    "rotate": "which judge a head's virtual data after its first round",
+    "complete_clusters": "which the heads of three clusters or more decide",
+}
+"""Why settings leave no votes on virtual data."""
+
+
 class HFLDDSettings(LabelKnowledge, Distillation):
     """Settings of HFLDD (``hfldd.*``): both requests to nodes, and the server's own settings.
 
@@ -283,9 +290,8 @@ class HFLDDSettings(LabelKnowledge, Distillation):
         Whether another node of each cluster is its head in every round, so that each node's own
         data are trained on; if not, heads stay, as in the paper.
     average_last : float (default: 0.25)
-        Share of a head's steps, the last ones, over which it averages its weights if it trains
-        alone; of n heads each takes an n-th of that. 0 sends the last weights, as in the paper. Not
-        with ``train.dp-noise``.
+        Share of its steps, the last ones, over which a head that trains alone averages its weights;
+        0 sends the last weights, as in the paper. Not with ``train.dp-noise``.
     complete_clusters : bool (default: True)
         Whether there are only as many clusters as nearly all groups have nodes for; if not, as many
         as the largest group has nodes, as in the paper, the last of which lack classes.
@@ -309,25 +315,13 @@ class HFLDDSettings(LabelKnowledge, Distillation):
             raise ValueError("refining has no differential privacy (set it to 0)")
         return every
 
-    @field_validator("rotate")
+    @field_validator("rotate", "complete_clusters")
     @classmethod
-    def _has_voters_in_time(cls, rotate: bool, info: ValidationInfo) -> bool:
-        if rotate and info.data.get("votes"):
-            raise ValueError(
-                "must be false for hfldd.votes, which judge a head's virtual data after its first "
-                "round (set it to false)"
-            )
-        return rotate
-
-    @field_validator("complete_clusters")
-    @classmethod
-    def _has_enough_voters(cls, complete_clusters: bool, info: ValidationInfo) -> bool:
-        if complete_clusters and info.data.get("votes"):
-            raise ValueError(
-                "must be false for hfldd.votes, which the heads of three clusters or more decide "
-                "(set it to false)"
-            )
-        return complete_clusters
+    def _leaves_voters(cls, on: bool, info: ValidationInfo) -> bool:
+        if on and info.data.get("votes"):
+            why = _NO_VOTERS[info.field_name or ""]
+            raise ValueError(f"must be false for hfldd.votes, {why} (set it to false)")
+        return on
 
     @property
     def label_knowledge(self) -> LabelKnowledge:

@@ -112,9 +112,8 @@ class HFLDD(RobustFedAvg):
         data are trained on, which the paper's members' are not. Members send each head their
         virtual data once.
     average_last : float (default: 0.25)
-        Share of a head's steps, the last ones, over which it averages its weights if it trains
-        alone, or a single bad step would spoil the round; of n heads each takes an n-th of that.
-        The paper's do not average.
+        Share of its steps, the last ones, over which a head that trains alone averages its weights,
+        or a single bad step would spoil the round. The paper's do not.
     complete_clusters : bool (default: True)
         Whether there are only as many clusters as nearly all groups have nodes for. In the paper
         there are as many as the largest group has nodes, and the last of them lack classes.
@@ -260,7 +259,7 @@ class HFLDD(RobustFedAvg):
             away = len(self._clusters) - len(heads)
             log(WARNING, "HFLDD: nobody of %s is connected", counted(away, "cluster"))
         self._clusters.failed = set(heads)
-        average_last = self.average_last / max(len(heads), 1)
+        average_last = self.average_last if len(heads) == 1 else 0.0
         how = {BALANCED: self.balanced, AVERAGE_LAST: average_last}
         config = ConfigRecord({**config, SERVER_ROUND: server_round, **how})
         clusters = self._clusters.by_head()

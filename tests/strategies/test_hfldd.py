@@ -115,6 +115,16 @@ def test_few_heads_of_nodes_that_hold_many_classes_are_said(
     assert ("1 of 4 nodes train a round, and a node holds 5 of 10 classes" in caplog.text) == said
 
 
+@pytest.mark.parametrize(("complete", "share"), [(True, 0.25), (False, 0.0)])
+def test_only_a_head_that_trains_alone_averages_its_last_weights(
+    complete, share, client_grid, initial_arrays
+):
+    strategy = quick(groups=2, complete_clusters=complete)
+    messages = form(strategy, client_grid(4, RUN_CONFIG), initial_arrays)
+    assert (len(messages) == 1) == complete
+    assert {message.content["config"]["average-last"] for message in messages} == {share}
+
+
 def test_a_cluster_lacks_what_others_hold_and_nothing_is_known_if_a_node_does_not_say():
     clusters = Clusters(seed=0)
     clusters.form({node: np.eye(2)[[node % 2]] for node in range(4)}, groups=2)
@@ -141,7 +151,6 @@ def test_members_distil_and_only_heads_receive_and_train(client_grid, initial_ar
         assert message.metadata.message_type == TRAIN_POOL
         config = message.content["config"]
         assert (config["balanced"], config["server-round"]) == (True, 1)
-        assert config["average-last"] == 0.25 / len(messages)
 
 
 def test_a_head_trains_on_its_own_data_and_what_its_members_sent(client_grid, initial_arrays):
