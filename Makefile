@@ -36,7 +36,7 @@ help:
 	@echo "make test    lint, types and tests (make test-faults: those that kill processes in mid-run;"
 	@echo "             make test-matrix: tests of each strategy for the other ones too;"
 	@echo "             make test-faults-all: every fault with every strategy)"
-	@echo "make test-flower VERSION=1.41.0  installs that Flower beside ours, and runs the app on its own"
+	@echo "make test-flower VERSION=1.42.0  installs that Flower beside ours, and runs the app on its own"
 	@echo "             SuperLink and SuperNodes; minutes"
 	@echo "make test-chart  renders the Helm chart, and holds it to Kubernetes' schemas"
 	@echo "make fuzz    settings, links, virtual data, checkpoints, replies: ten minutes of hostile bytes"

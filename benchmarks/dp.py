@@ -1,27 +1,30 @@
 """Accuracy under differential privacy, in this process.
 
-``python -m benchmarks.dp [--only fedavg|hfldd|fedlgd|virtual] [--epsilons 1 8 inf] [--seeds N]
-[--json FILE] [--plot FILE.svg]``
+``python -m benchmarks.dp [--only fedavg|hfldd|fedlgd|virtual] [--data digits] [--data-root DIR]
+[--epsilons 1 8 inf] [--seeds N] [--json FILE] [--plot FILE.svg]``
 
-Digits, 10 nodes, 10 rounds, with samples of all classes or of two each: FedAvg with DP-SGD, its
-noise chosen for each epsilon; FedLGD on virtual data from noisy class means; HFLDD (two classes)
-with such of members, whose heads train on their own samples without differential privacy. Epsilon
-"inf" is each without. Noise comes from the operating system, so no two runs are equal.
+10 nodes, 10 rounds, with samples of all classes or of two each: FedAvg with DP-SGD, its noise
+chosen for each epsilon; FedLGD on virtual data from noisy class means; HFLDD (two classes) with
+such of members, whose heads train on their own samples without differential privacy. Epsilon "inf"
+is each without. Noise comes from the operating system, so no two runs are equal.
 
 ``virtual`` trains a network on virtual data of all classes alone, 10 images of a class from each
-node: ``[--data mnist --data-root DIR] [--nodes 1]``, LeNet with random changes of its images (3,000
-steps), or the data set's own network where the images are too small for it. Training data are
-spread over the nodes at random, or by class (``--single-class``); each spends its own epsilon, and
-what they send is pooled. Its noise comes from the seed: a benchmark protects nobody.
+node (``--nodes 1``): LeNet with random changes of its images (3,000 steps), or the data set's own
+network where the images are too small for it. Training data are spread over the nodes at random,
+or by class (``--single-class``); each spends its own epsilon, and what they send is pooled. Its
+noise comes from the seed: a benchmark protects nobody.
 """
 
 import argparse
 import json
 import math
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -30,7 +33,9 @@ from torch import Generator, Tensor
 
 from benchmarks.in_process import Settings, run_in_process
 from cli.judge import LENET, QUICK, judges, train_and_score
+from distill.distribution_matching import distill_dm
 from distill.private_matching import distill_dm_privately
+from distill.virtual_data import VirtualData
 from task.datasets import Dataset, Samples, load_dataset
 from task.settings import TrainSettings
 from task.words import counted
@@ -38,13 +43,13 @@ from task.words import counted
 NODES = 10
 ROUNDS = 10
 DELTA = 1e-5
-SAMPLES = 129
-"""Of the smallest node for training, by which noise is chosen."""
 SPLITS: dict[str, Settings] = {
     "all classes": {"partition.scheme": "iid"},
     "two classes": {"partition.scheme": "pathological", "partition.classes": 2},
 }
 STRATEGIES = ("fedavg", "hfldd", "fedlgd")
+Play = Callable[[float, int], tuple[float, float]]
+"""A run with an epsilon and a seed: its accuracy, and the epsilon that it spent."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +63,12 @@ class Row:
     scores: list[float]
 
 
-def settings_for(strategy: str, epsilon: float) -> Settings:
-    """A run's settings; infinity is without differential privacy."""
+def settings_for(strategy: str, epsilon: float, samples: int) -> Settings:
+    """Settings of a run whose nodes have so many samples; infinity is without privacy."""
     private = math.isfinite(epsilon)
     if strategy == "fedavg":
-        return {"train.lr": 0.2, "train.dp-noise": training_noise(epsilon) if private else 0.0}
+        noise = training_noise(epsilon, samples) if private else 0.0
+        return {"train.lr": 0.2, "train.dp-noise": noise}
     if strategy == "hfldd":
         matching: Settings = {"hfldd.distiller": "dm", "hfldd.start": "noise"}
         return {**matching, "hfldd.dp-epsilon": epsilon if private else 0.0}
@@ -70,24 +76,35 @@ def settings_for(strategy: str, epsilon: float) -> Settings:
     return {**once, "fedlgd.dp-epsilon": epsilon if private else 0.0}
 
 
-def training_noise(epsilon: float) -> float:
-    """Noise multiplier with which all rounds of DP-SGD spend epsilon."""
+def training_noise(epsilon: float, samples: int) -> float:
+    """Noise multiplier with which all rounds of DP-SGD on a node's samples spend epsilon."""
     train = TrainSettings()
-    steps = ROUNDS * train.local_epochs * math.ceil(SAMPLES / train.batch_size)
-    rate = train.batch_size / SAMPLES
+    trained = samples - int(samples * train.holdout)
+    steps = ROUNDS * train.local_epochs * math.ceil(trained / train.batch_size)
     return float(
         get_noise_multiplier(
             target_epsilon=epsilon,
             target_delta=DELTA,
-            sample_rate=rate,
+            sample_rate=train.batch_size / trained,
             steps=steps,
             accountant="rdp",
         )
     )
 
 
-def run(settings: Settings) -> tuple[float, float]:
-    """Accuracy after the last round, and the largest epsilon (0 if none)."""
+def run(
+    strategy: str, split: Settings, data: Dataset, data_root: str, epsilon: float, seed: int
+) -> tuple[float, float]:
+    """Accuracy after the last round, and the largest epsilon of a node (0 if none)."""
+    settings = {
+        "strategy": strategy,
+        "dataset": data.spec.name,
+        "data-root": data_root,
+        "num-rounds": ROUNDS,
+        "seed": seed,
+        **split,
+        **settings_for(strategy, epsilon, len(data.train) // NODES),
+    }
     with tempfile.TemporaryDirectory() as folder:
         nodes = [{"num-partitions": NODES}] * NODES
         rows = run_in_process(settings, nodes, Path(folder))
@@ -112,21 +129,19 @@ def virtual_accuracy(
     """Accuracy of a network trained on the nodes' virtual data, each with its own epsilon."""
     train, test = (part.to_samples(data.spec) for part in (data.train, data.test))
     generator = torch.Generator().manual_seed(seed)
-    pool = []
-    for own in spread(train.labels, nodes, single_class, generator):
-        virtual = distill_dm_privately(
-            train.inputs[own],
-            train.labels[own],
-            num_classes=data.spec.num_classes,
-            per_class=10,
-            pixels=data.spec.pixels,
-            generator=generator,
-            noise_generator=generator,
-            epsilon=epsilon,
-            delta=DELTA,
-            formation=0,
-        )
-        pool.append(virtual.decoded())
+    asked: dict[str, Any] = {
+        "num_classes": data.spec.num_classes,
+        "per_class": 10,
+        "generator": generator,
+        "formation": 0,
+    }
+    distil: Callable[..., VirtualData] = distill_dm
+    if math.isfinite(epsilon):
+        distil = distill_dm_privately
+        asked |= {"pixels": data.spec.pixels, "noise_generator": generator}
+        asked |= {"epsilon": epsilon, "delta": DELTA}
+    shares = spread(train.labels, nodes, single_class, generator)
+    pool = [distil(train.inputs[own], train.labels[own], **asked).decoded() for own in shares]
     judge = LENET if LENET in judges("full", data.spec) else QUICK
     images, labels = (
         torch.cat(parts) for parts in zip(*((v.images, v.labels) for v in pool), strict=True)
@@ -134,33 +149,32 @@ def virtual_accuracy(
     return train_and_score(judge, Samples(images, labels), test, data.spec, seed=seed)
 
 
-def measured(series: str, epsilon: float, arguments: argparse.Namespace) -> Row:
-    """One row of the table: of a series (see `series_of`) with one epsilon."""
-    strategy, _, split = series.partition(", ")
-    scores, spent = [], 0.0
-    for seed in range(arguments.seeds):
-        if strategy in STRATEGIES:
-            own = {"strategy": strategy, "num-rounds": ROUNDS, "seed": seed, **SPLITS[split]}
-            score, cost = run({**own, **settings_for(strategy, epsilon)})
-            spent = max(spent, cost)
-        else:
-            data = load_dataset(arguments.data, arguments.data_root)
-            score = virtual_accuracy(data, epsilon, arguments.nodes, seed, arguments.single_class)
-            spent = epsilon
-        scores.append(score)
-    return Row(series, epsilon, spent, fmean(scores), scores)
+def measured(series: str, epsilon: float, play: Play, seeds: int) -> Row:
+    """One row of the table."""
+    scores, spent = zip(*(play(epsilon, seed) for seed in range(seeds)), strict=True)
+    return Row(series, epsilon, max(spent), fmean(scores), list(scores))
 
 
-def series_of(arguments: argparse.Namespace) -> list[str]:
+def series_of(arguments: argparse.Namespace) -> dict[str, Play]:
     """Lines of the plot that were asked for."""
-    strategies = [s for s in STRATEGIES if arguments.only in (None, s)]
-    pairs = [(strategy, split) for strategy in strategies for split in SPLITS]
-    # Where a node has all classes, HFLDD's clusters are of one node, and nobody sends virtual data.
-    series = [f"{s}, {split}" for s, split in pairs if (s, split) != ("hfldd", "all classes")]
+    data, root = load_dataset(arguments.data, arguments.data_root), str(arguments.data_root or "")
+    series: dict[str, Play] = {
+        f"{strategy}, {arguments.data}, {name}": partial(run, strategy, split, data, root)
+        for strategy in STRATEGIES
+        for name, split in SPLITS.items()
+        if arguments.only in (None, strategy)
+        # Where a node has all classes, HFLDD's clusters are of one node; nobody sends virtual data.
+        and (strategy, name) != ("hfldd", "all classes")
+    }
     if arguments.only in (None, "virtual"):
         nodes = counted(arguments.nodes, "node")
         kind = " of one class" if arguments.single_class else ""
-        series.append(f"virtual data, {arguments.data}, {nodes}{kind}")
+
+        def virtual(epsilon: float, seed: int) -> tuple[float, float]:
+            pooled = (arguments.nodes, seed, arguments.single_class)
+            return virtual_accuracy(data, epsilon, *pooled), epsilon
+
+        series[f"virtual data, {arguments.data}, {nodes}{kind}"] = virtual
     return series
 
 
@@ -204,12 +218,11 @@ def main() -> None:
     if arguments.json is not None and arguments.json.exists():
         rows = [Row(**row) for row in json.loads(arguments.json.read_text())]
     known = {(row.series, row.epsilon) for row in rows}
-    for series in series_of(arguments):
+    for series, play in series_of(arguments).items():
         for epsilon in arguments.epsilons:
-            is_virtual = series.startswith("virtual")
-            if (series, epsilon) in known or (is_virtual and math.isinf(epsilon)):
+            if (series, epsilon) in known:
                 continue
-            row = measured(series, epsilon, arguments)
+            row = measured(series, epsilon, play, arguments.seeds)
             scores = ", ".join(f"{score:.3f}" for score in row.scores)
             print(
                 f"{series}: epsilon {epsilon:g} (spent {row.spent:.2f}), "

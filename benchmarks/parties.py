@@ -1,7 +1,7 @@
 """What each party of a run learns of a node's images besides its virtual data: measured attacks.
 
-``python -m benchmarks.parties [--sets 257] [--canaries 10] [--nodes 100] [--only parcels]
-[--json FILE]``
+``python -m benchmarks.parties [--sets 257] [--canaries 10] [--nodes 100]
+[--only views classes parcels] [--json FILE]``
 
 Digits, a node with images of three classes. Random halves of them are learned as nodes do, by the
 default settings, and each is attacked with all others as shadows (LiRA). The attacker knows all
@@ -16,17 +16,22 @@ Of a model it takes how sure it is of an image's label. Of the model's change, a
 soft labels, it takes the share that each image has in it: the change is taken for a sum of those
 that single images would cause, and solved for their weights.
 
-Then it guesses of ``--nodes`` nodes how many classes each has, by the size of its sealed parcel, by
-what that was without padding, and by the seconds until it leaves: as most of those have that look
-most alike, among the other half of the nodes. What virtual data themselves show is in
-``benchmarks.audit``.
+Then it guesses of ``--nodes`` nodes with one to ten classes:
+
+- **which classes** each has, of which it knows no image: by the share in the same changes of
+  held-back images of a class;
+- **how many**, by the size of a node's sealed parcel, by what that was without padding, and by the
+  seconds until it leaves: as most of those have that look most alike, among the other half of the
+  nodes.
+
+What virtual data themselves show is in ``benchmarks.audit``.
 """
 
 import argparse
 import copy
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,7 +49,15 @@ from cli.judge import QUICK, trained
 from client.training import soft_labels, train_round
 from distill.audit import Finding, finding
 from distill.many import distill_many
-from distill.membership import Flags, Floats, left_out_scores, logit_confidence, share_bounds
+from distill.membership import (
+    Curve,
+    Flags,
+    Floats,
+    curve,
+    left_out_scores,
+    logit_confidence,
+    share_bounds,
+)
 from distill.shadows import Canaries, draw_members, with_canaries
 from links.records import VIRTUAL_DATA
 from links.seal import sealed_size
@@ -53,10 +66,13 @@ from task.datasets import Dataset, DataSpec, Samples, load_dataset
 from task.models import create_model
 from task.settings import TrainSettings
 
+ATTACKS = ("views", "classes", "parcels")
 CLASSES = 3
 GOOD_STEPS = 300
 """Of the model that is good already, on held-back images."""
 OTHERS = 4
+KNOWN_A_CLASS = 10
+"""Held-back images of a class, by whose shares it is looked for."""
 IMAGES_A_CLASS = 60
 RIDGE = 0.01
 """Of solving for the images' shares, in mean squared changes of single images."""
@@ -175,37 +191,56 @@ def strongest(view: View, chosen: Canaries, members: Flags) -> Finding:
     return max(found, key=lambda f: f.curve.auc.value)
 
 
+def nodes_of(samples: Samples, spec: DataSpec, nodes: int) -> Iterator[tuple[Tensor, Samples]]:
+    """Classes and samples of nodes with 1 to all classes, each with the same number of images."""
+    for node in range(nodes):
+        generator = torch.Generator().manual_seed(node)
+        count = 1 + node % spec.num_classes
+        classes = torch.randperm(spec.num_classes, generator=generator)[:count]
+        own = [
+            places[torch.randperm(len(places), generator=generator)[:IMAGES_A_CLASS]]
+            for c in classes
+            for places in [(samples.labels == c).nonzero()[:, 0]]
+        ]
+        yield classes, samples.subset(torch.cat(own))
+
+
+def classes_found(
+    view: View, known: Canaries, samples: Samples, spec: DataSpec, nodes: int
+) -> Curve:
+    """How well the classes of nodes are told by the shares of known images in what is seen."""
+    of_class = functional.one_hot(known.labels, spec.num_classes).double().numpy()
+    present = np.zeros((nodes, spec.num_classes), bool)
+    scores = np.zeros((nodes, spec.num_classes))
+    for node, (classes, own) in enumerate(nodes_of(samples, spec, nodes)):
+        present[node, classes] = True
+        scores[node] = view.of(own)[view.attacks.index("change")] @ of_class
+    return curve(present.T, scores.T, np.random.default_rng(0))
+
+
 def parcels(samples: Samples, spec: DataSpec, nodes: int) -> tuple[Floats, Floats, Floats]:
     """Number of classes, bytes and seconds of the virtual data of nodes with 1 to all classes.
 
     Bytes are those before they are padded and sealed.
     """
-    counts = 1 + np.arange(nodes) % spec.num_classes
-    sizes, seconds = [], []
-    for node, count in enumerate(track(counts.tolist(), "parcels", transient=True)):
-        generator = torch.Generator().manual_seed(node)
-        of = torch.randperm(spec.num_classes, generator=generator)[:count]
-        own = torch.cat(
-            [
-                places[torch.randperm(len(places), generator=generator)[:IMAGES_A_CLASS]]
-                for c in of
-                for places in [(samples.labels == c).nonzero()[:, 0]]
-            ]
-        )
+    counts, sizes, seconds = [], [], []
+    drawn = nodes_of(samples, spec, nodes)
+    for node, (classes, own) in enumerate(track(drawn, "parcels", nodes, transient=True)):
         begin = time.perf_counter()
         (virtual,) = distill_many(
             DISTILLATION.distiller,
-            [(samples.inputs[own], samples.labels[own])],
+            [(own.inputs, own.labels)],
             num_classes=spec.num_classes,
-            per_class=max(1, DISTILLATION.distilled_size // count),
+            per_class=max(1, DISTILLATION.distilled_size // len(classes)),
             init=DISTILLATION.start,
             steps=None,
-            generators=[generator],
+            generators=[torch.Generator().manual_seed(node)],
             formation=DISTILLATION.formation,
         )
         seconds.append(time.perf_counter() - begin)
         sizes.append(len(virtual.to_bytes(DISTILLATION.bits)))
-    return counts.astype(float), np.array(sizes, float), np.array(seconds)
+        counts.append(len(classes))
+    return np.array(counts, float), np.array(sizes, float), np.array(seconds)
 
 
 def guessed_by(seen: Floats, counts: Floats) -> float:
@@ -220,24 +255,35 @@ def guessed_by(seen: Floats, counts: Floats) -> float:
     return right / len(counts)
 
 
-def attacked_views(data: Dataset, options: Any, console: Console) -> list[dict[str, Any]]:
-    """Attack what each party sees of a node's images, and print the table."""
-    samples, held_back = (part.to_samples(data.spec) for part in (data.train, data.test))
-    own = samples.labels < CLASSES
-    chosen = with_canaries(samples.inputs[own], samples.labels[own], options.canaries, seeded())
-    members = draw_members(options.sets, chosen, np.random.default_rng(0))
+def models(data: Dataset) -> tuple[nn.Module, nn.Module]:
+    """The model that a run begins with, and one that is good already."""
+    held_back = data.test.to_samples(data.spec)
     new = create_model("auto", data.spec, seed=0)
-    good = trained(replace(QUICK, steps=GOOD_STEPS), held_back, data.spec, seed=0)
+    return new, trained(replace(QUICK, steps=GOOD_STEPS), held_back, data.spec, seed=0)
+
+
+def all_views(data: Dataset, chosen: Canaries) -> list[View]:
+    """What each party sees of a node, by what that says of the chosen images."""
+    held_back = data.test.to_samples(data.spec)
+    new, good = models(data)
     rest = [held_back.subset(part) for part in torch.arange(len(held_back)).chunk(OTHERS)]
-    views = [
+    return [
         model_view("server, leader", "a node's model, first round", new, chosen, []),
         model_view("server, leader", "a node's model, later", good, chosen, []),
         model_view("server of FedHEAD", "mean of five models, later", good, chosen, rest),
         labels_view(new, chosen, data.spec),
     ]
+
+
+def attacked_views(data: Dataset, options: Any, console: Console) -> list[dict[str, Any]]:
+    """Attack what each party sees of a node's images, and print the table."""
+    samples = data.train.to_samples(data.spec)
+    own = samples.labels < CLASSES
+    chosen = with_canaries(samples.inputs[own], samples.labels[own], options.canaries, seeded())
+    members = draw_members(options.sets, chosen, np.random.default_rng(0))
     table = Table("party", "sees", "best attack", "AUC", "at 1 %", "at 0.1 %", "worst at 0.1 %")
     rows: list[dict[str, Any]] = []
-    for view in views:
+    for view in all_views(data, chosen):
         found = strongest(view, chosen, members)
         shown = [f"{s.value:.3f} ({s.low:.3f} to {s.high:.3f})" for s in found.curve]
         worst = ", ".join(f"{kind} {share.value:.3f}" for kind, share in found.worst.items())
@@ -248,20 +294,40 @@ def attacked_views(data: Dataset, options: Any, console: Console) -> list[dict[s
     return rows
 
 
+def found_classes(data: Dataset, options: Any, console: Console) -> list[dict[str, Any]]:
+    """Guess which classes nodes have, and print the table."""
+    samples, held_back = (part.to_samples(data.spec) for part in (data.train, data.test))
+    known = torch.cat(
+        [(held_back.labels == c).nonzero()[:KNOWN_A_CLASS, 0] for c in range(data.spec.num_classes)]
+    )
+    chosen = with_canaries(held_back.inputs[known], held_back.labels[known], 0, seeded())
+    table = Table("party", "sees", "AUC of a class being there", "found with 1 % false")
+    rows: list[dict[str, Any]] = []
+    for view in all_views(data, chosen):
+        auc, found, _ = classes_found(view, chosen, samples, data.spec, options.nodes)
+        shown = [f"{s.value:.3f} ({s.low:.3f} to {s.high:.3f})" for s in (auc, found)]
+        table.add_row(view.party, view.sees, *shown)
+        rows.append({"party": view.party, "sees": view.sees, "auc": auc, "at_1pct": found})
+    console.print(table)
+    return rows
+
+
 def main() -> None:
     """Attack all views, guess classes of parcels, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", type=int, default=257, help="one more than the shadows")
     parser.add_argument("--canaries", type=int, default=10, help="of each of three kinds")
-    parser.add_argument("--nodes", type=int, default=100, help="whose parcels are looked at")
-    parser.add_argument("--only", choices=("views", "parcels"))
+    parser.add_argument("--nodes", type=int, default=100, help="whose classes are guessed")
+    parser.add_argument("--only", nargs="+", choices=ATTACKS, default=ATTACKS)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     data, console = load_dataset("digits"), Console()
     results: dict[str, Any] = {}
-    if options.only != "parcels":
+    if "views" in options.only:
         results["rows"] = attacked_views(data, options, console)
-    if options.only != "views":
+    if "classes" in options.only:
+        results["classes"] = found_classes(data, options, console)
+    if "parcels" in options.only:
         samples = data.train.to_samples(data.spec)
         counts, sizes, seconds = parcels(samples, data.spec, options.nodes)
         sealed = [sealed_size(int(size), VIRTUAL_DATA) for size in sizes]

@@ -1,6 +1,6 @@
 """Overrides of Flower's hard-coded waits, one cost, and a bug fix.
 
-In Flower 1.32.1 and 1.41.0 an idle SuperNode polls for messages every 3 s and for a ClientApp's
+In the Flowers below an idle SuperNode polls for messages every 3 s and for a ClientApp's
 reply every 0.5 s; it waits 1 s before pulling an object again that has not arrived yet. It also
 offers a message as a task before the message is complete. Each override checks Flower's version and
 that the code it replaces still exists; if not, it warns, changes nothing and returns False.
@@ -22,7 +22,7 @@ from node.pace import Pace
 
 T = TypeVar("T")
 
-FLOWER_VERSIONS = ("1.32.1", "1.41.0")
+FLOWER_VERSIONS = ("1.32.1", "1.41.0", "1.42.0")
 IDLE_SLEEP = 3
 REPLY_SLEEP = 0.5
 """Flower's sleeps in the SuperNode's loop, in seconds; `_PacedTime` tells them apart by value."""
@@ -185,7 +185,7 @@ def can_override(name: str, present: bool) -> bool:
         "was written for %s%s",
         name,
         installed,
-        " and ".join(FLOWER_VERSIONS),
+        ", ".join(FLOWER_VERSIONS),
         "" if present else ", and the code it replaces has moved",
     )
     return False

@@ -1,4 +1,4 @@
-"""What of Flower 1.41's SuperNode is overridden, besides its timing: nothing so far."""
+"""What of Flower 1.41's and 1.42's SuperNode is overridden, besides its timing: nothing so far."""
 
 from __future__ import annotations
 

@@ -5,7 +5,14 @@ import copy
 import numpy as np
 import torch
 
-from benchmarks.parties import guessed_by, labels_view, model_view, share_solver, strongest
+from benchmarks.parties import (
+    classes_found,
+    guessed_by,
+    labels_view,
+    model_view,
+    share_solver,
+    strongest,
+)
 from distill.shadows import draw_members, with_canaries
 from task.datasets import load_dataset
 from task.models import create_model
@@ -54,3 +61,15 @@ def test_an_attack_on_a_model_is_not_blind() -> None:
     start = create_model("auto", data.spec, seed=0)
     found = strongest(model_view("server", "model", start, chosen, []), chosen, members)
     assert found.curve.auc.low > 0.55
+
+
+def test_the_classes_of_a_node_are_told_by_its_model_and_not_by_one_that_learned_nothing() -> None:
+    data = load_dataset("digits")
+    samples, held_back = (part.to_samples(data.spec) for part in (data.train, data.test))
+    known = torch.cat([(held_back.labels == c).nonzero()[:5, 0] for c in range(10)])
+    chosen = with_canaries(held_back.inputs[known], held_back.labels[known], 0, torch.Generator())
+    start = create_model("auto", data.spec, seed=0)
+    view = model_view("server", "model", start, chosen, [])
+    assert classes_found(view, chosen, samples, data.spec, 20).auc.low > 0.9
+    blind = view._replace(of=lambda own: np.zeros((2, len(known))))
+    assert classes_found(blind, chosen, samples, data.spec, 20).auc.value == 0.5

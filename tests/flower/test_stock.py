@@ -1,4 +1,4 @@
-"""The app bundle runs on any Flower's own processes: `make test-flower VERSION=1.41.0`."""
+"""The app bundle runs on any Flower's own processes: `make test-flower VERSION=1.42.0`."""
 
 import json
 import math

@@ -19,10 +19,11 @@ def install(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "version", lambda name: number)
 
 
-@pytest.fixture
-def newer(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["1.41.0", "1.42.0"])
+def newer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A Flower with a folder for its line."""
-    install("1.41.0", monkeypatch)
+    install(request.param, monkeypatch)
+    return str(request.param)
 
 
 @pytest.fixture
@@ -44,12 +45,13 @@ def test_a_flower_without_a_folder_is_stock_and_the_log_says_what_is_slower() ->
     assert "slower" in said
 
 
-@pytest.mark.usefixtures("newer")
-def test_one_with_a_folder_has_a_warm_process_and_the_log_says_that_no_policy_is_kept() -> None:
+def test_one_with_a_folder_has_a_warm_process_and_the_log_says_that_no_policy_is_kept(
+    newer: str,
+) -> None:
     assert is_another()
     assert not is_stock()
     said = check_another(NodeSettings(policy=OPEN, metrics_port=9000))
-    assert "flwr 1.41.0: one warm process" in said
+    assert f"flwr {newer}: one warm process" in said
     assert "no policy is kept" in said
 
 
@@ -100,9 +102,9 @@ def test_flowers_own_supernode_gets_the_nodes_settings(
     assert arguments == [*expected, "--auth-supernode-private-key", str(key)]
 
 
-@pytest.mark.usefixtures("newer")
-def test_the_fleets_tools_say_which_flower_they_speak_to(tmp_path: Path) -> None:
-    with pytest.raises(SuperLinkError, match=r"flwr 1\.41\.0 .* flwr==1\.32\.1, or .*`flwr run`"):
+def test_the_fleets_tools_say_which_flower_they_speak_to(newer: str, tmp_path: Path) -> None:
+    said = re.escape(f"flwr {newer}") + r" .* flwr==1\.32\.1, or .*`flwr run`"
+    with pytest.raises(SuperLinkError, match=said):
         Control("127.0.0.1:1")
     with pytest.raises(RuntimeError, match=r"flwr==1\.32\.1"):
         LocalFederation(1, tmp_path).start()
