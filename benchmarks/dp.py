@@ -185,7 +185,8 @@ def plotted(rows: list[Row]) -> Figure:
     for series in dict.fromkeys(row.series for row in rows):
         own = sorted((row.epsilon, row.accuracy) for row in rows if row.series == series)
         finite = [point for point in own if math.isfinite(point[0])]
-        (line,) = axes.plot(*zip(*finite, strict=True), marker="o", label=series)
+        epsilons, accuracies = ([point[i] for point in finite] for i in (0, 1))
+        (line,) = axes.plot(epsilons, accuracies, marker="o", label=series)
         for _, accuracy in own[len(finite) :]:
             axes.axhline(accuracy, color=line.get_color(), linestyle=":", linewidth=1)
     axes.set(xscale="log", xlabel="epsilon of each sample", ylabel="accuracy", ylim=(0, 1))

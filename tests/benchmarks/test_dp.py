@@ -1,0 +1,57 @@
+"""Noise is chosen for an epsilon, a table goes on where it was stopped, and can be drawn."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from opacus.accountants import RDPAccountant
+
+from benchmarks import dp
+from task.datasets import load_dataset
+from task.settings import TrainSettings
+
+
+@pytest.mark.parametrize("samples", [143, 6000])
+def test_the_noise_of_dp_sgd_spends_the_epsilon_that_was_asked_for(samples: int) -> None:
+    train = TrainSettings()
+    trained = samples - samples // 10
+    accountant = RDPAccountant()
+    steps = dp.ROUNDS * train.local_epochs * math.ceil(trained / train.batch_size)
+    noise, rate = dp.training_noise(2.0, samples), train.batch_size / trained
+    accountant.history = [(noise, rate, steps)]
+    assert accountant.get_epsilon(dp.DELTA) == pytest.approx(2, abs=0.02)
+
+
+@pytest.mark.parametrize("single_class", [False, True])
+def test_each_sample_is_one_nodes_alone(single_class: bool) -> None:
+    labels = load_dataset("digits").train.labels
+    labels = torch.as_tensor(labels)
+    shares = dp.spread(labels, 20, single_class, torch.Generator())
+    assert sorted(torch.cat(shares).tolist()) == list(range(len(labels)))
+    if single_class:
+        assert all(len(torch.unique(labels[own])) == 1 for own in shares)
+
+
+def test_a_table_goes_on_where_it_was_stopped_and_is_drawn_with_what_is_without_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def accuracy(data: object, epsilon: float, *others: object) -> float:
+        asked.append(epsilon)
+        return 0.5
+
+    monkeypatch.setattr(dp, "virtual_accuracy", accuracy)
+    kept, plot = tmp_path / "rows.json", tmp_path / "rows.svg"
+    for epsilons in (["inf"], ["1", "inf"]):
+        arguments = ["--only", "virtual", "--json", str(kept), "--plot", str(plot)]
+        monkeypatch.setattr(sys, "argv", ["dp", *arguments, "--epsilons", *epsilons])
+        dp.main()
+        assert plot.read_text().count("<svg") == 1
+    assert asked == [math.inf, 1.0]
+    assert [row["series"] for row in json.loads(kept.read_text())] == [
+        "virtual data, digits, 1 node"
+    ] * 2
