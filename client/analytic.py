@@ -51,7 +51,7 @@ def send_sums(message: Message, context: Context) -> Message:
         account = PrivacyAccount.of(session, train)
         account.spend(train.dp_noise, rate=1.0, steps=1)
         sums = sums.with_noise(request.clip, train.dp_noise, secret_generator())
-        metrics.update(account.numbers())
+        metrics.update(account.numbers(len(samples)))
     secure = context.run_config.get("secure-sums", False)
     own = means_of(sums, len(samples), request, train.dp_noise) if secure else record_of(sums)
     return Message(RecordDict({METRICS: metrics, SUMS: own}), reply_to=message)

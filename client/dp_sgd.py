@@ -14,6 +14,7 @@ from torch.nn import functional
 from client.session import Session
 from client.terms import LossTerm
 from links.store import SPENT, NodeStore
+from protocol.schema import LARGEST_NUMBER
 from task.augmentation import Augment, augmented
 from task.datasets import Samples
 from task.settings import Change, SettingsError, TrainSettings
@@ -57,9 +58,24 @@ class PrivacyAccount:
         """Epsilon spent, by the accountant of Rényi differential privacy."""
         return float(self._accountant().get_epsilon(self.delta))
 
-    def numbers(self) -> dict[str, float]:
-        """Epsilon and delta, as metrics of a reply."""
-        return {"dp-epsilon": self.epsilon, "dp-delta": self.delta}
+    def epsilon_of_group(self, size: int) -> float:
+        """Epsilon of so many samples together; of all, that of the node as a whole.
+
+        They move a sum `size` times as far as one sample does. Rényi divergences of the Gaussian
+        mechanism grow with the square of that and add up (Mironov 2017, proposition 7 and 1), and
+        proposition 3 turns them into epsilon. What sampling hides is not counted.
+        """
+        history = self._accountant().history
+        cost = size * size * sum(steps / (2 * noise * noise) for noise, _, steps in history)
+        return float(cost + 2 * math.sqrt(cost * -math.log(self.delta)))
+
+    def numbers(self, samples: int) -> dict[str, float]:
+        """Epsilon of a sample and of all samples of the node, and delta, as metrics of a reply."""
+        return {
+            "dp-epsilon": self.epsilon,
+            "dp-epsilon-of-all": min(self.epsilon_of_group(samples), LARGEST_NUMBER),
+            "dp-delta": self.delta,
+        }
 
     def spend(self, noise: float, rate: float, steps: int) -> None:
         """Book steps of the sampled Gaussian mechanism, before they are taken.

@@ -90,7 +90,8 @@ def train_virtual(message: Message, context: Context) -> Message:
     reply.update(local.train(joined(own, of_server)))
     reply.metric_records[METRICS][NUM_EXAMPLES] = len(own)
     if request.dp_epsilon:
-        reply.metric_records[METRICS].update(PrivacyAccount.of(session, local.settings).numbers())
+        account = PrivacyAccount.of(session, local.settings)
+        reply.metric_records[METRICS].update(account.numbers(len(session.data.train)))
     reply[ARRAYS] = local.trained_model()
     return Message(reply, reply_to=message)
 

@@ -100,7 +100,7 @@ def label_knowledge(message: Message, context: Context) -> Message:
         metrics[OWN_DIVERGENCE] = _divergence(first, second)
     arrays = ArrayRecord({SOFT_LABELS: labels_of(train, "label-knowledge")})
     if privacy:
-        metrics.update(privacy.account.numbers())
+        metrics.update(privacy.account.numbers(len(train)))
     return Message(RecordDict({ARRAYS: arrays, METRICS: metrics}), reply_to=message)
 
 
@@ -127,7 +127,7 @@ def distill(message: Message, context: Context) -> Message:
             "num-values": virtual.images.numel(),
             **(virtual.card.numbers() if virtual.card else {}),
             **(found.numbers() if found else {}),
-            **(account.numbers() if request.dp_epsilon else {}),
+            **(account.numbers(len(session.data.train)) if request.dp_epsilon else {}),
         }
     )
     parcel = send(session, message.content.config_records[ROUTE], payload, deadline)

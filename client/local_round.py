@@ -116,7 +116,7 @@ class LocalRound:
         )
         numbers: dict[str, Any] = {NUM_EXAMPLES: len(samples), **trained.numbers()}
         if privacy:
-            numbers |= privacy.account.numbers()
+            numbers |= privacy.account.numbers(len(samples))
         reply = RecordDict({METRICS: MetricRecord(numbers)})
         for term in terms:
             reply.update(term.finish(self.model, trained.steps))

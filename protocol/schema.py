@@ -28,6 +28,7 @@ class PrivacyMetrics(Block):
     """Privacy budget that a node has spent; None without differential privacy."""
 
     dp_epsilon: Annotated[float, Field(ge=0)] | None = None
+    dp_epsilon_of_all: Annotated[float, Field(ge=0)] | None = None
     dp_delta: Share | None = None
 
 

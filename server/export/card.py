@@ -3,7 +3,7 @@
 from server.export.description import Description
 from server.page.comparison import best
 from server.page.method import disclosed, private_by_method
-from server.page.privacy import spent
+from server.page.privacy import of_whole_nodes, spent
 from server.page.run_files import RunFiles
 from server.page.words import percent
 from task.words import counted
@@ -92,7 +92,8 @@ def _privacy(run: RunFiles) -> list[str]:
         lines = [
             f"- Trained with differential privacy of each sample: epsilon is at most "
             f"{max(epsilons.values()):.3g} at delta = {train['dp-delta']:g} ({how}). "
-            f"By node: {by_node}."
+            f"By node: {by_node}.",
+            *(f"- {text}" for text in [of_whole_nodes(run)] if text),
         ]
     else:
         lines = [

@@ -19,15 +19,27 @@ TRAINED_WITHOUT = (
 )
 
 
-def spent(run: RunFiles) -> dict[str, float]:
+def spent(run: RunFiles, key: str = "dp-epsilon") -> dict[str, float]:
     """Largest epsilon that each node reported, by name."""
     epsilons: dict[str, float] = {}
     for entry in run.journal:
         for node, numbers in entry.get("nodes", {}).items():
-            if "dp-epsilon" in numbers:
+            if key in numbers:
                 name = run.name(node)
-                epsilons[name] = max(epsilons.get(name, 0.0), numbers["dp-epsilon"])
+                epsilons[name] = max(epsilons.get(name, 0.0), numbers[key])
     return epsilons
+
+
+def of_whole_nodes(run: RunFiles) -> str:
+    """What the epsilon of all samples of a node together says; '' if no node reported any."""
+    if not (of_all := spent(run, "dp-epsilon-of-all").values()):
+        return ""
+    least, most = f"{min(of_all):.3g}", f"{max(of_all):.3g}"
+    return (
+        "All samples of a node together have an epsilon of "
+        f"{least if least == most else f'{least} to {most}'}: a node as a whole, or a person with "
+        "many samples, is not hidden by it."
+    )
 
 
 def privacy(run: RunFiles) -> Section | None:
@@ -44,6 +56,6 @@ def privacy(run: RunFiles) -> Section | None:
     folded = f"Epsilon of {len(rows)} nodes" if len(rows) > MOST_OPEN else ""
     return Section(
         "Differential privacy",
-        [largest, EXPLAINED if covered else TRAINED_WITHOUT],
+        [largest, *filter(None, [of_whole_nodes(run)]), EXPLAINED if covered else TRAINED_WITHOUT],
         [Table(["node", "#epsilon"], rows, folded=folded)],
     )

@@ -10,6 +10,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import norm
 from torch import nn
 from torch.nn import functional
 
@@ -22,6 +23,7 @@ from client.terms import Proximal
 from client.training import soft_labels, train_round
 from links.store import NodeStore
 from protocol.moon import MOONSettings
+from protocol.schema import LARGEST_NUMBER
 from task.augmentation import Augment, augmented
 from task.datasets import DataSpec, Samples, load_dataset
 from task.models import create_model
@@ -152,6 +154,29 @@ def test_epsilon_is_that_of_an_integral_of_the_privacy_loss(account, noise, rate
     expected = renyi_epsilon(noise, rate, steps)
     # the accountant tries more orders, so it may be a little lower, never higher
     assert 0.95 * expected < account.epsilon < 1.001 * expected
+
+
+def gaussian_delta(epsilon, apart):
+    """Delta of two normal distributions so many deviations apart (Balle and Wang 2018, eq. 6)."""
+    first, second = norm.logcdf([apart / 2 - epsilon / apart, -apart / 2 - epsilon / apart])
+    return math.exp(first) - math.exp(epsilon + second)
+
+
+@settings(deadline=None)
+@given(st.floats(0.5, 20), st.integers(1, 30), st.integers(1, 5000))
+def test_a_groups_epsilon_is_near_and_not_below_that_of_the_gaussian_mechanism(
+    tmp_path_factory, noise, steps, size
+):
+    account = PrivacyAccount(NodeStore(tmp_path_factory.mktemp("store")), DELTA, 0.0)
+    account.spend(noise, rate=1.0, steps=steps)
+    bound, apart = account.epsilon_of_group(size), size * math.sqrt(steps) / noise
+    assert gaussian_delta(bound, apart) <= DELTA
+    assert gaussian_delta(0.5 * bound, apart) > DELTA
+
+
+def test_an_epsilon_beyond_all_bounds_fits_into_a_reply(account):
+    account.spend(1e-3, rate=1.0, steps=100)
+    assert account.numbers(10**6)["dp-epsilon-of-all"] == LARGEST_NUMBER
 
 
 @settings(max_examples=6, deadline=None)
@@ -298,9 +323,12 @@ def training(**config):
     return {"config": ConfigRecord(config), "arrays": arrays}
 
 
+PRIVATE_METRICS = {"num-examples", "num-steps", "dp-epsilon", "dp-epsilon-of-all", "dp-delta"}
+
+
 def test_a_node_reports_a_growing_epsilon_and_neither_loss_nor_accuracy(node):
     first, second = (node("train", training())["metrics"] for _ in range(2))
-    assert first.keys() == {"num-examples", "num-steps", "dp-epsilon", "dp-delta"}
+    assert first.keys() == PRIVATE_METRICS
     assert 0 < first["dp-epsilon"] < second["dp-epsilon"]
 
 
