@@ -37,8 +37,8 @@ def of_whole_nodes(run: RunFiles) -> str:
     least, most = f"{min(of_all):.3g}", f"{max(of_all):.3g}"
     return (
         "All samples of a node together have an epsilon of "
-        f"{least if least == most else f'{least} to {most}'}: a node as a whole, or a person with "
-        "many samples, is not hidden by it."
+        f"{least if least == most else f'{least} to {most}'}. That bounds what is revealed of a "
+        "node as a whole, or of a person with many samples; above about 10 it hides nobody."
     )
 
 
