@@ -61,8 +61,8 @@ def test_a_run_with_secure_sums_learns_what_a_plain_run_learns(
         models.append(load_file(folder / "1" / "model.safetensors"))
         losses.append([row["loss"] for row in rows])
     plain, summed = models
-    for name, array in plain.items():
-        np.testing.assert_allclose(summed[name], array, rtol=1e-5, atol=1e-5)
+    for name, array in plain.items():  # training makes what rounding changes larger
+        np.testing.assert_allclose(summed[name], array, rtol=1e-5, atol=1e-4)
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert losses[0][0] != losses[0][-1]
     journal = (tmp_path / "True" / "1" / "journal.jsonl").read_text().splitlines()

@@ -106,7 +106,7 @@ ELSEWHERE = {
 """Flower's, whose numbers tests/strategies/test_flowers_own.py compares with Flower's classes."""
 
 
-PACKED = {"fedlgd", "hfldd"}
+PACKED = {"fedaf", "feddm", "fedlgd", "hfldd"}
 """Send virtual data, whose packed size depends on the processor's rounding: to a percent."""
 
 
