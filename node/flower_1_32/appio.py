@@ -91,7 +91,8 @@ def pull_message(calls: Any) -> Any | None:
 
 def pull_task_input(calls: Any) -> Any:
     """Pull a task's run, app bundle and context."""
-    return calls.PullTaskInput(messages.PullTaskInputRequest())
+    # The worker's first call: on a very busy machine, a first try to connect may fail.
+    return calls.PullTaskInput(messages.PullTaskInputRequest(), wait_for_ready=True)
 
 
 def open_channel(
