@@ -191,8 +191,10 @@ def strongest(view: View, chosen: Canaries, members: Flags) -> Finding:
     return max(found, key=lambda f: f.curve.auc.value)
 
 
-def nodes_of(samples: Samples, spec: DataSpec, nodes: int) -> Iterator[tuple[Tensor, Samples]]:
-    """Classes and samples of nodes with 1 to all classes, each with the same number of images."""
+def nodes_of(
+    samples: Samples, spec: DataSpec, nodes: int
+) -> Iterator[tuple[Tensor, Samples, torch.Generator]]:
+    """Classes, samples and draws of nodes with 1 to all classes, equally many images of each."""
     for node in range(nodes):
         generator = torch.Generator().manual_seed(node)
         count = 1 + node % spec.num_classes
@@ -202,7 +204,7 @@ def nodes_of(samples: Samples, spec: DataSpec, nodes: int) -> Iterator[tuple[Ten
             for c in classes
             for places in [(samples.labels == c).nonzero()[:, 0]]
         ]
-        yield classes, samples.subset(torch.cat(own))
+        yield classes, samples.subset(torch.cat(own)), generator
 
 
 def classes_found(
@@ -212,7 +214,7 @@ def classes_found(
     of_class = functional.one_hot(known.labels, spec.num_classes).double().numpy()
     present = np.zeros((nodes, spec.num_classes), bool)
     scores = np.zeros((nodes, spec.num_classes))
-    for node, (classes, own) in enumerate(nodes_of(samples, spec, nodes)):
+    for node, (classes, own, _) in enumerate(nodes_of(samples, spec, nodes)):
         present[node, classes] = True
         scores[node] = view.of(own)[view.attacks.index("change")] @ of_class
     return curve(present.T, scores.T, np.random.default_rng(0))
@@ -225,7 +227,7 @@ def parcels(samples: Samples, spec: DataSpec, nodes: int) -> tuple[Floats, Float
     """
     counts, sizes, seconds = [], [], []
     drawn = nodes_of(samples, spec, nodes)
-    for node, (classes, own) in enumerate(track(drawn, "parcels", nodes, transient=True)):
+    for classes, own, generator in track(drawn, "parcels", nodes, transient=True):
         begin = time.perf_counter()
         (virtual,) = distill_many(
             DISTILLATION.distiller,
@@ -234,7 +236,7 @@ def parcels(samples: Samples, spec: DataSpec, nodes: int) -> tuple[Floats, Float
             per_class=max(1, DISTILLATION.distilled_size // len(classes)),
             init=DISTILLATION.start,
             steps=None,
-            generators=[torch.Generator().manual_seed(node)],
+            generators=[generator],
             formation=DISTILLATION.formation,
         )
         seconds.append(time.perf_counter() - begin)
@@ -255,17 +257,11 @@ def guessed_by(seen: Floats, counts: Floats) -> float:
     return right / len(counts)
 
 
-def models(data: Dataset) -> tuple[nn.Module, nn.Module]:
-    """The model that a run begins with, and one that is good already."""
-    held_back = data.test.to_samples(data.spec)
-    new = create_model("auto", data.spec, seed=0)
-    return new, trained(replace(QUICK, steps=GOOD_STEPS), held_back, data.spec, seed=0)
-
-
 def all_views(data: Dataset, chosen: Canaries) -> list[View]:
     """What each party sees of a node, by what that says of the chosen images."""
     held_back = data.test.to_samples(data.spec)
-    new, good = models(data)
+    new = create_model("auto", data.spec, seed=0)
+    good = trained(replace(QUICK, steps=GOOD_STEPS), held_back, data.spec, seed=0)
     rest = [held_back.subset(part) for part in torch.arange(len(held_back)).chunk(OTHERS)]
     return [
         model_view("server, leader", "a node's model, first round", new, chosen, []),
