@@ -92,9 +92,10 @@ def _privacy(run: RunFiles) -> list[str]:
         lines = [
             f"- Trained with differential privacy of each sample: epsilon is at most "
             f"{max(epsilons.values()):.3g} at delta = {train['dp-delta']:g} ({how}). "
-            f"By node: {by_node}.",
-            *(f"- {text}" for text in [of_whole_nodes(run)] if text),
+            f"By node: {by_node}."
         ]
+        if whole := of_whole_nodes(run):
+            lines.append(f"- {whole}")
     else:
         lines = [
             "- Trained without differential privacy: nothing bounds what the model reveals about "

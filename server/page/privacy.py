@@ -54,8 +54,9 @@ def privacy(run: RunFiles) -> Section | None:
     )
     rows = [[node, f"{epsilon:.3g}"] for node, epsilon in epsilons.items()]
     folded = f"Epsilon of {len(rows)} nodes" if len(rows) > MOST_OPEN else ""
+    texts = (largest, of_whole_nodes(run), EXPLAINED if covered else TRAINED_WITHOUT)
     return Section(
         "Differential privacy",
-        [largest, *filter(None, [of_whole_nodes(run)]), EXPLAINED if covered else TRAINED_WITHOUT],
+        [text for text in texts if text],
         [Table(["node", "#epsilon"], rows, folded=folded)],
     )

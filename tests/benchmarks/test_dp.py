@@ -27,8 +27,7 @@ def test_the_noise_of_dp_sgd_spends_the_epsilon_that_was_asked_for(samples: int)
 
 @pytest.mark.parametrize("single_class", [False, True])
 def test_each_sample_is_one_nodes_alone(single_class: bool) -> None:
-    labels = load_dataset("digits").train.labels
-    labels = torch.as_tensor(labels)
+    labels = torch.as_tensor(load_dataset("digits").train.labels)
     shares = dp.spread(labels, 20, single_class, torch.Generator())
     assert sorted(torch.cat(shares).tolist()) == list(range(len(labels)))
     if single_class:
