@@ -38,18 +38,18 @@ class Ledger:
             self.entries[message.metadata.message_type, DOWN] += size
             self.payloads[message.metadata.message_type, DOWN] += payload
 
-    def book_received(self, reply: Message, *, accepted: bool = True) -> None:
-        """Count a reply from a node; error replies carry no records.
+    def book_received(self, reply: Message) -> None:
+        """Count a reply as it arrived: arrays that were decoded since are encoded to be counted."""
+        if reply.has_content():  # error replies carry no records
+            phase = reply.metadata.message_type
+            self.entries[phase, UP] += content_bytes(reply.content)
+            self.payloads[phase, UP] += payload_bytes(reply.content)
 
-        Of replies that were not accepted, only what came in counts, not what they say.
-        """
-        if not reply.has_content():
-            return
+    def book_parcels(self, reply: Message) -> None:
+        """Count the parcels of a reply that was checked, by what it says of them."""
         phase = reply.metadata.message_type
-        self.entries[phase, UP] += content_bytes(reply.content)
-        self.payloads[phase, UP] += payload_bytes(reply.content)
         for name, record in reply.content.config_records.items():
-            if accepted and name.partition(".")[0] == PARCEL:
+            if name.partition(".")[0] == PARCEL:
                 link, size = _parcel_bytes(record)
                 self.entries[phase, link] += size
 

@@ -210,9 +210,10 @@ class MeteredGrid(Grid):
         title = self._phases[phase].title if phase in self._phases else phase
         progress = Progress(title, len(messages))
         for arrived in self._arriving(pending, start + wait, progress):
+            self.ledger.book_received(arrived)
             reply = self._accepted(by_node[arrived.metadata.src_node_id], arrived)
-            self.ledger.book_received(arrived, accepted=reply.has_content())
             if reply.has_content():
+                self.ledger.book_parcels(reply)
                 spool.keep(reply.content)
             replies.append(reply)
         self._book_phase(phase, time.monotonic() - start, len(messages), replies)

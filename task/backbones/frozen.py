@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import math
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -218,9 +219,16 @@ def fingerprint(model: nn.Module) -> str:
 
 def copy_to_train(model: nn.Module) -> nn.Module:
     """A copy of a model, which shares what nobody trains."""
-    if not isinstance(model, Frozen) or model.trained:
-        return copy.deepcopy(model)
-    return copy.deepcopy(model, {id(model.network): model.network})
+    known: dict[int, object] = {}
+    if isinstance(model, Frozen) and not model.trained:
+        known[id(model.network)] = model.network
+    # A module has a dozen dictionaries for hooks, nearly always empty, which take `deepcopy` half
+    # of its time: it is told their copies.
+    for module in model.modules():
+        for value in vars(module).values():
+            if type(value) in (dict, OrderedDict) and not value:
+                known[id(value)] = type(value)()
+    return copy.deepcopy(model, known)
 
 
 def whole_state(model: nn.Module) -> dict[str, Tensor]:

@@ -188,6 +188,29 @@ def test_copies_to_train_share_a_network_only_if_nobody_trains_it():
     assert copy_to_train(model).network is not model.network
 
 
+def test_a_copy_to_train_has_weights_and_hooks_of_its_own():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model[1].weight = model[0].bias  # one weight in two places
+    model[0].register_forward_hook(lambda *_: None)
+    one, other = copy_to_train(model), copy_to_train(model)
+    assert one[1].weight is one[0].bias
+    for name, value in model.state_dict().items():
+        assert torch.equal(one.state_dict()[name], value)
+    one[1].register_forward_hook(lambda *_: None)
+    for copied, hooks in ((model, (1, 0)), (other, (1, 0)), (one, (1, 1))):
+        assert tuple(len(module._forward_hooks) for module in copied) == hooks
+    one(torch.randn(3, 4)).sum().backward()
+    with torch.no_grad():
+        for value in [*one.parameters(), *one.buffers()]:
+            value += 1
+    for untouched in (model, other):
+        assert all(weight.grad is None for weight in untouched.parameters())
+        assert not any(
+            torch.equal(value, one.state_dict()[name])
+            for name, value in untouched.state_dict().items()
+        )
+
+
 def test_a_networks_weights_come_from_a_file_which_may_have_a_head_of_its_own(tmp_path):
     source, file = Parts(), tmp_path / "network.safetensors"  # of another seed than the model
     save_file({**source.state_dict(), "fc.weight": torch.ones(1000, 6)}, file)
