@@ -8,8 +8,9 @@ default settings, and each is attacked with all others as shadows (LiRA). The at
 images in question, the model that the node began with, and the seed. Three things may reach it:
 
 - the node's **model** after a round: the server of FedAvg or a sector leader of FedHEAD gets it, in
-  the first round and when the global model is good already;
-- the **mean** of it and four other nodes' models, which are held-back images': FedHEAD's server;
+  the first round, when the global model is good already, and in each of ten rounds;
+- the **mean** of it and four other nodes' models, which are held-back images': FedHEAD's server,
+  and one that gets secure sums;
 - **soft labels** on noise, which HFLDD's server gets.
 
 Of a model it takes how sure it is of an image's label. Of the model's change, and of that of the
@@ -31,7 +32,7 @@ import argparse
 import copy
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,6 +43,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -71,6 +73,7 @@ CLASSES = 3
 GOOD_STEPS = 300
 """Of the model that is good already, on held-back images."""
 OTHERS = 4
+ROUNDS = 10
 KNOWN_A_CLASS = 10
 """Held-back images of a class, by whose shares it is looked for."""
 IMAGES_A_CLASS = 60
@@ -93,56 +96,78 @@ def share_solver(alone: Tensor) -> Callable[[Tensor], Floats]:
     wide = alone.double()
     system = wide @ wide.mT
     system.diagonal().add_(RIDGE * system.diagonal().mean())
-    inverse = torch.linalg.inv(system) @ wide
+    factor = torch.linalg.cholesky(system)
 
     def shares(change: Tensor) -> Floats:
-        weights: Floats = (inverse @ change.double()).numpy()
+        causes = (wide @ change.double())[:, None]
+        weights: Floats = torch.cholesky_solve(causes, factor)[:, 0].numpy()
         return weights
 
     return shares
 
 
-def seeded() -> torch.Generator:
-    """Of a node's draws, which a server knows by the run's seed."""
-    return torch.Generator().manual_seed(0)
+def seeded(number: int = 0) -> torch.Generator:
+    """Of a node's draws in a round, which a server knows by the run's seed."""
+    return torch.Generator().manual_seed(number)
 
 
-def steps_alone(start: nn.Module, chosen: Canaries) -> Tensor:
+def steps_alone(model: nn.Module, chosen: Canaries) -> Tensor:
     """The step that each image alone would cause, (n, weights): minus its loss's gradient."""
-    model = copy.deepcopy(start)
-    steps = []
-    for image, label in zip(chosen.images, chosen.labels, strict=True):
-        loss = functional.cross_entropy(model(image[None]), label[None])
-        steps.append(-parameters_to_vector(torch.autograd.grad(loss, list(model.parameters()))))
-    return torch.stack(steps)
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+
+    def loss(weights: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
+        logits = functional_call(model, weights, (image[None],))
+        return functional.cross_entropy(logits, label[None])
+
+    steps = vmap(grad(loss), (None, 0, 0))(weights, chosen.images, chosen.labels)
+    return -torch.cat([steps[name].flatten(1) for name in weights], dim=1)
 
 
-def model_view(
-    party: str, sees: str, start: nn.Module, chosen: Canaries, others: list[Samples]
+def models_view(
+    party: str,
+    sees: str,
+    start: nn.Module,
+    chosen: Canaries,
+    others: Sequence[Samples] = (),
+    *,
+    rounds: int = 1,
+    mean: bool = False,
 ) -> View:
-    """The node's model after a round, or its mean with those of others."""
-    before = parameters_to_vector(start.parameters()).detach()
-    shares = share_solver(steps_alone(start, chosen))
+    """The models of a node after each round, or their means with those of others.
 
-    def round_of(samples: Samples) -> Tensor:
-        model = copy.deepcopy(start)
-        train_round(model, samples, TRAIN, seeded())
-        return parameters_to_vector(model.parameters()).detach()
-
-    rest = [round_of(samples) for samples in others]
-
-    @torch.no_grad()
-    def seen(update: Tensor) -> Floats:
-        model = copy.deepcopy(start).eval()
-        vector_to_parameters(before + update, model.parameters())
-        logits = model(chosen.images).double().numpy()
-        sure = logit_confidence(logits, chosen.labels.numpy())
-        return np.stack([sure, shares(update)])
+    A round begins with the mean of the one before, which is seen in any case.
+    """
+    first_shares = share_solver(steps_alone(start, chosen))
 
     def of(samples: Samples) -> Floats:
-        return seen(torch.stack([round_of(samples), *rest]).mean(0) - before)
+        model, shares = copy.deepcopy(start), []
+        for number in range(rounds):
+            shares_of = share_solver(steps_alone(model, chosen)) if number else first_shares
+            before = vector_of(model)
+            models = [trained_from(model, own, seeded(number)) for own in (samples, *others)]
+            after = torch.stack(models).mean(0)
+            seen = after if mean else models[0]
+            shares.append(shares_of(seen - before))
+            vector_to_parameters(after, model.parameters())
+        vector_to_parameters(seen, model.parameters())
+        with torch.no_grad():
+            logits = model.eval()(chosen.images).double().numpy()
+        sure = logit_confidence(logits, chosen.labels.numpy())
+        return np.stack([sure, np.mean(shares, axis=0)])
 
     return View(party, sees, ("label", "change"), of)
+
+
+def vector_of(model: nn.Module) -> Tensor:
+    """All weights of a model."""
+    return parameters_to_vector(model.parameters()).detach()
+
+
+def trained_from(start: nn.Module, samples: Samples, generator: torch.Generator) -> Tensor:
+    """Weights after a round of training on these samples."""
+    model = copy.deepcopy(start)
+    train_round(model, samples, TRAIN, generator)
+    return vector_of(model)
 
 
 def labels_view(start: nn.Module, chosen: Canaries, spec: DataSpec) -> View:
@@ -155,7 +180,7 @@ def labels_view(start: nn.Module, chosen: Canaries, spec: DataSpec) -> View:
         vector_to_parameters(weights, model.parameters())
         return functional.softmax(model(noise), dim=1).flatten()
 
-    before = parameters_to_vector(start.parameters()).detach()
+    before = vector_of(start)
     labels = predicted(before)
     alone = [predicted(before + LABELS.initial_lr * s) - labels for s in steps_alone(start, chosen)]
     shares = share_solver(torch.stack(alone))
@@ -263,10 +288,21 @@ def all_views(data: Dataset, chosen: Canaries) -> list[View]:
     new = create_model("auto", data.spec, seed=0)
     good = trained(replace(QUICK, steps=GOOD_STEPS), held_back, data.spec, seed=0)
     rest = [held_back.subset(part) for part in torch.arange(len(held_back)).chunk(OTHERS)]
+    again = f"of {ROUNDS} rounds"
     return [
-        model_view("server, leader", "a node's model, first round", new, chosen, []),
-        model_view("server, leader", "a node's model, later", good, chosen, []),
-        model_view("server of FedHEAD", "mean of five models, later", good, chosen, rest),
+        models_view("server, leader", "a node's model, first round", new, chosen),
+        models_view("server, leader", "a node's model, later", good, chosen),
+        models_view("server, leader", f"a node's models {again}", new, chosen, rest, rounds=ROUNDS),
+        models_view("server of means", "mean of five models, later", good, chosen, rest, mean=True),
+        models_view(
+            "server of means",
+            f"means of five models {again}",
+            new,
+            chosen,
+            rest,
+            rounds=ROUNDS,
+            mean=True,
+        ),
         labels_view(new, chosen, data.spec),
     ]
 
