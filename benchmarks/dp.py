@@ -42,6 +42,8 @@ from task.words import counted
 
 NODES = 10
 ROUNDS = 10
+MINIBATCHES = 20
+"""Of an epoch of DP-SGD, at most: its noise is as large for a minibatch of few samples."""
 DELTA = 1e-5
 SPLITS: dict[str, Settings] = {
     "all classes": {"partition.scheme": "iid"},
@@ -67,8 +69,11 @@ def settings_for(strategy: str, epsilon: float, samples: int) -> Settings:
     """Settings of a run whose nodes have so many samples; infinity is without privacy."""
     private = math.isfinite(epsilon)
     if strategy == "fedavg":
-        noise = training_noise(epsilon, samples) if private else 0.0
-        return {"train.lr": 0.2, "train.dp-noise": noise}
+        if not private:
+            return {"train.lr": 0.2}
+        batch = max(TrainSettings().batch_size, samples // MINIBATCHES)
+        noise = training_noise(epsilon, samples, batch)
+        return {"train.lr": 0.2, "train.batch-size": batch, "train.dp-noise": noise}
     if strategy == "hfldd":
         matching: Settings = {"hfldd.distiller": "dm", "hfldd.start": "noise"}
         return {**matching, "hfldd.dp-epsilon": epsilon if private else 0.0}
@@ -76,16 +81,16 @@ def settings_for(strategy: str, epsilon: float, samples: int) -> Settings:
     return {**once, "fedlgd.dp-epsilon": epsilon if private else 0.0}
 
 
-def training_noise(epsilon: float, samples: int) -> float:
+def training_noise(epsilon: float, samples: int, batch: int) -> float:
     """Noise multiplier with which all rounds of DP-SGD on a node's samples spend epsilon."""
     train = TrainSettings()
     trained = samples - int(samples * train.holdout)
-    steps = ROUNDS * train.local_epochs * math.ceil(trained / train.batch_size)
+    steps = ROUNDS * train.local_epochs * math.ceil(trained / batch)
     return float(
         get_noise_multiplier(
             target_epsilon=epsilon,
             target_delta=DELTA,
-            sample_rate=train.batch_size / trained,
+            sample_rate=batch / trained,
             steps=steps,
             accountant="rdp",
         )

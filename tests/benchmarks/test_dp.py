@@ -14,14 +14,16 @@ from task.datasets import load_dataset
 from task.settings import TrainSettings
 
 
-@pytest.mark.parametrize("samples", [143, 6000])
-def test_the_noise_of_dp_sgd_spends_the_epsilon_that_was_asked_for(samples: int) -> None:
-    train = TrainSettings()
+@pytest.mark.parametrize(("samples", "batch"), [(143, 16), (6000, 300)])
+def test_the_noise_of_dp_sgd_spends_the_epsilon_that_was_asked_for(
+    samples: int, batch: int
+) -> None:
+    settings = dp.settings_for("fedavg", 2.0, samples)
+    assert settings["train.batch-size"] == batch
     trained = samples - samples // 10
     accountant = RDPAccountant()
-    steps = dp.ROUNDS * train.local_epochs * math.ceil(trained / train.batch_size)
-    noise, rate = dp.training_noise(2.0, samples), train.batch_size / trained
-    accountant.history = [(noise, rate, steps)]
+    steps = dp.ROUNDS * TrainSettings().local_epochs * math.ceil(trained / batch)
+    accountant.history = [(float(settings["train.dp-noise"]), batch / trained, steps)]
     assert accountant.get_epsilon(dp.DELTA) == pytest.approx(2, abs=0.02)
 
 
