@@ -4,6 +4,7 @@ import copy
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 
@@ -16,9 +17,17 @@ from benchmarks.parties import (
     steps_alone,
     strongest,
 )
-from distill.shadows import draw_members, with_canaries
-from task.datasets import load_dataset
+from distill.shadows import Canaries, draw_members, with_canaries
+from task.datasets import Dataset, Samples, load_dataset
 from task.models import create_model
+
+
+def first_digits(count: int) -> tuple[Dataset, Canaries, nn.Module]:
+    """The data, the first images of it, and a new model for them."""
+    data = load_dataset("digits")
+    samples = data.train.to_samples(data.spec).subset(torch.arange(count))
+    chosen = with_canaries(samples.inputs, samples.labels, 0, torch.Generator())
+    return data, chosen, create_model("auto", data.spec, seed=0)
 
 
 def test_the_share_of_each_image_in_a_change_is_found() -> None:
@@ -29,10 +38,7 @@ def test_the_share_of_each_image_in_a_change_is_found() -> None:
 
 
 def test_the_step_of_an_image_is_minus_its_gradient() -> None:
-    data = load_dataset("digits")
-    samples = data.train.to_samples(data.spec).subset(torch.arange(5))
-    chosen = with_canaries(samples.inputs, samples.labels, 0, torch.Generator())
-    model = create_model("auto", data.spec, seed=0)
+    _, chosen, model = first_digits(5)
     for step, image, label in zip(
         steps_alone(model, chosen), chosen.images, chosen.labels, strict=True
     ):
@@ -42,11 +48,8 @@ def test_the_step_of_an_image_is_minus_its_gradient() -> None:
 
 
 def test_more_rounds_show_more() -> None:
-    data = load_dataset("digits")
-    samples = data.train.to_samples(data.spec).subset(torch.arange(150))
-    chosen = with_canaries(samples.inputs, samples.labels, 0, torch.Generator())
+    data, chosen, start = first_digits(150)
     members = draw_members(24, chosen, np.random.default_rng(0))
-    start = create_model("auto", data.spec, seed=0)
     others = [data.test.to_samples(data.spec).subset(torch.arange(60))]
     one, five = (
         strongest(
@@ -67,11 +70,9 @@ def test_a_number_of_classes_is_guessed_where_it_shows_and_by_chance_where_not()
 
 def test_what_is_seen_depends_on_the_node_s_images_alone() -> None:
     """So that sets differ by their members, and the model that a node begins with stays."""
-    data = load_dataset("digits")
-    samples = data.train.to_samples(data.spec).subset(torch.arange(60))
-    chosen = with_canaries(samples.inputs, samples.labels, 0, torch.Generator())
-    start = create_model("auto", data.spec, seed=0)
+    data, chosen, start = first_digits(60)
     before = copy.deepcopy(start.state_dict())
+    samples = Samples(chosen.images, chosen.labels)
     one, other = (samples.subset(part) for part in torch.arange(60).chunk(2))
     for view in (
         models_view("server", "model", start, chosen),
@@ -87,11 +88,8 @@ def test_what_is_seen_depends_on_the_node_s_images_alone() -> None:
 
 
 def test_an_attack_on_a_model_is_not_blind() -> None:
-    data = load_dataset("digits")
-    samples = data.train.to_samples(data.spec).subset(torch.arange(40))
-    chosen = with_canaries(samples.inputs, samples.labels, 0, torch.Generator())
+    _, chosen, start = first_digits(40)
     members = draw_members(24, chosen, np.random.default_rng(0))
-    start = create_model("auto", data.spec, seed=0)
     found = strongest(models_view("server", "model", start, chosen), chosen, members)
     assert found.curve.auc.low > 0.55
 
