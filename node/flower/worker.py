@@ -41,6 +41,7 @@ from node.device import UnfitError, take_device
 from node.flower.timing import patch_pull_backoff
 from node.gpus import give_memory_back, is_cuda_lost, is_out_of_memory, memory_remedy
 from node.line import module_of_line
+from node.memory import give_freed_back, keep_freed
 
 appio = module_of_line("appio")
 Note = tuple[str, int, str]
@@ -74,6 +75,7 @@ class Worker:
             self._notes.send(note)
             if note[0] == "lost":
                 return
+            give_freed_back()
 
     def _serve_task(self, token: str, tree: ObjectTree) -> Note:
         """Serve a task, but for the last note."""
@@ -165,6 +167,7 @@ def main() -> None:
     try:
         _preload(args.preload)
         put_off_compiler()
+        keep_freed()
         device = take_device(args.device, place=args.place)
     except UnfitError as error:
         notes.send(("unfit", 0, str(error)))
