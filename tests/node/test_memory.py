@@ -21,7 +21,7 @@ if sys.argv[1] == "kept":
     keep_freed()
 for _ in range(2):  # the first time, memory is new in any case
     before, most = faults(), 0
-    for _ in range(50):
+    for _ in range(10):
         blocks = [torch.ones(10_000_000) for _ in range(2)]  # 40 MB each
         blocks.clear()
 print(faults() - before)
