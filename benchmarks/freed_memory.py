@@ -10,7 +10,6 @@ row has the medians of their CPU time, the system's included.
 import argparse
 import json
 import resource
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -49,38 +48,27 @@ def seconds(model: str, batch_size: int, *, kept: bool) -> tuple[float, float]:
     return after.ru_utime - before.ru_utime + system, system
 
 
-def in_new_process(
-    call: Callable[..., tuple[float, float]], *args: object, kept: bool
-) -> list[float]:
-    """What a call gives in a process of its own."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return list(pool.submit(call, *args, kept=kept).result())
-
-
 def main() -> None:
     """Measure, print the table and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
-    table = Table(
-        "network, batch", "given back, s", "of the system", "kept, s", "of the system", "ratio"
-    )
+    table = Table("network, batch", "given back, s", "system's", "kept, s", "system's", "ratio")
     rows = []
     for model, batch_size in CASES:
-        runs: dict[bool, list[list[float]]] = {False: [], True: []}
+        runs: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
         for _ in range(options.repeats):
             for kept, measured in runs.items():
-                measured.append(in_new_process(seconds, model, batch_size, kept=kept))
-        (given, given_system), (kept_all, kept_system) = (
-            map(median, zip(*measured, strict=True)) for measured in runs.values()
-        )
-        ratio = kept_all / given
-        numbers = (given, given_system, kept_all, kept_system, ratio)
+                with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+                    run = pool.submit(seconds, model, batch_size, kept=kept)
+                    measured.append(run.result())
+        given, kept_all = (tuple(map(median, zip(*own, strict=True))) for own in runs.values())
+        ratio = kept_all[0] / given[0]
+        numbers = (*given, *kept_all, ratio)
         table.add_row(f"{model}, {batch_size}", *(f"{number:.2f}" for number in numbers))
-        rows.append(
-            {"model": model, "batch_size": batch_size, "given_back": given, "kept": kept_all}
-        )
+        case = {"model": model, "batch_size": batch_size}
+        rows.append({**case, "given_back": given, "kept": kept_all, "ratio": ratio})
     Console().print(table)
     if options.json is not None:
         options.json.write_text(json.dumps({"rows": rows}, indent=2) + "\n")

@@ -14,8 +14,8 @@ def keep_freed() -> None:
     """Have freed memory kept for what is allocated next, where the C library is glibc.
 
     It gives blocks of tensors back to the system and asks for new ones, minibatch after minibatch,
-    which all have to be filled with zeros first: on a CPU a tenth to nearly half of the time of
-    training convolutions.
+    which all have to be filled with zeros first: on a CPU a fifth to nearly half of the time of
+    training convolutions (``benchmarks.freed_memory``).
     """
     if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(TRIM_THRESHOLD, KEPT)
