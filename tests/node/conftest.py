@@ -39,6 +39,7 @@ timeout = 60.0
 
 CLIENT = """
 import os, time
+from resource import RUSAGE_SELF, getrusage
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -60,9 +61,16 @@ def train(message: Message, context: Context) -> Message:
         raise ValueError("lost") from torch.AcceleratorError("CUDA error: illegal memory access")
     if do == "sleep":
         time.sleep(8)
+    faults = 0
+    if do == "allocate":  # and free at once; the second time it may be there
+        for _ in range(2):
+            before = getrusage(RUSAGE_SELF).ru_minflt
+            b"x" * 40_000_000
+            faults = getrusage(RUSAGE_SELF).ru_minflt - before
     counted = context.state.metric_records.get("count", MetricRecord({"n": 0}))["n"] + 1
     context.state["count"] = MetricRecord({"n": counted})
     told = ConfigRecord({"pid": os.getpid(), "greeting": GREETING, "count": counted,
+                         "faults": faults,
                          "threads": os.environ["OMP_NUM_THREADS"],
                          "node-config": str(dict(context.node_config))})
     return Message(RecordDict({"told": told}), reply_to=message)

@@ -3,6 +3,7 @@
 On the Flower of the lock, and on another with a folder of its own (`make test-flower`).
 """
 
+import ctypes
 import hashlib
 import os
 import re
@@ -223,6 +224,22 @@ def test_a_message_may_come_after_its_task(node: SuperNode, tiny_app: Path, tmp_
         first = told(node.reply())  # from here on it looks for tasks many times a second
         node.send(late=1.0)
         assert told(node.reply())["pid"] == first["pid"]
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc: nothing to keep"
+)
+def test_a_worker_keeps_freed_memory_during_a_message_and_gives_it_back_after(
+    node: SuperNode, tiny_app: Path, tmp_path: Path
+) -> None:
+    node.submit(tiny_app)
+    with running_executor(node, tmp_path):
+        node.send()
+        worker = psutil.Process(told(node.reply())["pid"])
+        before = worker.memory_info().rss
+        node.send("allocate")
+        assert told(node.reply())["faults"] < 1_000  # 40 MB of new memory are 9,766 pages
+        wait_until(lambda: worker.memory_info().rss < before + 20_000_000)
 
 
 def test_an_idle_node_holds_no_torch_and_goes_on_with_the_next_message(

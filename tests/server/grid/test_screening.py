@@ -20,7 +20,7 @@ from flwr.app import (
 from flwr.serverapp.strategy import FedAvg, FedMedian, FedProx, FedTrimmedAvg, Krum
 
 from benchmarks.in_process import InProcessGrid
-from protocol.arrays import as_record
+from protocol.arrays import DecodedArray, as_record
 from protocol.method import TRAIN_PHASE, Phase
 from protocol.registry import method_of, phases_of
 from protocol.replies import SET_ASIDE
@@ -154,6 +154,16 @@ def test_the_aggregate_is_that_of_rounds_without_the_hostile_nodes(grid_of, stra
     assert found.keys() == without.keys() == START.keys()
     for name, array in without.items():
         np.testing.assert_array_equal(found[name], array)
+
+
+def test_a_model_that_was_received_is_not_encoded_again_to_be_counted(grid_of, monkeypatch):
+    def encode(array):
+        raise AssertionError("encoded again")
+
+    strategy, (grid, _) = CheckedFedAvg(fraction_evaluate=0.0), grid_of(None, hostile=())
+    monkeypatch.setattr(DecodedArray, "data", property(encode))
+    assert play(strategy, grid) is not None
+    assert grid.ledger.server_bytes > 0
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
