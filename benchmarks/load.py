@@ -25,7 +25,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,9 @@ from rich.table import Table
 
 from benchmarks.in_process import InProcessGrid, run_in_process
 from benchmarks.rounds import APP_DIR as ECHO_APP
-from benchmarks.rounds import peak_memory, repeating
+from benchmarks.rounds import kind_of, peak_memory, processes, repeating
 from fleet.local_federation import LocalFederation
+from node.nursery import SERVER_APP
 from protocol.arrays import as_record
 from server.grid.metered import MeteredGrid
 from strategies.common.checked import CheckedFedAvg
@@ -69,31 +70,24 @@ def sampled(read: Callable[[], Sizes]) -> Iterator[dict[str, list[int]]]:
         yield series
 
 
-def resident(*roots: psutil.Process) -> int:
-    """Resident memory of processes and their descendants."""
+def resident(running: Iterable[psutil.Process]) -> int:
+    """Resident memory of processes."""
     total = 0
-    for root in roots:
-        for process in [root, *root.children(recursive=True)]:
-            try:
-                total += process.memory_info().rss
-            except psutil.NoSuchProcess:
-                continue
+    for process in running:
+        with suppress(psutil.NoSuchProcess):
+            total += process.memory_info().rss
     return total
 
 
 def memory_of(federation: LocalFederation) -> Sizes:
     """Resident memory of a federation's SuperLink, ServerApp and nodes."""
+    apps = [process for process in processes(federation) if kind_of(process) == SERVER_APP]
     sizes = {
-        "SuperLink": psutil.Process(federation.superlink_pid).memory_info().rss,
-        "nodes": resident(*(psutil.Process(node.pid) for node in federation.nodes)),
+        "SuperLink": resident([psutil.Process(federation.superlink_pid)]),
+        "nodes": resident(processes(federation, nodes_only=True)),
+        "ServerApp": resident(apps),
     }
-    for process in psutil.Process(federation.serverapps_pid).children(recursive=True):
-        try:
-            if any("flwr-serverapp" in word for word in process.cmdline()[:3]):
-                sizes["ServerApp"] = process.memory_info().rss
-        except psutil.NoSuchProcess:
-            continue
-    return sizes
+    return {name: size for name, size in sizes.items() if size}
 
 
 def summary(series: list[int]) -> dict[str, float]:
@@ -119,7 +113,7 @@ def measure_virtual(nodes: int, rounds: int) -> dict[str, Any]:
     with new_process() as pool:
         process = psutil.Process(pool.submit(os.getpid).result())
         running = pool.submit(run_virtual, nodes, rounds)
-        with sampled(lambda: {"server and nodes": resident(process)}) as series:
+        with sampled(lambda: {"server and nodes": resident([process])}) as series:
             rows = running.result()
     return {
         "nodes": nodes,

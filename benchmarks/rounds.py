@@ -22,8 +22,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,13 @@ from rich.table import Table
 from benchmarks.flower_federation import FlowerFederation
 from fleet.line import why_another
 from fleet.local_federation import LocalFederation
+from node.nursery import NODE, NURSERIES, SERVER_APP
 
 APP_DIR = Path(__file__).parent / "rounds_app"
 IDLE_SETTLE = 15.0
 IDLE_SECONDS = 10.0
+NAME_LENGTH = 15
+"""Characters of a process's name that the system keeps."""
 _PHASE = re.compile(r"PHASE ([\d.]+) (\d+) (\d+)")
 
 
@@ -112,10 +116,10 @@ def peak_memory(federation: Federation) -> Iterator[dict[str, int]]:
     def sample() -> None:
         for process in processes(federation):
             try:
-                kind, size = _kind(process.cmdline()), process.memory_info().rss
+                size = process.memory_info().rss
             except psutil.Error:
                 continue
-            if size:
+            if size and (kind := kind_of(process)):
                 peaks[kind] = max(size, peaks.get(kind, 0))
 
     with repeating(sample, every=0.2):
@@ -123,25 +127,43 @@ def peak_memory(federation: Federation) -> Iterator[dict[str, int]]:
 
 
 def processes(federation: Federation, *, nodes_only: bool = False) -> list[psutil.Process]:
-    """Live processes of a federation."""
+    """Live processes of a federation, with those that its nurseries forked."""
     roots = [node.pid for node in federation.nodes]
     if not nodes_only:
         roots += [federation.superlink_pid, federation.serverapps_pid]
     live = []
     for pid in roots:
-        try:
+        with suppress(psutil.NoSuchProcess):
             root = psutil.Process(pid)
             live += [root, *root.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            continue
-    return live
+    if isinstance(federation, LocalFederation):
+        for pid in federation.nursery_pids:
+            with suppress(psutil.NoSuchProcess):
+                live += psutil.Process(pid).children(recursive=True)
+    if nodes_only:
+        live = [process for process in live if kind_of(process) != SERVER_APP]
+    return list(dict.fromkeys(live))
 
 
-def _kind(command: Sequence[str]) -> str:
-    """Name of a process's program or module."""
+def kind_of(process: psutil.Process) -> str:
+    """What a process runs, see `program_of`; empty if it has ended."""
+    try:
+        return program_of(process.name(), process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def program_of(name: str, command: Sequence[str]) -> str:
+    """Program or module of a process with this name and command line.
+
+    What a nursery forked has the nursery's command line, and the module in its name.
+    """
+    for module in chain.from_iterable(NURSERIES.values()):
+        if name == module[:NAME_LENGTH]:
+            return module
     words = [Path(word).name for word in command[:6]]
     if "node" in words[:3]:
-        return "node"
+        return NODE
     for word in words:
         if word.startswith(("flower-", "flwr-", "node.", "links.")):
             return word

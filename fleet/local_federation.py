@@ -197,6 +197,8 @@ class LocalFederation:
         self._serverapps: Process | None = None
         self._serverapps_command: list[str] = []
         self._nurseries = ExitStack()
+        self.nursery_pids: list[int] = []
+        """Of the processes that those of nodes, and ServerApps, are forked from."""
         addresses: list[str | None] = [None] * num_nodes
         if direct_links:
             addresses = [f"127.0.0.1:{port}" for port in free_ports(num_nodes)]
@@ -251,6 +253,7 @@ class LocalFederation:
         stop([process for process in servers if process is not None])
         self._superlink = self._serverapps = None
         self._nurseries.close()
+        self.nursery_pids.clear()
         self._file.unlock()
 
     @property
@@ -470,6 +473,7 @@ class LocalFederation:
         ):
             log = self.state_dir / "nursery.log"
             nursery = start_nursery(Path(folder), name, modules, log=log, env=env, cwd=cwd)
+            self.nursery_pids.append(nursery.pid)
             self._nurseries.callback(stop, [nursery])
 
     def _three_ports(self) -> list[int]:

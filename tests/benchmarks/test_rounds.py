@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.rounds import _kind
+from benchmarks.rounds import program_of
 
 
 @pytest.mark.parametrize(
@@ -15,9 +15,16 @@ from benchmarks.rounds import _kind
         (["/usr/bin/python", "-P", "-m", "node.line.executor"], "node.line.executor"),
         (["/usr/bin/python", "-P", "-m", "links.mailbox", "3"], "links.mailbox"),
         (["/usr/bin/python", "/usr/bin/flower-superlink"], "flower-superlink"),
-        (["/usr/bin/python", "/usr/bin/flwr-distill", "node", "--config", "x"], "node"),
+        (["/usr/bin/python", "/usr/bin/flwr-distill", "node", "--config", "x"], "node.main"),
         (["/usr/bin/sh", "-c", "true"], "other"),
     ],
 )
 def test_a_process_is_named_by_its_program_or_module(command, kind):
-    assert _kind(command) == kind
+    assert program_of("python", command) == kind
+
+
+def test_a_process_that_a_nursery_forked_is_named_by_its_module():
+    nursery = ["/usr/bin/python", "-P", "-m", "node.nursery", "workers", "3", "torch"]
+    assert program_of("node.flower.wor", nursery) == "node.flower.worker"
+    assert program_of("fleet.flower_1_", nursery) == "fleet.flower_1_32.serverapp"
+    assert program_of("python", nursery) == "node.nursery"
