@@ -4,13 +4,15 @@
 
 All tables, with what is missing on this machine: data, or a GPU.
 
-``python -m benchmarks.papers TABLE [--quick] [--data-root DIR] [--out DIR] [--json FILE]``
+``python -m benchmarks.papers TABLE [--row NAME] [--method NAME] [--quick] [--seconds S]
+[--data-root DIR] [--out DIR] [--json FILE]``
 
 A run for each cell, in this process, with the real apps: a preset, and what the cell changes of it.
 Values are accuracies in percent after the last round: of the global model on the server's test
 samples, or the nodes' unweighted mean where each node brings its own. ``--quick`` is a smaller
 setting, of fewer rounds; each difference is printed. Runs are kept in ``--out``: those that are
-over are not run again, one that was interrupted goes on after its last round. The JSON file has the
+over are not run again, one that was interrupted continues after its last round, as does one that
+``--seconds`` ended. On a GPU, nodes with the same message train in a batch. The JSON file has the
 accuracy after each round, and the seconds of a core that nodes took by type of message, and all.
 
 The tables are data, in ``benchmarks/paper_tables``. A value of a paper stands there with its
@@ -20,11 +22,12 @@ source, or not at all.
 import argparse
 import hashlib
 import json
+import math
 import time
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -46,6 +49,7 @@ from rich.table import Table as Printed
 
 from benchmarks.in_process import Node, Settings, run_in_process
 from cli.run import PRESETS
+from client.simulation import SIMULATED
 from protocol.registry import all_methods, find_method
 from server.record.checkpoint import checkpoints
 from task.datasets import DatasetError, load_dataset
@@ -136,7 +140,7 @@ class Table(_Data):
         """Node config of each node of a cell; on its GPU, if the machine has one."""
         if not self.nodes:
             number = int(cell.ours["min-nodes"])
-            return [{"num-partitions": number, "device": "auto"}] * number
+            return [{"num-partitions": number, "device": "auto", SIMULATED: True}] * number
         part = {"num-partitions": len(self.nodes)} if self.shared else {}
         return [{"dataset": name, "device": "auto", **part} for name in self.nodes]
 
@@ -242,11 +246,21 @@ def accuracies(folder: Path) -> list[float | None]:
     return [None if share is None else round(100 * share, 2) for share in shares]
 
 
+class OutOfTime(BaseException):
+    """The time for a table is over; not an error that a server would take for a node's."""
+
+
 def run_table(
-    table: Table, *, quick: bool, data_root: str, out: Path, console: Console
+    table: Table,
+    cells: list[Cell],
+    *,
+    data_root: str,
+    out: Path,
+    console: Console,
+    seconds_at_most: float,
 ) -> list[dict[str, Any]]:
-    """Run what is left of a table's cells; return a line for each."""
-    cells = list(table.cells(quick=quick))
+    """Run what is left of a table's cells until time is up; return a line for each begun one."""
+    deadline = time.monotonic() + seconds_at_most
     folders = [cell.folder(out / table.name) for cell in cells]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     lines = []
@@ -258,15 +272,20 @@ def run_table(
 
         def show() -> None:
             progress.update(bar, completed=sum(map(rounds_done, folders)))
+            if time.monotonic() > deadline:
+                raise OutOfTime
 
         for cell, folder in zip(cells, folders, strict=True):
             if rounds_done(folder) < cell.rounds:
                 progress.update(bar, description=f"rounds; {cell.row}, {cell.method}")
-                run_cell(table, cell, folder, data_root, show)
-                show()
+                with suppress(OutOfTime):
+                    run_cell(table, cell, folder, data_root, show)
+            if rounds_done(folder) < 1:
+                break
             line = _line(table, cell, accuracies(folder), data_root)
             lines.append({**line, "seconds": seconds(folder)})
-            progress.console.print(f"{cell.row}, {cell.method}: {lines[-1]['ours']:.1f} %")
+            done = f" after {rounds_done(folder)} of {cell.rounds} rounds"
+            progress.console.print(f"{cell.row}, {cell.method}: {lines[-1]['ours']:.1f} %{done}")
     return lines
 
 
@@ -332,7 +351,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", nargs="?", choices=tables, metavar="TABLE", help="see --list")
     parser.add_argument("--list", action="store_true", help="all tables, and what is missing here")
+    parser.add_argument("--row", metavar="NAME", help="this row of the table alone")
+    parser.add_argument("--method", metavar="NAME", help="this method alone")
     parser.add_argument("--quick", action="store_true", help="a smaller setting")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="end after this time; run again to continue"
+    )
     parser.add_argument("--data-root", default="", help="folder of the data sets")
     parser.add_argument("--out", type=Path, metavar="DIR", default=OUT, help="keep the runs there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the cells there")
@@ -346,12 +370,23 @@ def main() -> None:
     table = tables[arguments.table]
     if missing := lacks(table, arguments.data_root):
         parser.error(f"{table.name} cannot be run here: {missing}")
+    cells = [
+        cell
+        for cell in table.cells(quick=arguments.quick)
+        if arguments.row in (None, cell.row) and arguments.method in (None, cell.method)
+    ]
+    if not cells:
+        rows, methods = (
+            ", ".join(names) for names in ((r.name for r in table.rows), table.methods)
+        )
+        parser.error(f"{table.name} has the rows {rows} and the methods {methods}")
     lines = run_table(
         table,
-        quick=arguments.quick,
+        cells,
         data_root=arguments.data_root,
         out=arguments.out,
         console=console,
+        seconds_at_most=arguments.seconds,
     )
     print_table(table, lines, console)
     if arguments.json is not None:

@@ -1,6 +1,7 @@
-"""Client steps a second of a simulation: virtual nodes one by one, and together.
+"""Client steps a second of a simulation: virtual nodes one by one, and in batches.
 
-``python -m benchmarks.simulation [--quick] [--device cuda:0] [--ray] [--json FILE]``
+``python -m benchmarks.simulation [--quick] [--device cuda:0] [--case NAME ...] [--ray]
+[--json FILE]``
 
 Each client has 50 samples and trains one epoch with batches of 10, so 5 steps a round. LeNet has
 all of 10, 50 and 100 clients train; the last row is the set-up of pfl-research's benchmark on
@@ -8,7 +9,8 @@ CIFAR-10: 1,000 clients, 50 a round, a network of two convolutions and a hidden 
 dropout layers are left out: nodes with dropout cannot train together). Pixels are random.
 
 A rate is client steps over the seconds of a round's train phase: messages, training, replies. The
-first round, in which everything is loaded, is ignored. Server and nodes share one process, and the
+minutes of pfl-research's published run are those of 1,500 whole rounds. The first round, in which
+everything is loaded, is ignored. Server and nodes share one process, and the
 ways take turns; ``--ray`` adds Flower's simulation runtime with one worker, also both ways.
 """
 
@@ -21,8 +23,9 @@ import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +35,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from benchmarks.goal import Goal
 from benchmarks.in_process import Settings, run_in_process
 from client.app import MethodApp
 from client.app import app as client_app
@@ -39,6 +43,10 @@ from server.app import main as server_main
 from task.datasets import Dataset, DataSpec, RawSamples
 
 SAMPLES, BATCH = 50, 10
+PFL = "pfl"
+PFL_ROUNDS = 1500
+PFL_MINUTES = 4.0
+"""What pfl-research publishes for its run on one GPU."""
 BASELINE = "one by one"
 
 
@@ -59,10 +67,19 @@ class Row:
 
     case: Case
     rates: dict[str, list[float]] = field(default_factory=dict)
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    """Of a whole round, likewise."""
 
     def ratio(self, way: str) -> float:
         """A way's median over that of training one by one in this process."""
         return statistics.median(self.rates[way]) / statistics.median(self.rates[BASELINE])
+
+
+class Round(NamedTuple):
+    """Client steps a second of a train phase, and seconds of its whole round."""
+
+    rate: float
+    seconds: float
 
 
 Way = Callable[[Settings, int, str, Path], None]
@@ -108,7 +125,7 @@ CASES = [
         Case("LeNet", "benchmarks.simulation:grey_pixels", "hfldd-mnist", n, n)
         for n in (10, 50, 100)
     ),
-    Case("pfl", "benchmarks.simulation:colour_pixels", "benchmarks.simulation:pfl_cnn", 1000, 50),
+    Case(PFL, "benchmarks.simulation:colour_pixels", "benchmarks.simulation:pfl_cnn", 1000, 50),
 ]
 
 
@@ -160,8 +177,8 @@ class _Configured(MethodApp):
         return client_app(message, own)
 
 
-def rates(case: Case, way: Way, together: str, device: str, rounds: int) -> list[float]:
-    """Client steps a second in each round but the first."""
+def timed_rounds(case: Case, way: Way, together: str, device: str, rounds: int) -> list[Round]:
+    """Run a federation; time each round but the first."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         split = folder / "split.json"
@@ -184,12 +201,15 @@ def rates(case: Case, way: Way, together: str, device: str, rounds: int) -> list
         way(config, case.clients, device, folder)
         (journal,) = folder.glob("*/journal.jsonl")
         phases = [json.loads(line) for line in journal.read_text().splitlines()]
+        metrics = journal.with_name("metrics.jsonl").read_text().splitlines()
+        ends = [json.loads(line)["seconds"] for line in metrics]
     trained = [phase for phase in phases if phase.get("phase") == "train"]
     if len(trained) != rounds + 1 or any(len(p["nodes"]) != case.a_round for p in trained):
         raise RuntimeError(f"{case}: not all clients trained in all rounds")
+    durations = [end - start for start, end in pairwise(ends)]
     return [
-        sum(node["num-steps"] for node in phase["nodes"].values()) / phase["seconds"]
-        for phase in trained[1:]
+        Round(sum(node["num-steps"] for node in phase["nodes"].values()) / phase["seconds"], whole)
+        for phase, whole in zip(trained[1:], durations[1:], strict=True)
     ]
 
 
@@ -197,14 +217,28 @@ def measure(
     case: Case, ways: Mapping[str, tuple[Way, str]], device: str, *, rounds: int, repeats: int
 ) -> Row:
     """Have the ways take turns."""
-    row = Row(case, {name: [] for name in ways})
+    row = Row(case, {name: [] for name in ways}, {name: [] for name in ways})
     for _ in range(repeats):
         for name, (way, together) in ways.items():
-            row.rates[name] += rates(case, way, together, device, rounds)
-            print(
-                f"{case.name}, {case.a_round} clients a round, {name}: {_spread(row.rates[name])}"
-            )
+            timed = timed_rounds(case, way, together, device, rounds)
+            row.rates[name] += [one.rate for one in timed]
+            row.seconds[name] += [one.seconds for one in timed]
+            text = f"{case.name}, {case.a_round} clients a round, {name}"
+            print(f"{text}: {_spread(row.rates[name])} steps a second", flush=True)
     return row
+
+
+def goals(rows: Sequence[Row]) -> list[Goal]:
+    """Whether pfl-research's published run would take less than its published time."""
+    return [
+        Goal(
+            f"pfl-research's set-up, {PFL_ROUNDS:,} rounds [minutes]",
+            PFL_ROUNDS * min(statistics.median(seconds) for seconds in row.seconds.values()) / 60,
+            at_most=PFL_MINUTES,
+        )
+        for row in rows
+        if row.case.name == PFL
+    ]
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -230,6 +264,7 @@ def as_json(rows: Sequence[Row], device: str) -> dict[str, Any]:
         "rows": [
             {**asdict(row), "ratios": {way: row.ratio(way) for way in row.rates}} for row in rows
         ],
+        "goals": [goal.as_json() for goal in goals(rows)],
     }
 
 
@@ -238,6 +273,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.simulation", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="LeNet and 10 clients, few rounds")
     parser.add_argument("--device", default="cpu", help="cpu or cuda:N")
+    parser.add_argument("--case", nargs="+", choices=list(dict.fromkeys(c.name for c in CASES)))
     parser.add_argument("--ray", action="store_true", help="Flower's simulation runtime too")
     parser.add_argument("--json", type=Path, help="file for the figures")
     args = parser.parse_args()
@@ -248,13 +284,13 @@ def main() -> None:
     if args.ray:
         ways |= {"Ray, one by one": (in_ray, "off"), "Ray, together": (in_ray, "on")}
     rounds, repeats = (2, 1) if args.quick else (3, 2)
-    rows = [
-        measure(case, ways, args.device, rounds=rounds, repeats=repeats)
-        for case in (CASES[:1] if args.quick else CASES)
-    ]
+    rows: list[Row] = []
+    for case in CASES[:1] if args.quick else CASES:
+        if args.case is None or case.name in args.case:
+            rows.append(measure(case, ways, args.device, rounds=rounds, repeats=repeats))
+            if args.json is not None:  # after each, to keep those before one that fails
+                args.json.write_text(json.dumps(as_json(rows, args.device), indent=2) + "\n")
     show(rows)
-    if args.json is not None:
-        args.json.write_text(json.dumps(as_json(rows, args.device), indent=2) + "\n")
 
 
 if __name__ == "__main__":

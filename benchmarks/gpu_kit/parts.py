@@ -1,0 +1,179 @@
+"""The parts of ``make gpu``: a command each, its time limit, and what of its results is shown."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.device_federation import line as federation_line
+
+PAPER_ACCURACY, PAPER_ROUNDS = 80.0, 17
+"""HFLDD's table II: rounds after which FedAvg reaches 80 % on MNIST with all classes a client."""
+WARNING_SECONDS = 10.0
+"""Before its limit, a part that can end by itself does so."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the parts run.
+
+    Parameters
+    ----------
+    gpu : bool
+        False: small versions on the CPU.
+    data_root : Path
+        Folder with MNIST.
+    runs : Path
+        Folder of runs that a later call continues.
+    """
+
+    gpu: bool
+    data_root: Path
+    runs: Path
+
+    @property
+    def device(self) -> str:
+        """Device of the parts' ``--device``."""
+        return "cuda" if self.gpu else "cpu"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of ``make gpu``.
+
+    Parameters
+    ----------
+    name : str
+        For ``PARTS``.
+    limit : float
+        Seconds after which it is stopped.
+    command : callable
+        Arguments for Python in a place; results go to the given file.
+    read : callable
+        What the file has: figures for the JSON, with ``goals`` if there are any.
+    show : callable
+        Lines of Markdown about the figures.
+    """
+
+    name: str
+    limit: float
+    command: Callable[[Place, Path], list[str]]
+    read: Callable[[Path], dict[str, Any]]
+    show: Callable[[dict[str, Any]], list[str]]
+
+
+def table(columns: list[str], rows: list[list[str]]) -> list[str]:
+    """A Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return ["| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in lines]
+
+
+def _json(file: Path) -> dict[str, Any]:
+    content = json.loads(file.read_text(encoding="utf-8"))
+    return content if isinstance(content, dict) else {"rows": content}
+
+
+def _doctor(place: Place, file: Path) -> list[str]:
+    program = (
+        "import contextlib, sys; from cli.main import app\n"
+        "with open(sys.argv[1], 'w') as file, contextlib.redirect_stdout(file):\n"
+        "    app(['doctor', '--json'])"
+    )
+    return ["-c", program, str(file)]
+
+
+def _show_doctor(figures: dict[str, Any]) -> list[str]:
+    rows = [[row["check"], row["state"], row["found"]] for row in figures["rows"]]
+    return table(["check", "state", "found"], rows)
+
+
+def _tests(place: Place, file: Path) -> list[str]:
+    chosen = ["-m", "gpu", "tests"] if place.gpu else ["-m", "not gpu", "tests/gpu"]
+    return ["-m", "pytest", "-v", "--tb=short", f"--junitxml={file}", *chosen]
+
+
+def _read_tests(file: Path) -> dict[str, Any]:
+    cases = list(ElementTree.parse(file).iter("testcase"))
+    by_outcome: dict[str, list[str]] = {"failed": [], "skipped": [], "passed": []}
+    for case in cases:
+        tags = {child.tag for child in case}
+        outcome = "failed" if tags & {"failure", "error"} else "passed"
+        outcome = "skipped" if "skipped" in tags else outcome
+        by_outcome[outcome].append(f"{case.get('classname')}::{case.get('name')}")
+    slowest = sorted(cases, key=lambda case: -float(case.get("time", 0)))[:10]
+    times = {str(case.get("name")): float(case.get("time", 0)) for case in slowest}
+    return {**by_outcome, "slowest_seconds": times}
+
+
+def _show_tests(figures: dict[str, Any]) -> list[str]:
+    counts = [f"{len(figures[outcome])} {outcome}" for outcome in ("passed", "failed", "skipped")]
+    return [", ".join(counts), *(f"- failed: {name}" for name in figures["failed"])]
+
+
+def _steps(place: Place, file: Path) -> list[str]:
+    return ["-m", "benchmarks.gpu", "--quick", "--device", place.device, "--json", str(file)]
+
+
+def _show_steps(figures: dict[str, Any]) -> list[str]:
+    return []
+
+
+def _federation(place: Place, file: Path) -> list[str]:
+    options = ["--device", place.device, "--data-root", str(place.data_root), "--json", str(file)]
+    return ["-m", "benchmarks.device_federation", *options, *([] if place.gpu else ["--quick"])]
+
+
+def _show_federation(figures: dict[str, Any]) -> list[str]:
+    return [f"- {federation_line(row)}" for row in figures["rows"]]
+
+
+def _simulation(place: Place, file: Path) -> list[str]:
+    options = ["--device", place.device, "--json", str(file)]
+    size = ["--case", "pfl", "LeNet"] if place.gpu else ["--quick"]
+    return ["-m", "benchmarks.simulation", *options, *size]
+
+
+def _show_simulation(figures: dict[str, Any]) -> list[str]:
+    rows = []
+    for row in figures["rows"]:
+        case = row["case"]
+        for way, rates in row["rates"].items():
+            seconds = sorted(row["seconds"][way])[len(rates) // 2]
+            cells = [case["name"], f"{case['a_round']} of {case['clients']}", way]
+            rows.append([*cells, f"{sorted(rates)[len(rates) // 2]:.0f}", f"{seconds:.2f}"])
+    return table(["network", "clients a round", "way", "client steps/s", "a round [s]"], rows)
+
+
+def _paper(place: Place, file: Path) -> list[str]:
+    cell = ["hfldd-mnist", "--row", "10 classes", "--method", "FedAvg"]
+    options = ["--data-root", str(place.data_root), "--out", str(place.runs), "--json", str(file)]
+    size = ["--seconds", str(PAPER.limit - WARNING_SECONDS)] if place.gpu else ["--quick"]
+    return ["-m", "benchmarks.papers", *cell, *options, *size]
+
+
+def _show_paper(figures: dict[str, Any]) -> list[str]:
+    lines = []
+    for cell in figures["cells"]:
+        accuracies = cell["by_round"]
+        reached = next((n for n, a in enumerate(accuracies) if a >= PAPER_ACCURACY), None)
+        lines += [
+            f"- HFLDD's MNIST, {cell['row']}, {cell['method']}: {cell['ours']:.2f} % after "
+            f"{len(accuracies) - 1} rounds",
+            f"- rounds to {PAPER_ACCURACY:.0f} %: {reached if reached is not None else 'not yet'}; "
+            f"the paper has {PAPER_ROUNDS}",
+            f"- differs: {cell['difference'] or 'nothing'}",
+        ]
+    return lines
+
+
+PAPER = Part("paper", 90, _paper, _json, _show_paper)
+PARTS = [
+    Part("doctor", 30, _doctor, _json, _show_doctor),
+    Part("tests", 120, _tests, _read_tests, _show_tests),
+    Part("steps", 120, _steps, _json, _show_steps),
+    Part("federation", 60, _federation, _json, _show_federation),
+    Part("simulation", 60, _simulation, _json, _show_simulation),
+    PAPER,
+]
