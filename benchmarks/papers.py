@@ -284,8 +284,8 @@ def run_table(
                 break
             line = _line(table, cell, accuracies(folder), data_root)
             lines.append({**line, "seconds": seconds(folder)})
-            done = f" after {rounds_done(folder)} of {cell.rounds} rounds"
-            progress.console.print(f"{cell.row}, {cell.method}: {lines[-1]['ours']:.1f} %{done}")
+            state = f"after {rounds_done(folder)} of {cell.rounds} rounds"
+            progress.console.print(f"{cell.row}, {cell.method}: {lines[-1]['ours']:.1f} % {state}")
     return lines
 
 

@@ -3,8 +3,8 @@
 ``python -m benchmarks.gpu_kit.build --data-root DIR`` (``make gpu-kit DATA_ROOT=DIR``)
 
 Writes ``.gpu-kit``: wheels of what this project needs and such a machine does not have, in the
-versions of this environment, and the files of MNIST. Copy it there with the checkout; ``make gpu``
-finds it.
+versions of this environment, one of the project itself for its command, and the files of MNIST.
+Copy it there with the checkout, whose code goes before the wheel's; ``make gpu`` finds it.
 """
 
 import argparse
@@ -44,7 +44,7 @@ REPLACED = {"protobuf"}
 """Present there, but newer than Flower allows."""
 UNUSED = {"uv"}
 """Flower requires it to install an app's dependencies, which is off; it is large."""
-TEST_TOOLS = ["pytest-timeout"]
+TEST_TOOLS = ["hypothesis", "pytest-timeout"]
 MNIST = Path("MNIST") / "raw"
 
 
@@ -113,10 +113,14 @@ def main() -> None:
     (kit / "data" / MNIST).mkdir(parents=True)
     for file in files:
         shutil.copyfile(file, kit / "data" / MNIST / file.name)
-    download(versions := wheels(), kit / "wheels")
+    download(wheels(), kit / "wheels")
+    uv = Path(sys.executable).with_name("uv")
+    subprocess.run([uv, "build", "-q", "--wheel", "--out-dir", kit / "wheels", ROOT], check=True)
+    (kit / "wheels" / ".gitignore").unlink(missing_ok=True)
 
+    number = len(list((kit / "wheels").iterdir()))
     megabytes = sum(file.stat().st_size for file in kit.rglob("*") if file.is_file()) / 1e6
-    print(f"{kit}: {len(versions)} wheels and {len(files)} files of MNIST, {megabytes:.1f} MB")
+    print(f"{kit}: {number} wheels and {len(files)} files of MNIST, {megabytes:.1f} MB")
     if megabytes > MAX_MEGABYTES:
         sys.exit(f"{kit} is larger than {MAX_MEGABYTES} MB: leave a package or data out")
 

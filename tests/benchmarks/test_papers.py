@@ -42,9 +42,9 @@ def tiny(monkeypatch, tmp_path):
     """Print the tiny table's quick runs; returns what stands in its JSON."""
     monkeypatch.setattr(papers, "read_tables", lambda: {"tiny": TINY})
 
-    def ask():
+    def ask(*options):
         file = tmp_path / "cells.json"
-        words = ["papers", "tiny", "--quick", "--out", str(tmp_path), "--json", str(file)]
+        words = ["papers", "tiny", "--quick", "--out", str(tmp_path), "--json", str(file), *options]
         monkeypatch.setattr(sys, "argv", words)
         papers.main()
         return json.loads(file.read_text())["cells"]
@@ -100,6 +100,33 @@ def test_a_table_is_printed_with_its_differences_and_goes_on_where_it_was_interr
     printed = capsys.readouterr().out
     assert "all cells: the data are digits" in printed
     assert "paper: a page" in printed
+
+
+def test_a_cell_that_ran_out_of_time_is_continued_and_gives_what_it_gives_at_once(
+    tiny, monkeypatch, tmp_path
+):
+    cell = ["--row", "MC", "--method", "CADIS"]
+    assert tiny(*cell, "--seconds", "0") == []
+    rounds = []
+
+    def late():  # once the first round is over
+        (folder,) = tmp_path.glob("tiny/*")
+        rounds.append(papers.rounds_done(folder))
+        return float("inf") if rounds[-1] == 1 else 0.0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(papers.time, "monotonic", late)
+        (part,) = tiny(*cell, "--seconds", "100")
+    assert len(part["by_round"]) == 2
+    (whole,) = tiny(*cell)
+    assert whole["by_round"][:2] == part["by_round"]
+    assert len(whole["by_round"]) == 3
+
+
+def test_a_row_or_method_that_a_table_does_not_have_is_refused_with_those_it_has(tiny, capsys):
+    with pytest.raises(SystemExit):
+        tiny("--method", "FedNone")
+    assert "FedAvg, CADIS" in capsys.readouterr().err
 
 
 def test_what_is_missing_is_said_before_anything_runs(monkeypatch, capsys, tmp_path):

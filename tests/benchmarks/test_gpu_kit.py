@@ -1,0 +1,149 @@
+"""`make gpu`: parts end in time and apart from each other; the kit has what a machine misses."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.gpu_kit import __main__ as command
+from benchmarks.gpu_kit import build
+from benchmarks.gpu_kit.parts import PARTS, Part, Place
+from benchmarks.gpu_kit.results import Results
+from benchmarks.gpu_kit.runner import run_part
+
+MACHINE = {"gpu": None, "driver": None, "cuda": None, "torch": "2", "python": "3", "cores": 2}
+GPU_MACHINE = MACHINE | {"gpu": "NVIDIA Test", "driver": "driver 580"}
+
+
+def part(name, program, limit=60.0):
+    """A part that runs a program; ``FILE`` in it is where its results go."""
+    return Part(
+        name,
+        limit,
+        lambda place, file: ["-c", program.replace("FILE", repr(str(file)))],
+        lambda file: json.loads(file.read_text()),
+        lambda figures: [f"{name} has {figures['value']}"],
+    )
+
+
+def writes(name, value=1, goals=(), then="", limit=60.0):
+    figures = json.dumps({"value": value, "goals": list(goals)})
+    return part(name, f"open(FILE, 'w').write({figures!r})\n{then}", limit)
+
+
+@pytest.fixture
+def gpu_kit(monkeypatch, tmp_path):
+    """Run `make gpu` with other parts; returns its exit code and results."""
+
+    def run(*parts, machine=MACHINE, chosen=()):
+        monkeypatch.setattr(command, "PARTS", list(parts))
+        monkeypatch.setattr(command, "read_machine", lambda: machine)
+        words = ["gpu_kit", "--out", str(tmp_path), *(["--parts", *chosen] if chosen else [])]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as ended:
+            command.main()
+        return int(ended.value.code), json.loads((tmp_path / "results.json").read_text())
+
+    return run
+
+
+def test_a_part_that_fails_hangs_or_writes_nothing_does_not_stop_the_others(gpu_kit, tmp_path):
+    code, results = gpu_kit(
+        writes("fails", then="raise SystemExit(3)"),
+        writes("hangs", then="import time; time.sleep(60)", limit=2.0),
+        part("silent", "print('nothing to say')"),
+        part("damaged", "open(FILE, 'w').write('{')"),
+        writes("works", 5),
+    )
+    found = {name: each["result"] for name, each in results["parts"].items()}
+    assert found["works"] == "passed"
+    assert found["fails"] == "failed with exit code 3"
+    assert found["hangs"] == "stopped at its limit of 2 s"
+    assert "no results" in found["silent"]
+    assert "cannot be read" in found["damaged"]
+    assert [results["parts"][name]["value"] for name in ("fails", "hangs", "works")] == [1, 1, 5]
+    assert code == 1
+    assert (tmp_path / "silent.log").read_text() == "nothing to say\n"
+    page = (tmp_path / "results.md").read_text()
+    assert "works has 5" in page
+    assert "| hangs | stopped at its limit of 2 s |" in page
+
+
+def test_a_part_at_its_limit_ends_with_the_processes_that_it_started(tmp_path):
+    file = tmp_path / "child"
+    child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    program = (
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
+        f"open({str(file)!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(60)"
+    )
+    start = time.monotonic()
+    run_part(part("parent", program, limit=2.0), Place(True, tmp_path, tmp_path), tmp_path)
+    assert time.monotonic() - start < 30
+    pid = int(file.read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_without_a_gpu_each_line_says_so(gpu_kit, capsys):
+    code, _ = gpu_kit(writes("a", then="print('one')\nprint('two')"), chosen=["a"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("a,")]
+    assert len(lines) == 4
+    assert all("small version on the CPU" in line for line in lines)
+    assert code == 0
+
+
+def test_a_missed_goal_fails_the_run_on_a_gpu_and_is_shown(gpu_kit, tmp_path):
+    goal = {"name": "speed", "measured": 2.0, "bound": "at least 5", "met": False}
+    assert gpu_kit(writes("a", goals=[goal]))[0] == 0
+    code, results = gpu_kit(writes("a", goals=[goal]), machine=GPU_MACHINE)
+    assert code == 1
+    assert results["goals"] == [{"part": "a", **goal}]
+    assert "| speed | 2 | at least 5 | **missed** |" in (tmp_path / "results.md").read_text()
+
+
+def test_results_of_parts_before_one_that_never_ends_are_kept(tmp_path):
+    results = Results(tmp_path, MACHINE, "abc")
+    first = writes("first")
+    results.add(first, run_part(first, Place(False, tmp_path, tmp_path), tmp_path))
+    stored = json.loads((tmp_path / "results.json").read_text())
+    assert stored["parts"]["first"]["value"] == 1
+    assert stored["machine"]["commit"] == "abc"
+
+
+def test_the_parts_fit_into_eight_minutes():
+    assert [part.name for part in PARTS] == [
+        *("doctor", "tests", "steps", "federation", "simulation", "paper")
+    ]
+    assert sum(part.limit for part in PARTS) == 8 * 60
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_every_part_runs_a_module_that_exists(gpu, tmp_path):
+    place = Place(gpu, tmp_path, tmp_path)
+    for each in PARTS:
+        flag, name, *_ = each.command(place, tmp_path / "figures")
+        if flag == "-m" and name != "pytest":
+            assert (Path(build.ROOT) / name.replace(".", os.sep)).with_suffix(".py").exists()
+
+
+def test_the_kit_has_what_the_machine_misses_and_nothing_that_it_has():
+    wheels = build.wheels()
+    assert {"flwr", "cryptography", "pydantic", "opacus", "typer", "rich"} <= wheels.keys()
+    assert wheels["protobuf"].startswith("6.")
+    assert not {"torch", "numpy", "scipy", "triton", "grpcio", "ray", "uv"} & wheels.keys()
+    assert not [name for name in wheels if name.startswith("nvidia")]
+
+
+def test_data_that_are_missing_are_named_before_anything_is_written(monkeypatch, tmp_path, capsys):
+    kit = tmp_path / "kit"
+    words = ["build", "--data-root", str(tmp_path / "nothing"), "--kit", str(kit)]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit):
+        build.main()
+    assert "--data-root" in capsys.readouterr().err
+    assert not kit.exists()
