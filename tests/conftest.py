@@ -1,5 +1,6 @@
 """A Flower Grid in memory, whose nodes are functions; stands in for a SuperLink in fast tests."""
 
+import contextlib
 import gc
 import importlib.metadata
 import random
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
-from hypothesis import settings
 from matplotlib.figure import Figure
 
 from benchmarks.in_process import FIRST_NODE, InProcessGrid
@@ -18,8 +18,16 @@ from client.app import app
 from protocol.registry import all_methods
 
 torch.set_num_threads(1)  # tests and the processes they start share few cores
-settings.register_profile("shared cores", deadline=None)  # an example may have to wait
-settings.load_profile("shared cores")
+with contextlib.suppress(ModuleNotFoundError):  # a machine with a GPU may have no Hypothesis
+    from hypothesis import settings
+
+    settings.register_profile("shared cores", deadline=None)  # an example may have to wait
+    settings.load_profile("shared cores")
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU: PyTorch finds none on this machine")
 
 
 def pytest_collection_finish():

@@ -61,16 +61,19 @@ class _Graphed:
             self._recordings[form] = None
             # On the stream of the recording, which autograd's nodes remember.
             return _beside(self._stream, lambda: self._step(*arguments))
-        recording = self._recordings[form]
-        if recording is None:
-            try:
-                recording = _Recording(self._step, arguments, self._stream, self._memory)
-            except RuntimeError as error:
-                logger.info("a step cannot be recorded as a CUDA graph: %s", error)
-                self._can_record = False
-                return self._step(*arguments)
-            self._recordings[form] = recording
+        recording = self._recordings[form] or self._recorded(arguments)
+        self._recordings[form] = recording
+        if recording is None:  # outside of any handler: the step's errors have no other context
+            return self._step(*arguments)
         return recording.replay(tensors)
+
+    def _recorded(self, arguments: tuple[Any, ...]) -> "_Recording | None":
+        try:
+            return _Recording(self._step, arguments, self._stream, self._memory)
+        except RuntimeError as error:
+            logger.info("a step cannot be recorded as a CUDA graph: %s", error)
+            self._can_record = False
+            return None
 
 
 class _Recording:
@@ -87,9 +90,13 @@ class _Recording:
         self._inputs: list[Tensor] = []
         _form(own, self._inputs)
         self._graph = torch.cuda.CUDAGraph()
-        # Other threads may go on using the GPU.
-        with torch.cuda.graph(
-            self._graph, pool=memory, stream=stream, capture_error_mode="thread_local"
+        # Other threads may go on using the GPU. Of a recording that fails, PyTorch leaves its
+        # stream as the current one: the outer context returns to the stream of before.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream(stream.device)),
+            torch.cuda.graph(
+                self._graph, pool=memory, stream=stream, capture_error_mode="thread_local"
+            ),
         ):
             self._results = step(*own)
 

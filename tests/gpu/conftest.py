@@ -1,4 +1,4 @@
-"""Two GPUs that are not there, and small work for them."""
+"""A GPU to test, virtual or real, and small work for it."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -9,23 +9,37 @@ from benchmarks.in_process import run_in_process
 from benchmarks.virtual_device import VirtualDevice
 from client.session import _local_data
 from client.training import train_round
+from task.compute.precision import products_in
 from task.models import create_model
 from task.settings import TrainSettings
-from tests.gpu.work import GPU, SPEC, generator, samples
+from tests.gpu import work
+from tests.gpu.work import GPU, SPEC, Place, generator, samples
 
 
 @pytest.fixture
 def gpus() -> Iterator[VirtualDevice]:
+    """Two virtual GPUs."""
     with VirtualDevice(2) as gpus:
         yield gpus
     _local_data.cache_clear()  # holds a node's data, on the GPU
+
+
+@pytest.fixture(params=["virtual", pytest.param("real", marks=pytest.mark.gpu)])
+def gpu(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """A GPU whose results are compared with the CPU's: a virtual one, and a real one."""
+    if request.param == "virtual":
+        yield Place(GPU, request.getfixturevalue("gpus"))
+        return
+    with products_in("float32"):  # as the node's app does
+        yield Place(work.REAL_GPU)
+    _local_data.cache_clear()
 
 
 @pytest.fixture
 def federation(tmp_path_factory, without_pictures):
     """Run a federation of two small nodes in this process; returns accuracy and loss by round."""
 
-    def run(device, server_device=None, **settings):
+    def run(device, server_device=None, partitions=40, **settings):
         failures = []
 
         def noting(place, node):
@@ -45,7 +59,7 @@ def federation(tmp_path_factory, without_pictures):
             "server-device": server_device or device,
             **{name.replace("__", ".").replace("_", "-"): v for name, v in settings.items()},
         }
-        node = {"num-partitions": 40, "device": device}
+        node = {"num-partitions": partitions, "device": device}
         rows = run_in_process(config, [node] * 2, tmp_path_factory.mktemp("run"), wrap=noting)
         if failures:
             raise failures[0]

@@ -1,10 +1,11 @@
-"""Federations on the second of two GPUs, server and nodes, give what they give on the CPU."""
+"""Federations on a GPU, server and nodes, give what they give on the CPU."""
 
 import pytest
 import torch
 
 from protocol.registry import built_in_methods
-from tests.gpu.work import GPU
+from tests.gpu import work
+from tests.gpu.work import ACCURACY, GPU
 from tests.matrix import strategies
 
 LITTLE = {
@@ -39,6 +40,22 @@ def test_every_strategy_gives_what_it_gives_on_the_cpu(gpus, federation, strateg
     settings = {"strategy": strategy, "fraction_evaluate": 1.0, **LITTLE}
     assert federation(GPU, **settings) == federation("cpu", **settings)
     assert gpus.used == {torch.device(GPU)}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("strategy", ["fedavg", "hfldd", "fedlgd", "fedhead-plus", "analytic"])
+def test_a_real_gpu_reaches_the_accuracy_of_the_cpu(federation, strategy):
+    settings = {
+        "strategy": strategy,
+        "partitions": 2,
+        "partition__scheme": "iid",
+        "num_rounds": 3,
+        "train__local_epochs": 3,
+        "hfldd__distiller": "kip",
+    }
+    found, wanted = (federation(device, **LITTLE | settings) for device in (work.REAL_GPU, "cpu"))
+    assert wanted[-1][0] > 0.7
+    assert found[-1][0] == pytest.approx(wanted[-1][0], abs=ACCURACY)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,11 @@
 """Nodes that train together on one GPU."""
 
 import pytest
-import torch
 
 from client.training_together import train_together, why_one_by_one
 from task.models import create_model
 from task.settings import CHANGES, TrainSettings
-from tests.gpu.work import GPU, SPEC, generator, samples
+from tests.gpu.work import GPU, SGD, SPEC, generator, samples
 
 
 def trained(device, nodes=3, steps=2, changes=(), **settings):
@@ -19,11 +18,12 @@ def trained(device, nodes=3, steps=2, changes=(), **settings):
 
 
 @pytest.mark.parametrize("changes", [(), CHANGES], ids=["plain", "changed"])
-def test_nodes_get_on_a_gpu_what_they_get_on_the_cpu(gpus, changes):
-    found, wanted = trained(GPU, changes=changes), trained("cpu", changes=changes)
+def test_nodes_get_on_a_gpu_what_they_get_on_the_cpu(gpu, changes):
+    start = create_model("digits-cnn", SPEC, seed=0).state_dict()
+    found, wanted = trained(gpu.device, changes=changes), trained("cpu", changes=changes)
     for (weights, measures), (expected, numbers) in zip(found, wanted, strict=True):
-        assert measures == numbers
-        assert all(torch.equal(weights[name], value) for name, value in expected.items())
+        gpu.check(measures, numbers, SGD)
+        gpu.check(weights, expected, SGD, start)
 
 
 @pytest.mark.parametrize(("changes", "launches"), [((), 80), (CHANGES, 180)])

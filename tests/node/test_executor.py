@@ -4,31 +4,21 @@ On the Flower of the lock, and on another with a folder of its own (`make test-f
 """
 
 import ctypes
-import hashlib
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.cli.build import build_fab_from_disk
+from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.supercore.constant import TaskType
-from flwr.supercore.fab import Fab
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.run import Run
-from flwr.supernode.nodestate import NodeStateFactory
-from flwr.supernode.start_client_internal import _insert_message
 
 from node import line, stock
 
@@ -36,160 +26,17 @@ if stock.is_stock():
     pytest.skip("Flower's own SuperNode starts its apps here", allow_module_level=True)
 
 from node.flower import executor as node_executor
+from tests.node.supernodes import (
+    ROOT,
+    SuperNode,
+    running_executor,
+    told,
+    wait_until,
+    wait_until_gone,
+)
 
 appio = line.module_of_line("appio")
 pytestmark = pytest.mark.faults
-
-NODE_ID = 5
-ROOT = Path(__file__).resolve().parents[2]
-
-
-class SuperNode:
-    """The executor's side of a SuperNode: its state and its API, without a SuperLink."""
-
-    def __init__(self, certificates: Any = None, secret: bytes | None = None) -> None:
-        objects = ObjectStoreFactory()
-        states = NodeStateFactory(objects)
-        self.state: Any = states.state()
-        self.objects: Any = objects.store()
-        self.state.set_node_id(NODE_ID)
-        serve = serve_over_http if stock.is_another() else serve_over_grpc
-        self.address, self.close = serve(states, objects, certificates, secret)
-
-    def submit(self, app_dir: Path, run_id: int = 1) -> None:
-        """Make a run of an app known."""
-        content = build_fab_from_disk(app_dir)
-        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-        run = Run.create_empty(run_id)
-        run.fab_id, run.fab_version, run.fab_hash = "tests/tiny-app", "1.0.0", fab.hash_str
-        run.series_id = run_id
-        node_config: dict[str, bool | float | int | str] = {"partition-id": 0}
-        context = Context(run_id, NODE_ID, node_config, RecordDict(), {}, run.series_id)
-        self.state.store_fab(fab)
-        self.state.store_run(run)
-        self.state.set_run_series_context(run.series_id, context)
-
-    def send(
-        self,
-        do: str = "",
-        *,
-        run_id: int = 1,
-        payload: bytes = b"",
-        ttl: float | None = None,
-        late: float = 0.0,
-    ) -> None:
-        """Put a message for the app, as if it had come from a SuperLink.
-
-        As there, its task is made first; the message is there `late` seconds later.
-        """
-        with suppress(ImportError):  # since 1.41 a message is of a task from its start
-            from flwr.supercore.task_identity import TaskIdentity
-
-            TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, 1
-        config = ConfigRecord({"do": do, "payload": payload})
-        message = Message(RecordDict({"config": config}), NODE_ID, "train", ttl=ttl)
-        message.metadata.__dict__["_run_id"] = run_id
-        self.state.create_task(
-            task_type=TaskType.CLIENT_APP,
-            run_id=run_id,
-            fab_hash=self.state.get_run(run_id).fab_hash,
-        )
-        time.sleep(late)
-        _insert_message(message, self.state, self.objects)
-
-    def replies(self) -> Any:
-        """Replies that have not been seen yet."""
-        state = self.state
-        return getattr(state, "get_messages_legacy", state.get_messages)(is_reply=True)
-
-    def reply(self, seconds: float = 60.0) -> Message:
-        """Wait for the app's reply."""
-        deadline = time.monotonic() + seconds
-        while not (replies := self.replies()):
-            assert time.monotonic() < deadline, "no reply came"
-            time.sleep(0.02)
-        header: Message = replies[0]
-        if header.has_error():
-            return header
-        tree = self.objects.get_object_tree(header.metadata.message_id)
-        contents: dict[str, bytes] = {}
-        pending = [tree]
-        while pending:
-            node = pending.pop()
-            pending += node.children
-            while not (content := self.objects.get(node.object_id)):
-                assert time.monotonic() < deadline, "the reply's objects did not come"
-                time.sleep(0.02)
-            contents[node.object_id] = content
-        reply = inflate_object_from_contents(tree.object_id, contents)
-        assert isinstance(reply, Message)
-        return reply
-
-
-def serve_over_grpc(
-    states: Any, objects: Any, certificates: Any, secret: bytes | None
-) -> tuple[str, Callable[[], Any]]:
-    """The API of Flower 1.32: its address, and what stops it."""
-    from flwr.supernode.start_client_internal import run_clientappio_api_grpc
-
-    server = run_clientappio_api_grpc(
-        address="127.0.0.1:0",
-        state_factory=states,
-        objectstore_factory=objects,
-        certificates=certificates
-        and (
-            certificates.authority.read_bytes(),
-            certificates.server.read_bytes(),
-            certificates.key.read_bytes(),
-        ),
-        superexec_auth_secret=secret,
-    )
-    return str(server.bound_address), lambda: server.stop(None)
-
-
-def serve_over_http(
-    states: Any, objects: Any, certificates: Any, secret: bytes | None
-) -> tuple[str, Callable[[], Any]]:
-    """The API of newer Flowers."""
-    import uvicorn  # they bring it
-    from flwr.supernode.main import create_app
-
-    files = {}
-    if certificates is not None:
-        files = {"ssl_certfile": certificates.server, "ssl_keyfile": certificates.key}
-    app = create_app(state_factory=states, superexec_auth_secret=secret)
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, **files))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    wait_until(lambda: server.started)
-    port = server.servers[0].sockets[0].getsockname()[1]
-
-    def stop() -> None:
-        server.should_exit = True
-        thread.join(timeout=10)
-
-    return f"127.0.0.1:{port}", stop
-
-
-@contextmanager
-def running_executor(
-    node: SuperNode, home: Path, *arguments: str
-) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-P", "-m", "node.flower.executor"),
-            *("--appio-address", node.address),
-            *arguments,
-        ],
-        env={**os.environ, "FLWR_HOME": str(home), "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture
@@ -197,11 +44,6 @@ def node() -> Iterator[SuperNode]:
     supernode = SuperNode()
     yield supernode
     supernode.close()
-
-
-def told(reply: Message) -> dict[str, Any]:
-    assert not reply.has_error(), reply.error
-    return dict(reply.content.config_records["told"])
 
 
 def test_tasks_are_served_over_tls_and_a_large_message_passes(
@@ -520,17 +362,6 @@ def test_a_machine_that_cannot_do_the_work_is_told_from_one_that_can(
         _, errors = executor.communicate(timeout=60)
         assert executor.returncode == 1
         assert re.search(reason, errors)
-
-
-def wait_until(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def wait_until_gone(pid: int) -> None:
-    wait_until(lambda: not psutil.pid_exists(pid))
 
 
 def holds_torch(pid: int) -> bool:

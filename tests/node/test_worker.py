@@ -8,30 +8,11 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
-from flwr.proto.message_pb2 import ObjectTree
 
-import node.flower.worker
-from node.flower.worker import Note, Worker
-from node.flower_1_32.appio import AppIo
+from node.flower.worker import Note
+from tests.node.workers import notes_of_worker
 
 LOST = "CUDA error: device-side assert triggered"
-
-
-class Executor:
-    """The executor's end of the pipe: two tasks, then it ends."""
-
-    def __init__(self) -> None:
-        self._tasks = [("token", ObjectTree().SerializeToString())] * 2
-        self.notes: list[Note] = []
-
-    def recv(self) -> tuple[str, bytes]:
-        if not self._tasks:
-            raise EOFError
-        return self._tasks.pop()
-
-    def send(self, note: Note) -> None:
-        if note[0] != "pushing":
-            self.notes.append(note)
 
 
 @pytest.fixture
@@ -39,18 +20,7 @@ def notes_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Note]]:
     """What a worker with an app says at the end of each of two tasks."""
 
     def serve(app: Callable[..., Message], **run_config: Any) -> list[Note]:
-        def pull(*_: Any) -> Any:
-            context = Context(1, 5, {"device": "auto"}, RecordDict(), run_config, 1)
-            return Message(RecordDict(), 5, "train"), context, None, None
-
-        monkeypatch.setattr(node.flower.worker, "_pull", pull)
-        for name in ("push_message", "push_task_output"):
-            monkeypatch.setattr(node.flower.worker, name, lambda *_, **__: None)
-        executor: Any = Executor()
-        worker = Worker(AppIo("127.0.0.1:1", None), executor, "cuda:1")
-        monkeypatch.setattr(worker, "_load", lambda *_: app)
-        worker.serve()
-        return list(executor.notes)
+        return notes_of_worker(monkeypatch, app, "cuda:1", run_config)
 
     return serve
 

@@ -1,10 +1,10 @@
 """A stand-in for CUDA graphs: what is done while recording is done again at each replay.
 
 As with CUDA, a replay takes the same tensors from the same places, and Python code is not run
-again. A step that would wait for the GPU cannot be recorded.
+again. A step that would wait for the GPU cannot be recorded; the end of the recording then raises
+another error, and leaves its stream as the current one.
 """
 
-import contextlib
 from types import SimpleNamespace
 
 import torch
@@ -36,16 +36,25 @@ class CpuGraph:
 class Recording(TorchDispatchMode):
     """For torch.cuda.graph."""
 
-    def __init__(self, graph, **_):
+    def __init__(self, graph, *, stream, **_):
         super().__init__()
         self.graph = graph
+        self.stream = torch.cuda.stream(stream)
         self.before = []
+        self.invalid = False
+
+    def __enter__(self):
+        self.stream.__enter__()
+        return super().__enter__()
 
     def __exit__(self, *error):
         super().__exit__(*error)
         with torch.no_grad():
             for tensor, value in reversed(self.before):  # CUDA records without doing anything
                 tensor.copy_(value)
+        if self.invalid:
+            raise torch.AcceleratorError("operation failed due to a previous error during capture")
+        self.stream.__exit__(*error)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func._schema.is_mutable or func in CHANGES_STATISTICS:
@@ -53,10 +62,15 @@ class Recording(TorchDispatchMode):
             self.before += [(x, x.clone()) for x in changed]
         out = func(*args, **(kwargs or {}))
         if func is torch.ops.aten._local_scalar_dense.default:
-            raise RuntimeError("operation not permitted when stream is capturing")
+            self.invalid = True
+            raise torch.AcceleratorError("operation not permitted when stream is capturing")
         if not func.is_view:
             self.graph.operations.append((func, args, kwargs or {}, out))
         return out
+
+
+def new_stream(device=None):
+    return SimpleNamespace(device=device, wait_stream=lambda other: None)
 
 
 def install(monkeypatch):
@@ -67,14 +81,25 @@ def install(monkeypatch):
         graphs.append(CpuGraph())
         return graphs[-1]
 
-    stream = SimpleNamespace(device=None, wait_stream=lambda other: None)
+    current = [new_stream()]
+
+    class OnStream:
+        def __init__(self, stream):
+            self.stream = stream
+
+        def __enter__(self):
+            self.before, current[0] = current[0], self.stream
+
+        def __exit__(self, *error):
+            current[0] = self.before
+
     for name, stand_in in {
         "CUDAGraph": new_graph,
-        "Stream": lambda device: stream,
-        "current_stream": lambda device: stream,
+        "Stream": new_stream,
+        "current_stream": lambda device=None: current[0],
         "graph": Recording,
         "graph_pool_handle": lambda: None,
-        "stream": lambda stream: contextlib.nullcontext(),
+        "stream": OnStream,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     return graphs

@@ -1,0 +1,81 @@
+"""Two nodes as real processes on one real GPU: an error that CUDA does not recover from."""
+
+from contextlib import ExitStack
+
+import pytest
+from flwr.common.constant import ErrorCode
+
+from tests.gpu import work
+from tests.node.supernodes import SuperNode, running_executor, told, wait_until_gone
+
+pytestmark = pytest.mark.gpu
+
+PYPROJECT = """
+[project]
+name = "tiny-app"
+version = "1.0.0"
+description = "A test's app"
+license = "Apache-2.0"
+[tool.flwr.app]
+publisher = "tests"
+[tool.flwr.app.components]
+serverapp = "tiny.server:app"
+clientapp = "tiny.client:app"
+"""
+
+CLIENT = """
+import os
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    device = context.node_config["device"]
+    values = torch.arange(8.0, device=device)
+    if message.content["config"]["do"] == "assert":  # on the device: no host knows the index
+        print(values[torch.tensor([99], device=device)].sum().item())
+    told = {"pid": os.getpid(), "device": device, "sum": values.sum().item()}
+    return Message(RecordDict({"told": ConfigRecord(told)}), reply_to=message)
+"""
+
+
+@pytest.fixture
+def app_dir(tmp_path):
+    folder = tmp_path / "app" / "tiny"
+    folder.mkdir(parents=True)
+    (folder.parent / "pyproject.toml").write_text(PYPROJECT)
+    (folder / "__init__.py").touch()
+    (folder / "client.py").write_text(CLIENT)
+    (folder / "server.py").write_text("from flwr.serverapp import ServerApp\napp = ServerApp()\n")
+    return folder.parent
+
+
+def test_a_failed_assertion_on_the_gpu_costs_its_node_a_worker_and_the_other_node_nothing(
+    app_dir, tmp_path
+):
+    arguments = ("--device", work.REAL_GPU, "--preload", "torch")
+    with ExitStack() as stack:
+        nodes = [SuperNode(), SuperNode()]
+        for number, node in enumerate(nodes):
+            stack.callback(node.close)
+            node.submit(app_dir)
+            stack.enter_context(running_executor(node, tmp_path / str(number), *arguments))
+            node.send()
+        first = [told(node.reply()) for node in nodes]
+        assert [reply["device"] for reply in first] == [work.REAL_GPU] * 2
+        assert first[0]["pid"] != first[1]["pid"]
+
+        nodes[0].send("assert")
+        failed = nodes[0].reply()
+        assert failed.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+        assert "device-side assert" in str(failed.error.reason)
+        for node in nodes:
+            node.send()
+        again = [told(node.reply()) for node in nodes]
+        assert [reply["sum"] for reply in again] == [28.0, 28.0]
+        assert again[0]["pid"] != first[0]["pid"]
+        assert again[1]["pid"] == first[1]["pid"]
+        wait_until_gone(first[0]["pid"])

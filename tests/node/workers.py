@@ -1,0 +1,51 @@
+"""A real worker with an app, for an executor that is none."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.proto.message_pb2 import ObjectTree
+
+import node.flower.worker
+from node.flower.worker import Note, Worker
+from node.flower_1_32.appio import AppIo
+
+
+class Executor:
+    """The executor's end of the pipe: two tasks, then it ends."""
+
+    def __init__(self) -> None:
+        self._tasks = [("token", ObjectTree().SerializeToString())] * 2
+        self.notes: list[Note] = []
+
+    def recv(self) -> tuple[str, bytes]:
+        if not self._tasks:
+            raise EOFError
+        return self._tasks.pop()
+
+    def send(self, note: Note) -> None:
+        if note[0] != "pushing":
+            self.notes.append(note)
+
+
+def notes_of_worker(
+    monkeypatch: pytest.MonkeyPatch,
+    app: Callable[..., Message],
+    device: str,
+    run_config: Mapping[str, Any],
+) -> list[Note]:
+    """What a worker with an app says at the end of each of two tasks."""
+
+    def pull(*_: Any) -> Any:
+        context = Context(1, 5, {"device": "auto"}, RecordDict(), dict(run_config), 1)
+        return Message(RecordDict(), 5, "train"), context, None, None
+
+    monkeypatch.setattr(node.flower.worker, "_pull", pull)
+    for name in ("push_message", "push_task_output"):
+        monkeypatch.setattr(node.flower.worker, name, lambda *_, **__: None)
+    executor: Any = Executor()
+    worker = Worker(AppIo("127.0.0.1:1", None), executor, device)
+    monkeypatch.setattr(worker, "_load", lambda *_: app)
+    worker.serve()
+    return list(executor.notes)
