@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 
 Step = Callable[[], object]
 
@@ -50,9 +50,9 @@ def count(step: Step) -> tuple[int, int]:
     Floating-point operations of matrix products and convolutions, two per multiply-add. Bytes are
     those read and written by all tensor operations except views, an upper bound because of caches.
     """
-    with FlopCounterMode(display=False) as flops, _Traffic() as traffic:
+    with _Counter() as counter:
         step()
-    return flops.get_total_flops(), traffic.bytes
+    return counter.operations, counter.bytes
 
 
 def peak_rates(device: torch.device) -> tuple[float, float]:
@@ -74,10 +74,12 @@ def peak_rates(device: torch.device) -> tuple[float, float]:
     return 2 * n**3 / product, 2 * large.nbytes / copy
 
 
-class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts as PyTorch's FlopCounterMode, whose hooks on modules forbid some second gradients."""
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.bytes = 0
+        self.operations = self.bytes = 0
 
     def __torch_dispatch__(
         self,
@@ -86,7 +88,17 @@ class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if torch._C._dispatch_has_kernel_for_dispatch_key(
+            func.name(), "CompositeImplicitAutograd"
+        ):  # in inference mode it was not taken apart before
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        out = func(*args, **kwargs)
+        if func.overloadpacket in flop_registry:
+            self.operations += flop_registry[func.overloadpacket](*args, **kwargs, out_val=out)
         if not func.is_view:
             touched = (x for x in tree_leaves((args, kwargs, out)) if isinstance(x, Tensor))
             self.bytes += sum(x.nbytes for x in touched)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 def ntk(x: Tensor, z: Tensor, depth: int) -> Tensor:
@@ -73,3 +74,25 @@ def dm_step(
             target = network(augment(own)).mean(0)
         loss = loss + (target - network(augment(leaf)).mean(0)).square().sum()
     return list(torch.autograd.grad(loss, leaves))
+
+
+def gradient_step(
+    images: Tensor, labels: Tensor, target: list[Tensor], model: nn.Module
+) -> tuple[Tensor, Tensor]:
+    """FedLGD eq. 5-6, a step of its server: the distance of two gradients, and its pixel gradient.
+
+    One is that of the cross-entropy on all virtual images at once, the other the target, with a
+    tensor for each parameter. As in the published code, those of one dimension do not count, and
+    1e-6 is added to the product of two norms.
+    """
+    leaf = images.detach().requires_grad_()
+    loss = functional.cross_entropy(model(leaf), labels)
+    gradient = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    distance = torch.zeros((), device=images.device)
+    for own, other in zip(gradient, target, strict=True):
+        if own.ndim > 1:
+            nodes, others = own.flatten(1), other.flatten(1)
+            norms = nodes.norm(dim=1) * others.norm(dim=1) + 1e-6
+            distance = distance + (1 - (nodes * others).sum(1) / norms).sum()
+    (by_pixels,) = torch.autograd.grad(distance, leaf)
+    return distance.detach(), by_pixels

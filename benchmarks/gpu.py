@@ -3,48 +3,57 @@
 ``python -m benchmarks.gpu [--device cuda] [--quick] [--only NAME ...] [--json FILE]``
 
 A step of each distiller, of local training, of DP-SGD and of ensemble distillation, and whole small
-federations. A step's time is the difference between more steps and fewer, so that what is done once
-does not count.
+federations. Steps that a GPU replays as CUDA graphs are also timed without; beside DM, KIP and
+gradient matching are the steps as published (`benchmarks.distill_reference`), on the same GPU and
+in turn with ours. A step's time is the difference between more steps and fewer, so that what is
+done once does not count. Ours are whole steps of a distiller, with the optimiser's part; the
+published ones stop at the gradient. DM's published step draws a network and processes all real
+images; ours takes one of a bank, whose real images were processed before. All are in float32,
+but KIP's published loop in float64.
 
-Launches and waits are counted by `benchmarks.virtual_device`, operations and bytes by
-`benchmarks.distill_cost`, all on the CPU of another process, because this patches PyTorch. The
-floor is what an H100 (SXM) needs for as many operations or bytes, whichever is longer. Each
-operation of PyTorch counts with all that it reads and writes; a step whose tensors stay in the
+A step has two floors. The launch floor is its kernels times what a trivial kernel costs in a CUDA
+graph of this GPU. The other is what an H100 (SXM) needs for as many operations or bytes. There,
+each operation of PyTorch counts with all that it reads and writes; a step whose tensors stay in the
 GPU's cache can be faster than that.
+
+Operations, bytes, launches and waits are counted by `benchmarks.virtual_device` on the CPU, in
+other processes, because this patches PyTorch. On a GPU its profiler and PyTorch's warnings count
+kernels and waits too. Goals are in `benchmarks.gpu_goals`; for one that is missed, the JSON has the
+costliest kernels of its rows, and the longest gaps between kernels.
+
+``--quick`` takes less time. On a GPU it measures fewer rows, for a shorter time; on a CPU it makes
+the problems tiny, to try the program.
 """
 
 import argparse
 import functools
-import itertools
 import json
 import multiprocessing
 import os
 import statistics
-import tempfile
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
-from rich.console import Console
-from rich.table import Column, Table
-from torch import Tensor
 
 from benchmarks.distill_cost import count, seconds
-from benchmarks.in_process import Node, Settings, run_in_process
+from benchmarks.distill_steps import PAPERS, TINY, Setting, Sizes
+from benchmarks.gpu_goals import GOALS
+from benchmarks.gpu_profile import (
+    LaunchCosts,
+    StepProfile,
+    launch_costs,
+    profiler_error,
+    step_profile,
+)
+from benchmarks.gpu_work import QUICK, WORK, Steps, Work, without_graphs
 from benchmarks.virtual_device import VirtualDevice
-from client.dp_sgd import PrivacyAccount, PrivateTraining
-from client.training import fit
-from distill import VirtualData, distill_dm
-from distill.ensemble import HELD_OUT, distil_ensemble
-from distill.registry import _DISTILLERS
-from links.store import NodeStore
 from task.compute.device import choose_device
-from task.compute.precision import products_in
-from task.datasets import DataSpec, Samples
-from task.models import create_model
 from task.settings import Precision, SettingsError
 
 PEAK_FLOPS: dict[Precision, float] = {"float32": 67e12, "tf32": 494e12, "bf16": 989e12}
@@ -52,166 +61,48 @@ PEAK_FLOPS: dict[Precision, float] = {"float32": 67e12, "tf32": 494e12, "bf16": 
 PEAK_BANDWIDTH = 3.35e12
 """Bytes/s of its memory."""
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-CLASSES = 10
-MOST_STEPS = 256
+MAX_STEPS = 1024
 RECORDED = 20
 """Times the first steps, after which those that a GPU replays as CUDA graphs are recorded."""
-PRIVATE_BATCH = ENSEMBLE_BATCH = 128
-Steps = Callable[[int], object]
-"""Does so many steps."""
+PROFILED = 10
+COUNTED_REAL = 26
+"""Real images a class where steps are counted: a step draws no more than 256 of ten classes."""
+COUNTERS = 4
 
 
 @dataclass(frozen=True)
-class Setting:
-    """Where to compute; `quick` means small images, few samples and short measurements."""
-
-    device: torch.device
-    quick: bool
-
-    @property
-    def spec(self) -> DataSpec:
-        """Images of ten classes, 32x32x3, or 8x8x3 if quick."""
-        side = 8 if self.quick else 32
-        return DataSpec("random", (3, side, side), CLASSES, (0.0,) * 3, (1.0,) * 3)
-
-    def samples(self, n: int) -> Samples:
-        """Draw `n` images on the device, and labels in turn."""
-        images = torch.randn(n, *self.spec.shape, generator=_generator())
-        return Samples(images.to(self.device), (torch.arange(n) % CLASSES).to(self.device))
-
-
-@dataclass(frozen=True)
-class Work:
-    """A piece of work to measure.
+class Effort:
+    """How long to count and to measure.
 
     Parameters
     ----------
-    prepare : callable
-        Makes what does its steps in a setting.
-    first : int (default: 1)
-        Steps after which each further one costs the same.
-    precision : str (default: "float32")
-        Whose peak its floor is taken from.
+    count_seconds : float
+        For counting all rows; what is not counted by then has no counts.
+    steps_seconds : float
+        Least time of the steps of a measurement.
+    way_seconds : float
+        For a way to do a row's step; there are at least three measurements.
+    repeats : int
+        Most measurements of a way.
     """
 
-    prepare: Callable[[Setting], Steps]
-    first: int = 1
-    precision: Precision = "float32"
+    count_seconds: float
+    steps_seconds: float
+    way_seconds: float
+    repeats: int
 
 
-def distilling(setting: Setting, method: Callable[..., VirtualData]) -> Steps:
-    """Ten virtual images a class, of 256 real ones."""
-    per_class, real = (2, 8) if setting.quick else (10, 256)
-    data = setting.samples(CLASSES * real)
-    return lambda steps: method(
-        data.inputs,
-        data.labels,
-        num_classes=CLASSES,
-        per_class=per_class,
-        steps=steps,
-        generator=_generator(),
-        device=setting.device,
-    )
+QUICK_EFFORT = Effort(count_seconds=25, steps_seconds=0.05, way_seconds=1.2, repeats=5)
+TINY_EFFORT = Effort(count_seconds=300, steps_seconds=0.02, way_seconds=0.5, repeats=3)
+FULL_EFFORT = Effort(count_seconds=1800, steps_seconds=0.5, way_seconds=30, repeats=5)
 
 
-def training(setting: Setting, model_name: str, batch: int, precision: Precision) -> Steps:
-    """Local training on one minibatch again and again."""
-    model = create_model(model_name, setting.spec, seed=0).to(setting.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    data = setting.samples(batch)
-    minibatch = torch.arange(batch, device=setting.device)
-
-    def run(steps: int) -> None:
-        with products_in(precision):
-            fit(model, data, [minibatch] * steps, optimizer, precision=precision)
-
-    return run
-
-
-def private_training(setting: Setting) -> Steps:
-    """DP-SGD with each sample in each step, so that steps are of one size."""
-    model = create_model("convnet3", setting.spec, seed=0).to(setting.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    data = setting.samples(PRIVATE_BATCH)
-
-    def run(steps: int) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            account = PrivacyAccount(NodeStore(Path(folder)), delta=1e-5, budget=0.0)
-            privacy = PrivateTraining(1.0, 1.0, account, _generator())
-            privacy.fit(model, data, optimizer, batch_size=PRIVATE_BATCH, steps=steps)
-
-    return run
-
-
-def ensemble_distilling(setting: Setting) -> Steps:
-    """One epoch; a step has its share of the samples that are held out, too."""
-    student = create_model("convnet3", setting.spec, seed=0).to(setting.device)
-    inputs = setting.samples(round(ENSEMBLE_BATCH / (1 - HELD_OUT))).inputs
-    teacher = torch.full((len(inputs), CLASSES), 1 / CLASSES, device=setting.device)
-
-    def run(steps: int) -> None:
-        distil_ensemble(
-            student,
-            _repeated(inputs, steps),
-            _repeated(teacher, steps),
-            epochs=1,
-            batch_size=ENSEMBLE_BATCH,
-            generator=_generator(),
-        )
-
-    return run
-
-
-def federation(setting: Setting, strategy: str) -> Steps:
-    """Server and nodes in one process, on digits; a step is a whole run."""
-    nodes, rounds, steps = (2, 1, 2) if setting.quick else (10, 3, 50)
-    run_config: Settings = {
-        "strategy": strategy,
-        "num-rounds": rounds,
-        "hfldd.distilled-size": 10,
-        "hfldd.distill-steps": steps,
-        "server-device": str(setting.device),
-    }
-    node: Settings = {"num-partitions": 10, "device": str(setting.device)}
-
-    def run(times: int) -> None:
-        failures: list[Exception] = []
-        for _ in range(times):
-            run_in_process(run_config, [node] * nodes, wrap=functools.partial(_noting, failures))
-        if failures:  # a run goes on without a node that fails
-            raise failures[0]
-
-    return run
-
-
-def all_work() -> dict[str, Work]:
-    """All that can be measured, by name."""
-    methods: dict[str, Callable[..., VirtualData]] = {**_DISTILLERS}
-    del methods["auto"]  # takes one of the others
-    methods["dm"] = functools.partial(distill_dm, bank=2)  # complete after two steps
-    work = {
-        f"distil-{name}": Work(functools.partial(distilling, method=method), first=2)
-        for name, method in sorted(methods.items())
-    }
-    models, batches = ("digits-cnn", "convnet3", "resnet18"), (16, 128)
-    for name, batch, precision in itertools.product(models, batches, PEAK_FLOPS):
-        prepare = functools.partial(training, model_name=name, batch=batch, precision=precision)
-        work[f"train-{name}-{batch}-{precision}"] = Work(prepare, precision=precision)
-    work["train-privately"] = Work(private_training)
-    work["distil-ensemble"] = Work(ensemble_distilling)
-    for strategy in ("fedavg", "hfldd"):
-        work[f"run-{strategy}"] = Work(functools.partial(federation, strategy=strategy), first=0)
-    return work
-
-
-WORK = all_work()
-
-
-def counted(name: str, quick: bool) -> dict[str, int]:
+def counted(name: str, sizes: Sizes) -> dict[str, int]:
     """Launches, waits, copies, operations and bytes of a step; run in its own process."""
     counts = []
+    sizes = replace(sizes, real_per_class=min(sizes.real_per_class, COUNTED_REAL))
     with VirtualDevice() as gpu:
-        run = WORK[name].prepare(Setting(torch.device("cuda"), quick))
+        run = WORK[name].prepare(Setting(torch.device("cuda"), sizes))
         for steps in (WORK[name].first, WORK[name].first + 1):
             with gpu.measured() as used:
                 flop, traffic = count(functools.partial(run, steps))
@@ -221,38 +112,163 @@ def counted(name: str, quick: bool) -> dict[str, int]:
     return {key: b - a for key, a, b in zip(names, fewer, more, strict=True)}
 
 
-def step_seconds(setting: Setting, work: Work) -> list[float]:
-    """Seconds of a step, measured a few times after a warm-up."""
-    long_enough, repeats = (0.02, 3) if setting.quick else (0.5, 5)
-    run = work.prepare(setting)
-
-    first = RECORDED * work.first if setting.device.type == "cuda" else work.first
-
-    def timed(steps: int) -> float:
-        return seconds(functools.partial(run, first + steps), setting.device)
-
-    timed(1)
-    once, steps = timed(0), 1
-    while steps < MOST_STEPS and timed(steps) - once < max(long_enough, once):
-        steps *= 2  # until they take longer than what is done once
-    return [(timed(steps) - timed(0)) / steps for _ in range(repeats)]
-
-
-def measure(name: str, setting: Setting, counter: ProcessPoolExecutor) -> dict[str, Any]:
-    """Milliseconds and counts of a step, its floor, and the ratio of the two."""
-    counts = counter.submit(counted, name, setting.quick).result()
-    times = [1e3 * s for s in step_seconds(setting, WORK[name])]
-    median = statistics.median(times)
-    operations = counts["flop"] / PEAK_FLOPS[WORK[name].precision]
-    floor = 1e3 * max(operations, counts["bytes"] / PEAK_BANDWIDTH)
-    return {
-        "milliseconds": median,
-        "fastest": min(times),
-        "slowest": max(times),
-        **counts,
-        "floor_milliseconds": floor,
-        "ratio": median / floor,
+def all_counts(
+    names: Sequence[str], sizes: Sizes, within: float
+) -> dict[str, dict[str, int] | BaseException]:
+    """Count the rows in other processes, which have ended before anything is timed."""
+    context = multiprocessing.get_context("spawn")
+    processes = min(COUNTERS, len(names), os.cpu_count() or 1)
+    pool = ProcessPoolExecutor(processes, context, _count_on_cpu, (processes,))
+    futures = {
+        name: pool.submit(counted, name, sizes)
+        for name in dict.fromkeys(WORK[name].counted_as or name for name in names)
     }
+    late = wait(futures.values(), within).not_done
+    workers = list(pool._processes.values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    for worker in workers:
+        if late:
+            worker.kill()
+        worker.join()
+    counts: dict[str, dict[str, int] | BaseException] = {}
+    for name in names:
+        future = futures[WORK[name].counted_as or name]
+        if future in late:
+            counts[name] = TimeoutError(f"not counted within {within:g} s")
+        else:
+            counts[name] = future.exception() or future.result()
+    return counts
+
+
+def ways_of(work: Work, setting: Setting) -> dict[str, Steps]:
+    """The ways to do a step, ours first: as a CUDA graph, kernel by kernel, as published."""
+    run = work.prepare(setting)
+    ways = {"eager": run}
+    if work.recorded and setting.device.type == "cuda":
+
+        def eager(steps: int) -> object:
+            with without_graphs():
+                return run(steps)
+
+        ways = {"graph": run, "eager": eager}
+    published = work.published_steps(setting)
+    return ways if published is None else ways | {"published": published}
+
+
+def first_steps(work: Work, way: str) -> int:
+    """Steps after which each further one costs the same."""
+    if way == "published":
+        return 1
+    return work.first * (RECORDED if way == "graph" else 1)
+
+
+def step_seconds(
+    ways: Mapping[str, Steps], firsts: Mapping[str, int], device: torch.device, effort: Effort
+) -> dict[str, list[float]]:
+    """Seconds of a step in each way, measured in turn after a warm-up."""
+
+    def timed(way: str, steps: int) -> float:
+        return seconds(functools.partial(ways[way], firsts[way] + steps), device)
+
+    deadline = time.monotonic() + effort.way_seconds * len(ways)
+    steps = dict.fromkeys(ways, 1)
+    for way in ways:
+        timed(way, 1)
+        once = timed(way, 0)
+        # Until they take longer than what is done once.
+        while (took := timed(way, steps[way]) - once) < (
+            least := max(effort.steps_seconds, once)
+        ) and steps[way] < MAX_STEPS:
+            growth = min(16.0, max(2.0, 1.2 * least / max(took, 1e-9)))
+            steps[way] = min(MAX_STEPS, int(steps[way] * growth))
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for repeat in range(effort.repeats):
+        if repeat >= 3 and time.monotonic() > deadline:
+            break
+        for way in ways:
+            times[way].append((timed(way, steps[way]) - timed(way, 0)) / steps[way])
+    return times
+
+
+def replays(run: Steps, steps: int) -> int:
+    """CUDA graphs that are replayed in so many steps."""
+    replayed = 0
+    replay = torch.cuda.CUDAGraph.replay
+
+    def noting(graph: torch.cuda.CUDAGraph) -> None:
+        nonlocal replayed
+        replayed += 1
+        replay(graph)
+
+    with mock.patch.object(torch.cuda.CUDAGraph, "replay", noting):
+        run(steps)
+    return replayed
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Measures rows on a device."""
+
+    setting: Setting
+    effort: Effort
+    launch: LaunchCosts | None
+    profiler: bool
+
+    def row(self, work: Work, counts: dict[str, int] | BaseException) -> dict[str, Any]:
+        """Milliseconds, counts, floors and ratios of a step, and its profile."""
+        device = self.setting.device
+        ways = ways_of(work, self.setting)
+        firsts = {way: first_steps(work, way) for way in ways}
+        row: dict[str, Any] = {}
+        if "graph" in ways and not replays(ways["graph"], firsts["graph"]):
+            row["not_recorded"] = "no step was replayed as a CUDA graph"
+        times = step_seconds(ways, firsts, device, self.effort)
+        for way, found in times.items():
+            milliseconds = [1e3 * s for s in found]
+            row[way] = {
+                "milliseconds": statistics.median(milliseconds),
+                "fastest": min(milliseconds),
+                "slowest": max(milliseconds),
+            }
+        ours = next(iter(ways))  # what is used
+        row |= {"way": ours, **row[ours]}
+        if "published" in ways:
+            row["published_by_ours"] = row["published"]["milliseconds"] / row["milliseconds"]
+        if isinstance(counts, BaseException):
+            row["not_counted"] = _in_words(counts)
+        else:
+            row |= counts | self._hardware_floor(work, counts, row["milliseconds"])
+        waits = [row["waits"]] if "waits" in row else []
+        kernels = row.get("launches")
+        if device.type == "cuda" and work.first:  # whole federations have no single steps
+            profiles = {
+                way: step_profile(ways[way], firsts[way], PROFILED, device, self.profiler)
+                for way in ways
+                if way in (ours, "published")
+            }
+            row["profile"] = {way: _numbers(profile) for way, profile in profiles.items()}
+            mine = profiles[ours]
+            waits += [mine.warned_waits] + ([] if mine.waits is None else [mine.waits])
+            kernels = kernels if mine.kernels is None else mine.kernels
+            if mine.seen is not None:
+                row["costliest_kernels"] = mine.seen.costliest()
+                row["longest_gaps"] = mine.seen.longest_gaps()
+        if waits:
+            row["most_waits"] = max(waits)
+        if self.launch is not None and kernels:
+            floor = kernels * self.launch.in_graph / 1e3
+            row["launch_floor_milliseconds"] = floor
+            if ours == "graph":
+                row["graph_by_launch_floor"] = row["milliseconds"] / floor
+        return row
+
+    @staticmethod
+    def _hardware_floor(
+        work: Work, counts: Mapping[str, int], milliseconds: float
+    ) -> dict[str, float]:
+        operations = counts["flop"] / PEAK_FLOPS[work.precision]
+        floor = 1e3 * max(operations, counts["bytes"] / PEAK_BANDWIDTH)
+        return {"floor_milliseconds": floor, "ratio": milliseconds / floor}
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -268,12 +284,12 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure, print a table and write JSON."""
+def main() -> int:
+    """Measure, print a line a row and write JSON; returns 1 if a row failed."""
     parser = argparse.ArgumentParser(prog="benchmarks.gpu", description=__doc__)
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N or cpu; default: cuda")
-    parser.add_argument("--quick", action="store_true", help="small images, short measurements")
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=WORK, default=list(WORK))
+    parser.add_argument("--quick", action="store_true", help="fewer rows; tiny problems on a CPU")
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=WORK, help="rows to measure")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     arguments = parser.parse_args()
     try:
@@ -281,60 +297,104 @@ def main() -> None:
     except SettingsError as error:
         parser.error(f"{error}; --device cpu measures the CPU, beside the same launches and floor")
 
-    setting = Setting(device, arguments.quick)
-    report: dict[str, Any] = {"machine": machine(device), "quick": arguments.quick}
+    on_gpu, quick = device.type == "cuda", arguments.quick
+    names = arguments.only or (QUICK if quick else list(WORK))
+    setting, effort = Setting(device), FULL_EFFORT
+    if quick:  # on a CPU only to try the program
+        effort = QUICK_EFFORT if on_gpu else TINY_EFFORT
+        setting = Setting(device, PAPERS if on_gpu else TINY)
+    report: dict[str, Any] = {"machine": machine(device), "quick": quick, "rows": {}}
     report["peak"] = {"flop_per_second": PEAK_FLOPS, "bytes_per_second": PEAK_BANDWIDTH}
-    report["rows"] = {}
-    console = Console()
-    name_column = Column("step", no_wrap=True)
-    table = Table(name_column, "ms (min to max)", "launches", "waits", "floor [ms]", "ratio")
-    with _counter() as counter:
-        for name in arguments.only:
-            with console.status(name):
-                row = report["rows"][name] = measure(name, setting, counter)
-            table.add_row(
-                name,
-                f"{row['milliseconds']:.2f} ({row['fastest']:.2f} to {row['slowest']:.2f})",
-                *(str(row[key]) for key in ("launches", "waits")),
-                f"{row['floor_milliseconds']:.4f}",
-                f"{row['ratio']:.0f}",
-            )
-            if arguments.json is not None:  # after each row, to keep those before one that fails
-                arguments.json.write_text(json.dumps(report, indent=2) + "\n")
-    console.print(f"{report['machine']['device']}, torch {torch.__version__}")
-    console.print(table)
 
+    def write() -> None:
+        """After each row, to keep those before one that ends the program."""
+        report["goals"] = [_with_evidence(goal, report["rows"], on_gpu) for goal in GOALS]
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps(report, indent=2) + "\n")
 
-def _counter() -> ProcessPoolExecutor:
-    """Process to count in, which sees no GPU."""
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(1, mp_context=context, initializer=_hide_gpus)
-
-
-def _hide_gpus() -> None:
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
-
-def _noting(failures: list[Exception], place: int, node: Node) -> Node:
-    """A node that also notes its failures."""
-
-    def answer(message: Any) -> Any:
+    start = time.monotonic()
+    _say(f"counting {len(names)} rows on the CPU, {effort.count_seconds:g} s at most")
+    counts = all_counts(names, setting.sizes, effort.count_seconds)
+    launch, profiler = None, False
+    if on_gpu:
+        launch = launch_costs(device)
+        missing = profiler_error(device)
+        profiler = missing is None
+        report["launch_microseconds"] = launch._asdict()
+        report["profiler"] = missing or "works"
+        _say(f"a trivial kernel: {launch.in_graph:.2f} us in a graph, {launch.eager:.2f} eager")
+        _say(f"profiler: {report['profiler']}")
+    bench = Bench(setting, effort, launch, profiler)
+    for name in names:
+        before = time.monotonic()
         try:
-            return node(message)
+            row = bench.row(WORK[name], counts[name])
         except Exception as error:
-            failures.append(error)
-            raise
+            row = {"error": _in_words(error)}
+        row["seconds_to_measure"] = time.monotonic() - before
+        report["rows"][name] = row
+        report["seconds"] = time.monotonic() - start
+        write()
+        _say(f"{name}: {_line(row)}")
+    for goal in report["goals"]:
+        measured = "" if goal["measured"] is None else f" ({goal['measured']:.3g})"
+        _say(f"goal {goal['name']}: {goal['verdict']}{measured}, {goal['number']} at "
+             f"{goal['bound_is']} {goal['bound']:g}")  # fmt: skip
+    _say(f"{report['machine']['device']}, torch {torch.__version__}, {report['seconds']:.0f} s")
+    return int(any("error" in row for row in report["rows"].values()))
 
-    return answer
+
+def _line(row: Mapping[str, Any]) -> str:
+    if "error" in row:
+        return f"failed: {row['error']}"
+    parts = [
+        f"{way} {row[way]['milliseconds']:.3f} ms ({row[way]['fastest']:.3f} to "
+        f"{row[way]['slowest']:.3f})"
+        for way in ("graph", "eager", "published")
+        if way in row
+    ]
+    for key, words in {
+        "published_by_ours": "{:.1f}x the published",
+        "launches": "{} launches",
+        "most_waits": "{:g} waits",
+        "launch_floor_milliseconds": "launch floor {:.3f} ms",
+        "floor_milliseconds": "floor {:.4f} ms",
+        "not_recorded": "{}",
+        "not_counted": "{}",
+    }.items():
+        if key in row:
+            parts.append(words.format(row[key]))
+    return ", ".join(parts)
 
 
-def _repeated(rows: Tensor, times: int) -> Tensor:
-    return rows.repeat(times, *(1,) * (rows.ndim - 1))
+def _with_evidence(goal: Any, rows: dict[str, Any], on_gpu: bool) -> dict[str, Any]:
+    """A goal's verdict; if it is missed, with what its rows did on the GPU."""
+    judged: dict[str, Any] = goal.judged(rows, on_gpu)
+    evidence = ("costliest_kernels", "longest_gaps")
+    judged["evidence"] = {
+        name: {key: rows[name].get(key) for key in evidence} for name in judged["missed_by"]
+    }
+    return judged
 
 
-def _generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
+def _numbers(profile: StepProfile) -> dict[str, Any]:
+    names = ("kernels", "copies", "graphs", "waits", "warned_waits", "busy_milliseconds")
+    return {name: getattr(profile, name) for name in names}
+
+
+def _in_words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _count_on_cpu(processes: int) -> None:
+    """Set up a process that counts: it sees no GPU, and shares the cores with the others."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

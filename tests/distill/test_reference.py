@@ -1,11 +1,14 @@
 """The benchmark compares like with like: reference steps compute what ours do."""
 
+import pytest
 import torch
+from torch import nn
 
 from benchmarks import distill_reference
 from distill.augmentation import draw_augmentation
 from distill.distribution_matching import Probe, real_means
 from distill.features import RandomConvNet
+from distill.gradient_matching import match_gradient
 from distill.kip import kip_gradient
 
 
@@ -36,3 +39,35 @@ def test_dm_reference_is_the_same_step() -> None:
     means = real_means(network, augment, torch.cat(real), [len(x) for x in real])
     _, gradient = Probe(network, augment, means).loss_and_gradient(virtual)
     torch.testing.assert_close(gradient, torch.stack(reference), rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_matching_reference_is_the_same_step() -> None:
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(4, 4), nn.ReLU(), nn.Flatten(),
+        nn.Linear(4 * 36, 3),
+    )  # fmt: skip
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator))
+    images, labels = torch.randn(6, 1, 6, 6, generator=generator), torch.arange(6) % 3
+    target = {
+        name: torch.randn(weight.shape, generator=generator)
+        for name, weight in model.named_parameters()
+    }
+    distances: list[float] = []
+    ours = match_gradient(
+        images, labels, target, model, steps=3, learning_rate=0.01,
+        progress=lambda step, steps, distance: distances.append(distance),
+    )  # fmt: skip
+
+    optimizer = torch.optim.Adam([images], lr=0.01)
+    published = []
+    for _ in range(3):
+        distance, images.grad = distill_reference.gradient_step(
+            images, labels, list(target.values()), model
+        )
+        published.append(float(distance))
+        optimizer.step()
+    assert distances == pytest.approx(published, rel=1e-5)
+    torch.testing.assert_close(ours, images, rtol=1e-4, atol=1e-4)
