@@ -90,7 +90,7 @@ def _show_doctor(figures: dict[str, Any]) -> list[str]:
 
 
 def _tests(place: Place, file: Path) -> list[str]:
-    chosen = ["-m", "gpu", "tests"] if place.gpu else ["-m", "not gpu", "tests/gpu"]
+    chosen = ["-m", "gpu" if place.gpu else "not gpu", "tests/gpu"]
     return ["-m", "pytest", "-v", "--tb=short", f"--junitxml={file}", *chosen]
 
 
@@ -117,7 +117,30 @@ def _steps(place: Place, file: Path) -> list[str]:
 
 
 def _show_steps(figures: dict[str, Any]) -> list[str]:
-    return []
+    def number(row: dict[str, Any], *keys: str, form: str = ".3f") -> str:
+        value: Any = row
+        for key in keys:
+            value = value.get(key) if value else None
+        return "-" if value is None else format(value, form)
+
+    rows = [
+        [
+            name,
+            *(number(row, way, "milliseconds") for way in ("graph", "eager", "published")),
+            number(row, "published_by_ours", form=".1f"),
+            number(row, "profile", row.get("way", ""), "kernels", form=".0f"),
+            number(row, "most_waits", form=".0f"),
+            number(row, "launch_floor_milliseconds"),
+            number(row, "floor_milliseconds", form=".4f"),
+        ]
+        for name, row in figures["rows"].items()
+    ]
+    columns = ["step", "graph [ms]", "eager [ms]", "published [ms]", "published / ours"]
+    failed = [
+        f"- {name}: {row['error']}" for name, row in figures["rows"].items() if "error" in row
+    ]
+    floors = ["kernels", "waits", "launch floor [ms]", "arithmetic or memory floor [ms]"]
+    return [*table(columns + floors, rows), *failed]
 
 
 def _federation(place: Place, file: Path) -> list[str]:

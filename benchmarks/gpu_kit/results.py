@@ -80,8 +80,15 @@ class Results:
             lines += [*table(["goal", "measured", "bound", ""], rows), ""]
         for name, (part, outcome) in self._parts.items():
             if outcome.figures:
-                lines += [f"**{name}**", "", *part.show(outcome.figures), ""]
+                lines += [f"**{name}**", "", *_shown(part, outcome), ""]
         return lines
+
+
+def _shown(part: Part, outcome: Outcome) -> list[str]:
+    try:
+        return part.show(outcome.figures)
+    except Exception as error:  # figures of a part that failed half-way
+        return [f"cannot be shown: {error!r}"]
 
 
 def _goal(goal: dict[str, Any]) -> list[str]:

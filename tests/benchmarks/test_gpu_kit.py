@@ -57,6 +57,7 @@ def test_a_part_that_fails_hangs_or_writes_nothing_does_not_stop_the_others(gpu_
         writes("hangs", then="import time; time.sleep(60)", limit=2.0),
         part("silent", "print('nothing to say')"),
         part("damaged", "open(FILE, 'w').write('{')"),
+        part("partial", "open(FILE, 'w').write('{\"other\": 1}')\nraise SystemExit(4)"),
         writes("works", 5),
     )
     found = {name: each["result"] for name, each in results["parts"].items()}
@@ -65,6 +66,7 @@ def test_a_part_that_fails_hangs_or_writes_nothing_does_not_stop_the_others(gpu_
     assert found["hangs"] == "stopped at its limit of 2 s"
     assert "no results" in found["silent"]
     assert "cannot be read" in found["damaged"]
+    assert found["partial"] == "failed with exit code 4"
     assert [results["parts"][name]["value"] for name in ("fails", "hangs", "works")] == [1, 1, 5]
     assert code == 1
     assert (tmp_path / "silent.log").read_text() == "nothing to say\n"
