@@ -7,7 +7,7 @@ step, and a lower bound of our time from measured FLOP/s and bytes/s. Then compa
 networks trained on the virtual digits of both loops.
 
 DM's row excludes building our bank, done once; the reference draws its network and processes real
-images every step, as published.
+images every step, as published. Gradient matching's row includes our copy of the model.
 """
 
 import argparse

@@ -18,8 +18,8 @@ GPU's cache can be faster than that.
 
 Operations, bytes, launches and waits are counted by `benchmarks.virtual_device` on the CPU, in
 other processes, because this patches PyTorch. On a GPU its profiler and PyTorch's warnings count
-kernels and waits too. Goals are in `benchmarks.gpu_goals`; for one that is missed, the JSON has the
-costliest kernels of its rows, and the longest gaps between kernels.
+kernels and waits too, and the JSON has each step's costliest kernels and the longest gaps between
+them. Goals are in `benchmarks.gpu_goals`; a missed one names its rows.
 
 ``--quick`` takes less time. On a GPU it measures fewer rows, for a shorter time; on a CPU it makes
 the problems tiny, to try the program.
@@ -53,6 +53,7 @@ from benchmarks.gpu_profile import (
 )
 from benchmarks.gpu_work import QUICK, WORK, Steps, Work, without_graphs
 from benchmarks.virtual_device import VirtualDevice
+from task.compute import cuda_graph
 from task.compute.device import choose_device
 from task.settings import Precision, SettingsError
 
@@ -190,9 +191,9 @@ def step_seconds(
     return times
 
 
-def replays(run: Steps, steps: int) -> int:
-    """CUDA graphs that are replayed in so many steps."""
-    replayed = 0
+def recording_error(run: Steps, steps: int) -> str | None:
+    """Why no step is replayed as a CUDA graph, or None if some are."""
+    replayed, reasons = 0, []
     replay = torch.cuda.CUDAGraph.replay
 
     def noting(graph: torch.cuda.CUDAGraph) -> None:
@@ -200,9 +201,14 @@ def replays(run: Steps, steps: int) -> int:
         replayed += 1
         replay(graph)
 
-    with mock.patch.object(torch.cuda.CUDAGraph, "replay", noting):
+    with (
+        mock.patch.object(torch.cuda.CUDAGraph, "replay", noting),
+        mock.patch.object(cuda_graph.logger, "info", lambda text, *x: reasons.append(text % x)),
+    ):
         run(steps)
-    return replayed
+    if replayed and not reasons:
+        return None
+    return "; ".join(reasons) or "no step was replayed as a CUDA graph"
 
 
 @dataclass(frozen=True)
@@ -220,8 +226,9 @@ class Bench:
         ways = ways_of(work, self.setting)
         firsts = {way: first_steps(work, way) for way in ways}
         row: dict[str, Any] = {}
-        if "graph" in ways and not replays(ways["graph"], firsts["graph"]):
-            row["not_recorded"] = "no step was replayed as a CUDA graph"
+        if "graph" in ways and (error := recording_error(ways["graph"], firsts["graph"])):
+            row["not_recorded"] = error
+            del ways["graph"]
         times = step_seconds(ways, firsts, device, self.effort)
         for way, found in times.items():
             milliseconds = [1e3 * s for s in found]
@@ -308,7 +315,7 @@ def main() -> int:
 
     def write() -> None:
         """After each row, to keep those before one that ends the program."""
-        report["goals"] = [_with_evidence(goal, report["rows"], on_gpu) for goal in GOALS]
+        report["goals"] = [goal.judged(report["rows"], on_gpu) for goal in GOALS]
         if arguments.json is not None:
             arguments.json.write_text(json.dumps(report, indent=2) + "\n")
 
@@ -365,16 +372,6 @@ def _line(row: Mapping[str, Any]) -> str:
         if key in row:
             parts.append(words.format(row[key]))
     return ", ".join(parts)
-
-
-def _with_evidence(goal: Any, rows: dict[str, Any], on_gpu: bool) -> dict[str, Any]:
-    """A goal's verdict; if it is missed, with what its rows did on the GPU."""
-    judged: dict[str, Any] = goal.judged(rows, on_gpu)
-    evidence = ("costliest_kernels", "longest_gaps")
-    judged["evidence"] = {
-        name: {key: rows[name].get(key) for key in evidence} for name in judged["missed_by"]
-    }
-    return judged
 
 
 def _numbers(profile: StepProfile) -> dict[str, Any]:
