@@ -81,8 +81,9 @@ def is_out_of_memory(error: BaseException) -> bool:
         return False
     return any(
         isinstance(each, torch.OutOfMemoryError)
-        # what is allocated past PyTorch's allocator, for instance for handles
+        # what is allocated past PyTorch's allocator, for instance for handles of libraries
         or (isinstance(each, torch.AcceleratorError) and "out of memory" in str(each))
+        or (isinstance(each, RuntimeError) and "_STATUS_ALLOC_FAILED" in str(each))
         for each in _causes(error)
     )
 

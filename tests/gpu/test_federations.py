@@ -42,20 +42,32 @@ def test_every_strategy_gives_what_it_gives_on_the_cpu(gpus, federation, strateg
     assert gpus.used == {torch.device(GPU)}
 
 
+LEARNING = {
+    "fedavg": {},
+    "hfldd": {"hfldd__distiller": "kip"},
+    "fedlgd": {
+        "fedlgd__first_steps": 50,
+        "fedlgd__global_steps": 10,
+        "fedlgd__per_class": 10,
+        "fedlgd__contrast": 0.1,
+        "train__local_epochs": 10,
+        "train__lr": 0.02,
+    },
+    "fedhead-plus": {},
+    "analytic": {},
+}
+"""Settings with which a few rounds learn something."""
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("strategy", ["fedavg", "hfldd", "fedlgd", "fedhead-plus", "analytic"])
+@pytest.mark.parametrize("strategy", LEARNING)
 def test_a_real_gpu_reaches_the_accuracy_of_the_cpu(federation, strategy):
-    settings = {
-        "strategy": strategy,
-        "partitions": 2,
-        "partition__scheme": "iid",
-        "num_rounds": 3,
-        "train__local_epochs": 3,
-        "hfldd__distiller": "kip",
-    }
-    found, wanted = (federation(device, **LITTLE | settings) for device in (work.REAL_GPU, "cpu"))
-    assert wanted[-1][0] > 0.7
-    assert found[-1][0] == pytest.approx(wanted[-1][0], abs=ACCURACY)
+    rounds = {"num_rounds": 3, "train__local_epochs": 3, "phase_timeout": 60.0}
+    nodes = {"partitions": 4, "partition__scheme": "iid"}
+    settings = {**LITTLE, **rounds, **nodes, **LEARNING[strategy], "strategy": strategy}
+    on_gpu, on_cpu = (federation(device, **settings)[-1] for device in (work.REAL_GPU, "cpu"))
+    assert on_cpu[0] > 0.6
+    assert on_gpu[0] == pytest.approx(on_cpu[0], abs=ACCURACY)
 
 
 @pytest.mark.parametrize(

@@ -124,3 +124,13 @@ def test_memory_that_cuda_itself_lacks_is_named_too_and_ends_the_worker(
     ((kind, _, reason),) = notes_of(wrapped(torch.AcceleratorError("CUDA error: out of memory")))
     assert kind == "lost"
     assert "is out of memory: lower the batch size" in reason
+
+
+def test_memory_that_a_library_of_cuda_lacks_for_its_handle_is_named_too(
+    notes_of: Callable[..., list[Note]], emptied: list[str]
+) -> None:
+    library = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    (kind, _, reason), _ = notes_of(wrapped(RuntimeError(library)))
+    assert kind == "failed"
+    assert "is out of memory: lower the batch size" in reason
+    assert len(emptied) == 2
