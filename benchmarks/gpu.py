@@ -345,8 +345,7 @@ def main() -> int:
         _say(f"{name}: {_line(row)}")
     for goal in report["goals"]:
         measured = "" if goal["measured"] is None else f" ({goal['measured']:.3g})"
-        _say(f"goal {goal['name']}: {goal['verdict']}{measured}, {goal['number']} at "
-             f"{goal['bound_is']} {goal['bound']:g}")  # fmt: skip
+        _say(f"goal {goal['name']}: {goal['verdict']}{measured}, {goal['bound']}")
     _say(f"{report['machine']['device']}, torch {torch.__version__}, {report['seconds']:.0f} s")
     return int(any("error" in row for row in report["rows"].values()))
 

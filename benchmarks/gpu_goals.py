@@ -1,16 +1,18 @@
-"""Goals for steps on a GPU, and whether a measurement meets them."""
+"""Goals for steps on a GPU."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from benchmarks.goal import Goal
 from benchmarks.gpu_work import QUICK
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Goal:
+class StepGoal:
     """What a number of some rows must be.
 
     Parameters
@@ -18,59 +20,51 @@ class Goal:
     name : str
         Of the goal.
     rows : tuple[str, ...]
-        Whose worst number counts.
+        All of them must meet it.
     number : str
         Key of a row.
-    bound : float
-        Largest or smallest value that meets the goal.
-    bound_is : "least" or "most"
-        Which of the two.
+    at_least, at_most : float (default: -inf, inf)
+        The bounds; give one of them.
     """
 
     name: str
     rows: tuple[str, ...]
     number: str
-    bound: float
-    bound_is: Literal["least", "most"]
+    at_least: float = -math.inf
+    at_most: float = math.inf
 
     def judged(self, rows: Mapping[str, Row], on_gpu: bool) -> dict[str, Any]:
-        """Name, measurement, bound and verdict; a CPU meets and misses nothing.
-
-        Without all of its rows a goal can be missed, but not met.
-        """
+        """The goal as JSON, and the rows that missed it; a CPU meets and misses nothing."""
         known = {
             name: float(rows[name][self.number])
             for name in self.rows
             if on_gpu and rows.get(name, {}).get(self.number) is not None
         }
-        missed = [name for name, value in known.items() if not self._allows(value)]
-        worst = min if self.bound_is == "least" else max
-        met = False if missed else True if len(known) == len(self.rows) else None
-        return {
-            "name": self.name,
-            "number": self.number,
-            "measured": worst(known.values()) if known else None,
-            "bound": self.bound,
-            "bound_is": self.bound_is,
-            "met": met,
-            "verdict": {True: "met", False: "missed", None: "not measured"}[met],
-            "missed_by": missed,
-        }
-
-    def _allows(self, value: float) -> bool:
-        return value >= self.bound if self.bound_is == "least" else value <= self.bound
+        complete = len(known) == len(self.rows)
+        goal = Goal(self.name, known.values(), self.at_least, self.at_most, complete)
+        missed = [name for name, value in known.items() if not goal.allows(value)]
+        return {**goal.as_json(), "number": self.number, "missed_by": missed}
 
 
 GOALS = (
-    Goal("dm", ("distil-dm-w128",), "published_by_ours", 5, "least"),
-    Goal("kip-n400", ("distil-kip-n400",), "published_by_ours", 3, "least"),
-    Goal(
-        "small-networks",
+    StepGoal(
+        "DM, 10 x 10 images: times faster than published",
+        ("distil-dm-w128",),
+        "published_by_ours",
+        at_least=5,
+    ),
+    StepGoal(
+        "KIP, 400 images: times faster than published in float64",
+        ("distil-kip-n400",),
+        "published_by_ours",
+        at_least=3,
+    ),
+    StepGoal(
+        "small networks: a training step by its launch floor",
         ("train-digits-cnn-16-float32", "train-hfldd-mnist-32-float32"),
         "graph_by_launch_floor",
-        3,
-        "most",
+        at_most=3,
     ),
-    Goal("no-waits", QUICK, "most_waits", 0, "most"),
+    StepGoal("waits in a step", QUICK, "most_waits", at_most=0),
 )
 """On an H100. `published_by_ours`: times that the published step takes longer than ours."""

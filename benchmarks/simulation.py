@@ -233,7 +233,7 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
     return [
         Goal(
             f"pfl-research's set-up, {PFL_ROUNDS:,} rounds [minutes]",
-            PFL_ROUNDS * min(statistics.median(seconds) for seconds in row.seconds.values()) / 60,
+            [PFL_ROUNDS * min(statistics.median(s) for s in row.seconds.values()) / 60],
             at_most=PFL_MINUTES,
         )
         for row in rows

@@ -50,7 +50,7 @@ class Results:
     @property
     def failed(self) -> bool:
         """Whether a part failed, or missed a goal on a GPU."""
-        missed = self._about["gpu"] and any(not goal["met"] for goal in self.goals)
+        missed = self._about["gpu"] and any(goal["met"] is False for goal in self.goals)
         return bool(missed) or any(o.result != PASSED for _, o in self._parts.values())
 
     def as_json(self) -> dict[str, Any]:
@@ -93,4 +93,4 @@ def _shown(part: Part, outcome: Outcome) -> list[str]:
 
 def _goal(goal: dict[str, Any]) -> list[str]:
     measured = "-" if goal["measured"] is None else f"{goal['measured']:.3g}"
-    return [goal["name"], measured, goal["bound"], "met" if goal["met"] else "**missed**"]
+    return [goal["name"], measured, goal["bound"], goal["verdict"]]

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import gpu, gpu_work
 from benchmarks.distill_steps import PAPERS, TINY, Setting
-from benchmarks.gpu_goals import GOALS, Goal
+from benchmarks.gpu_goals import GOALS, StepGoal
 from benchmarks.gpu_profile import Activities, LaunchCosts, StepProfile
 from benchmarks.gpu_work import QUICK, WORK, Work
 from benchmarks.virtual_device import VirtualDevice
@@ -184,7 +184,7 @@ def test_without_graphs_nothing_is_recorded(graphs):
 
 
 ROWS = {"a": {"speed": 6.0}, "b": {"speed": 4.0}, "failed": {"error": "RuntimeError"}}
-FAST = Goal("fast", ("a", "b"), "speed", 5, "least")
+FAST = StepGoal("fast", ("a", "b"), "speed", at_least=5)
 
 
 @pytest.mark.parametrize(
@@ -192,8 +192,8 @@ FAST = Goal("fast", ("a", "b"), "speed", 5, "least")
     [
         (FAST, True, "missed", 4.0, ["b"]),
         (FAST, False, "not measured", None, []),
-        (replace(FAST, bound=3), True, "met", 4.0, []),
-        (replace(FAST, bound=5, bound_is="most"), True, "missed", 6.0, ["a"]),
+        (replace(FAST, at_least=3), True, "met", 4.0, []),
+        (StepGoal("slow", ("a", "b"), "speed", at_most=5), True, "missed", 6.0, ["a"]),
         (replace(FAST, rows=("a", "failed")), True, "not measured", 6.0, []),
         (replace(FAST, rows=("a", "elsewhere")), True, "not measured", 6.0, []),
         (replace(FAST, rows=("b", "failed")), True, "missed", 4.0, ["b"]),
