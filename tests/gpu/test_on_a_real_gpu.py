@@ -15,10 +15,9 @@ from client.training_together import train_together
 from distill import distiller
 from task.augmentation import Augment
 from task.compute import device as compute_device
-from task.compute.cuda_graph import graphed
 from task.compute.device import place
 from task.compute.precision import products_in
-from task.datasets import Samples
+from task.datasets import load_dataset
 from task.models import create_model
 from task.settings import CHANGES, TrainSettings
 from tests.gpu.work import ADAM, ONE_PASS, REAL_GPU, SGD, SPEC, Place, generator, samples
@@ -52,7 +51,7 @@ def replayed(monkeypatch, caplog):
     caplog.set_level(logging.INFO, "task")
     monkeypatch.setattr(torch.cuda, "CUDAGraph", noting)
     yield graphs
-    assert "CUDA graph" not in caplog.text
+    assert not [record for record in caplog.get_records("call") if record.name == "task"]
 
 
 def distilled(name, **options):
@@ -90,7 +89,7 @@ RECORDED = {
     "kip": (lambda: distilled("kip"), 7, ADAM),
     "dm": (lambda: distilled("dm", bank=2), 4, ADAM),
     "training": (trained, 8 + 2, SGD),
-    "training in bf16": (lambda: trained(precision="bf16"), 8 + 2, ADAM),
+    "training in bf16": (lambda: trained("digits-cnn", "bf16"), 8 + 2, ADAM),
     "training from main memory": (lambda: trained("digits-cnn"), 8 + 2, SGD),
     "training from the GPU": (lambda: trained("digits-cnn", data=samples(60).to(GPU)), 10, SGD),
 }
@@ -119,25 +118,10 @@ def on_cpu(values):
     return values.cpu()
 
 
-def test_a_step_that_waits_cannot_be_recorded_and_leaves_cuda_as_it_was():
-    """As with a user's network that reads a number; another one may draw random numbers."""
-    recorded = graphed(lambda x: x * float(x.sum()), GPU)
-    stream = torch.cuda.current_stream(GPU)
-    for number in range(4):
-        x = torch.full((2,), float(number), device=GPU)
-        assert torch.equal(recorded(x), x * 2 * number)
-    assert torch.cuda.current_stream(GPU) == stream
-    assert torch.rand(3, device=GPU).isfinite().all()
-    assert torch.nn.functional.dropout(torch.ones(9, device=GPU), 0.5).isfinite().all()
-    after = graphed(lambda x: x + 1, GPU)
-    for number in range(4):
-        assert after(torch.full((2,), float(number), device=GPU)).tolist() == [number + 1] * 2
-    assert after._can_record
-
-
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_a_lower_precision_changes_the_numbers_little_and_training_learns(precision):
-    data = Samples(*digits())
+    digits = load_dataset("digits")
+    data = digits.train.to_samples(digits.spec).subset(range(480))
 
     def run(precision):
         (loss, accuracy, _), weights = trained(
@@ -169,7 +153,7 @@ def test_products_in_float32_keep_all_digits_and_in_tf32_do_not():
     with products_in("float32"):
         assert max(errors()) < 1e-4
     with products_in("tf32"):
-        assert min(errors()) > 1e-4
+        assert errors()[0] > 1e-4  # cuDNN may have no faster way for this convolution
 
 
 def test_samples_over_half_of_the_free_memory_stay_in_main_memory_and_train_the_same(monkeypatch):
@@ -256,7 +240,7 @@ def test_two_sessions_on_one_gpu_train_as_each_does_alone(tmp_path):
 
 
 def test_a_full_gpu_is_explained_and_what_the_message_held_is_free_for_the_next(monkeypatch):
-    """The memory runs out for real, in a worker that trains."""
+    """In a worker that trains, fills the GPU, fails, and trains again for the next message."""
     calls, reserved = [], []
 
     def app(message: Message, context: Context) -> Message:
@@ -276,12 +260,4 @@ def test_a_full_gpu_is_explained_and_what_the_message_held_is_free_for_the_next(
     assert reason.startswith(f"{REAL_GPU} ({torch.cuda.get_device_name(GPU)}")
     assert "is out of memory: lower train.batch-size=512, take a smaller model" in reason
     assert done == ("done", 0, "")
-    assert reserved[0] < 2**30
-
-
-def digits():
-    from task.datasets import load_dataset
-
-    loaded = load_dataset("digits")
-    data = loaded.train.to_samples(loaded.spec).subset(range(480))
-    return data.inputs, data.labels
+    assert reserved[0] < 4 * 2**30
