@@ -175,13 +175,12 @@ def step_seconds(
     steps = dict.fromkeys(ways, 1)
     for way in ways:
         timed(way, 1)
-        once = timed(way, 0)
+        once, latest = timed(way, 0), time.monotonic() + effort.way_seconds / 2
         # Until they take longer than what is done once.
-        while (took := timed(way, steps[way]) - once) < (
-            least := max(effort.steps_seconds, once)
-        ) and steps[way] < MAX_STEPS:
-            growth = min(16.0, max(2.0, 1.2 * least / max(took, 1e-9)))
-            steps[way] = min(MAX_STEPS, int(steps[way] * growth))
+        while timed(way, steps[way]) - once < max(effort.steps_seconds, once):
+            if steps[way] >= MAX_STEPS or time.monotonic() > latest:
+                break
+            steps[way] *= 4
     times: dict[str, list[float]] = {way: [] for way in ways}
     for repeat in range(effort.repeats):
         if repeat >= 3 and time.monotonic() > deadline:
