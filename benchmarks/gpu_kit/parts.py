@@ -91,11 +91,13 @@ def _show_doctor(figures: dict[str, Any]) -> list[str]:
 
 def _tests(place: Place, file: Path) -> list[str]:
     chosen = ["-m", "gpu" if place.gpu else "not gpu", "tests/gpu"]
-    return ["-m", "pytest", "-v", "--tb=short", f"--junitxml={file}", *chosen]
+    output = ["-v", "--tb=short", "--durations=15", f"--junitxml={file}"]
+    return ["-m", "pytest", "--timeout=60", *output, *chosen]
 
 
 def _read_tests(file: Path) -> dict[str, Any]:
-    cases = list(ElementTree.parse(file).iter("testcase"))
+    # A test that was interrupted is written without a name.
+    cases = [case for case in ElementTree.parse(file).iter("testcase") if case.get("name")]
     by_outcome: dict[str, list[str]] = {"failed": [], "skipped": [], "passed": []}
     for case in cases:
         tags = {child.tag for child in case}
@@ -103,7 +105,7 @@ def _read_tests(file: Path) -> dict[str, Any]:
         outcome = "skipped" if "skipped" in tags else outcome
         by_outcome[outcome].append(f"{case.get('classname')}::{case.get('name')}")
     slowest = sorted(cases, key=lambda case: -float(case.get("time", 0)))[:10]
-    times = {str(case.get("name")): float(case.get("time", 0)) for case in slowest}
+    times = {case.get("name"): float(case.get("time", 0)) for case in slowest}
     return {**by_outcome, "slowest_seconds": times}
 
 

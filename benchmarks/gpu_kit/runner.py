@@ -93,11 +93,11 @@ def _result(part: Part, command: list[str], prefix: str, out: Path) -> str:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End a process and those that it started."""
-    for number, patience in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
+    """End a process and those that it started: as Ctrl-C does, so that it writes what it has."""
+    for number in (signal.SIGINT, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
-            process.wait(patience)
+            process.wait(GRACE)
         except ProcessLookupError:
             return
         except subprocess.TimeoutExpired:

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,9 @@ from benchmarks.gpu_kit.runner import run_part
 
 MACHINE = {"gpu": None, "driver": None, "cuda": None, "torch": "2", "python": "3", "cores": 2}
 GPU_MACHINE = MACHINE | {"gpu": "NVIDIA Test", "driver": "driver 580"}
+
+
+HERE = Place(True, Path("data"), Path("runs"))
 
 
 def part(name, program, limit=60.0):
@@ -77,7 +81,7 @@ def test_a_part_that_fails_hangs_or_writes_nothing_does_not_stop_the_others(gpu_
 
 def test_a_part_at_its_limit_ends_with_the_processes_that_it_started(tmp_path):
     file = tmp_path / "child"
-    child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    child = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
     program = (
         "import subprocess, sys, time\n"
         f"child = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
@@ -85,10 +89,27 @@ def test_a_part_at_its_limit_ends_with_the_processes_that_it_started(tmp_path):
         "time.sleep(60)"
     )
     start = time.monotonic()
-    run_part(part("parent", program, limit=2.0), Place(True, tmp_path, tmp_path), tmp_path)
+    run_part(part("parent", program, limit=2.0), HERE, tmp_path)
     assert time.monotonic() - start < 30
     pid = int(file.read_text())
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_tests_that_a_limit_stops_are_counted_as_far_as_they_came(tmp_path):
+    tests = tmp_path / "test_slow.py"
+    tests.write_text(
+        "import time\n\ndef test_a(): pass\n\ndef test_b(): assert 0\n\n"
+        "def test_c(): time.sleep(60)\n"
+    )
+    (own,) = (part for part in PARTS if part.name == "tests")
+
+    def command(place, file):
+        return [*own.command(place, file)[:-3], "-p", "no:cacheprovider", str(tests)]
+
+    outcome = run_part(replace(own, limit=12.0, command=command), HERE, tmp_path)
+    assert outcome.result == "stopped at its limit of 12 s"
+    assert [name.endswith("::test_a") for name in outcome.figures["passed"]] == [True]
+    assert outcome.figures["failed"][0].endswith("::test_b")
 
 
 def test_without_a_gpu_each_line_says_so(gpu_kit, capsys):
@@ -112,7 +133,7 @@ def test_a_missed_goal_fails_the_run_on_a_gpu_and_is_shown(gpu_kit, tmp_path):
 def test_results_of_parts_before_one_that_never_ends_are_kept(tmp_path):
     results = Results(tmp_path, MACHINE, "abc")
     first = writes("first")
-    results.add(first, run_part(first, Place(False, tmp_path, tmp_path), tmp_path))
+    results.add(first, run_part(first, HERE, tmp_path))
     stored = json.loads((tmp_path / "results.json").read_text())
     assert stored["parts"]["first"]["value"] == 1
     assert stored["machine"]["commit"] == "abc"
