@@ -42,7 +42,7 @@ ACCURACY_NOISE = 0.02
 """Share of test images by which equal runs on two devices may differ: sums in another order."""
 STRATEGIES: dict[str, dict[str, Any]] = {
     "fedavg": {},
-    "hfldd": {"hfldd.distill-steps": 50},
+    "hfldd": {"hfldd.distill-steps": 20},
 }
 EVERY = 0.25
 """Seconds between readings of memory."""
@@ -136,7 +136,7 @@ def measure(device: str, *, quick: bool, data_root: str) -> list[dict[str, Any]]
             NODES,
             folder / "federation",
             node_config={"data-root": data_root},
-            node_settings={"device": device, "threads": 1},
+            node_settings={"device": device, "threads": max(1, (os.cpu_count() or 1) // NODES)},
         )
         with federation:
             start = time.monotonic() - began

@@ -44,6 +44,7 @@ import torch
 from benchmarks.distill_cost import count, seconds
 from benchmarks.distill_steps import PAPERS, TINY, Setting, Sizes
 from benchmarks.gpu_goals import GOALS
+from benchmarks.gpu_kit.machine import driver
 from benchmarks.gpu_profile import (
     LaunchCosts,
     StepProfile,
@@ -61,7 +62,6 @@ PEAK_FLOPS: dict[Precision, float] = {"float32": 67e12, "tf32": 494e12, "bf16": 
 """FLOP/s of an H100 SXM without sparsity, by its data sheet."""
 PEAK_BANDWIDTH = 3.35e12
 """Bytes/s of its memory."""
-DRIVER_FILE = Path("/proc/driver/nvidia/version")
 MAX_STEPS = 1024
 RECORDED = 20
 """Times the first steps, after which those that a GPU replays as CUDA graphs are recorded."""
@@ -79,8 +79,10 @@ class Effort:
     ----------
     count_seconds : float
         For counting all rows; what is not counted by then has no counts.
+    least_steps : int
+        Fewest steps of a measurement.
     steps_seconds : float
-        Least time of the steps of a measurement.
+        Least time of these steps.
     way_seconds : float
         For a way to do a row's step; there are at least three measurements.
     repeats : int
@@ -88,14 +90,15 @@ class Effort:
     """
 
     count_seconds: float
+    least_steps: int
     steps_seconds: float
     way_seconds: float
     repeats: int
 
 
-QUICK_EFFORT = Effort(count_seconds=25, steps_seconds=0.05, way_seconds=1.2, repeats=5)
-TINY_EFFORT = Effort(count_seconds=300, steps_seconds=0.02, way_seconds=0.5, repeats=3)
-FULL_EFFORT = Effort(count_seconds=1800, steps_seconds=0.5, way_seconds=30, repeats=5)
+QUICK_EFFORT = Effort(25, least_steps=16, steps_seconds=0.15, way_seconds=1.2, repeats=5)
+TINY_EFFORT = Effort(300, least_steps=1, steps_seconds=0.02, way_seconds=0.25, repeats=3)
+FULL_EFFORT = Effort(1800, least_steps=16, steps_seconds=0.5, way_seconds=30, repeats=5)
 
 
 def counted(name: str, sizes: Sizes) -> dict[str, int]:
@@ -172,12 +175,12 @@ def step_seconds(
         return seconds(functools.partial(ways[way], firsts[way] + steps), device)
 
     deadline = time.monotonic() + effort.way_seconds * len(ways)
-    steps = dict.fromkeys(ways, 1)
+    steps = dict.fromkeys(ways, effort.least_steps)
     for way in ways:
         timed(way, 1)
-        once, latest = timed(way, 0), time.monotonic() + effort.way_seconds / 2
-        # Until they take longer than what is done once.
-        while timed(way, steps[way]) - once < max(effort.steps_seconds, once):
+        once, latest = timed(way, 0), time.monotonic() + 2 * effort.way_seconds
+        # Until they take about as long as what is done once, whose time varies.
+        while timed(way, steps[way]) - once < max(effort.steps_seconds, once / 2):
             if steps[way] >= MAX_STEPS or time.monotonic() > latest:
                 break
             steps[way] *= 4
@@ -279,10 +282,9 @@ class Bench:
 
 def machine(device: torch.device) -> dict[str, Any]:
     """What was measured on."""
-    driver = DRIVER_FILE.read_text().partition("\n")[0] if DRIVER_FILE.exists() else None
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "driver": driver,
+        "driver": driver(),
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "cores": os.cpu_count(),

@@ -283,6 +283,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="LeNet and 10 clients, few rounds")
     parser.add_argument("--device", default="cpu", help="cpu or cuda:N")
     parser.add_argument("--case", nargs="+", choices=list(dict.fromkeys(c.name for c in CASES)))
+    parser.add_argument("--repeats", type=int, default=2, help="turns of the ways; default: 2")
     parser.add_argument("--ray", action="store_true", help="Flower's simulation runtime too")
     parser.add_argument("--json", type=Path, help="file for the figures")
     args = parser.parse_args()
@@ -292,7 +293,7 @@ def main() -> None:
     }
     if args.ray:
         ways |= {"Ray, one by one": (in_ray, "off"), "Ray, together": (in_ray, "on")}
-    rounds, repeats = (2, 1) if args.quick else (3, 2)
+    rounds, repeats = (2, 1) if args.quick else (3, args.repeats)
     rows: list[Row] = []
 
     def write(**more: Any) -> None:

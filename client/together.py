@@ -8,7 +8,6 @@ import shutil
 from collections import OrderedDict
 from collections.abc import Iterator
 from functools import lru_cache
-from hashlib import blake2b
 from logging import INFO
 from pathlib import Path
 
@@ -23,8 +22,7 @@ from client.simulation import in_simulation, locked, session_of
 from client.terms import loss_terms
 from client.training import Trained
 from client.training_together import Weights, train_together, why_one_by_one
-from links.store import NodeStore
-from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, PARTITIONS, TOGETHER
+from protocol.messages import ARRAYS, BATCH, CONFIG, METRICS, NUM_EXAMPLES, PARTITIONS, TOGETHER
 from task.words import counted
 
 AT_ONCE = 50
@@ -44,7 +42,7 @@ def trained_together(context: Context, content: RecordDict) -> RecordDict | None
     """Reply to a train message, made for several virtual nodes at once.
 
     Results are kept in the run's folder until they are used or another round begins, under the
-    round and a hash of the message, model included, so that no others are ever taken for them.
+    round and the server's name for the batch, so that no others are ever taken for them.
 
     Returns
     -------
@@ -54,8 +52,8 @@ def trained_together(context: Context, content: RecordDict) -> RecordDict | None
     if TOGETHER not in content.config_records:
         return None
     session = Session.of(context)
-    named = content.config_records[TOGETHER].get(PARTITIONS, [])
-    partitions = [int(partition) for partition in named]  # type: ignore[union-attr]
+    batch = content.config_records[TOGETHER]
+    partitions = [int(partition) for partition in batch.get(PARTITIONS, [])]  # type: ignore[union-attr]
     if session.identity not in partitions or not trains_together(context, session):
         return None
     num_groups = -(-len(partitions) // AT_ONCE)
@@ -63,18 +61,20 @@ def trained_together(context: Context, content: RecordDict) -> RecordDict | None
     run, done = session.store.folder.parent, f"done-{group}"
     config = content.config_records.get(CONFIG, ConfigRecord())
     round_name = f"{_RESULTS}{server_round(config):06d}-"
-    results = NodeStore(run / f"{round_name}{_digest(content)}")
+    folder = run / f"{round_name}{int(batch[BATCH])}"  # type: ignore[arg-type]
     with locked(run / f".{_RESULTS}{group}"):
-        if done not in results.names():
+        if not (folder / done).exists():
             _drop_other_rounds(run, round_name)
+            folder.mkdir(exist_ok=True, mode=0o700)
             for partition, payload in _train(context, content, partitions[group::num_groups]):
-                results.write(str(partition), payload)
-            results.write(done, b"")
-    own = results.read(str(session.identity))
-    if own is None:
+                (folder / str(partition)).write_bytes(payload)  # needs to outlast nothing
+            (folder / done).touch()
+    own = folder / str(session.identity)
+    if not own.exists():
         return None
-    (results.folder / str(session.identity)).unlink(missing_ok=True)
-    return _reply(own, len(session.data.train), content.array_records[ARRAYS])
+    payload = own.read_bytes()
+    own.unlink()
+    return _reply(payload, len(session.data.train), content.array_records[ARRAYS])
 
 
 def _train(
@@ -122,18 +122,6 @@ def _reply(payload: bytes, num_examples: int, names: ArrayRecord) -> RecordDict:
     metrics = MetricRecord({NUM_EXAMPLES: num_examples, **trained.numbers()})
     arrays = OrderedDict((name, tensors[f"{ARRAYS}.{name}"]) for name in names)
     return RecordDict({METRICS: metrics, ARRAYS: ArrayRecord(arrays)})
-
-
-def _digest(content: RecordDict) -> str:
-    """Hash of a train message."""
-    digest = blake2b(digest_size=16)
-    for name, arrays in sorted(content.array_records.items()):
-        for key, array in sorted(arrays.items()):
-            digest.update(repr((name, key, array.dtype, array.shape)).encode())
-            digest.update(array.data)
-    for name, config in sorted(content.config_records.items()):
-        digest.update(repr((name, sorted(config.items()))).encode())
-    return digest.hexdigest()
 
 
 def _drop_other_rounds(run: Path, round_name: str) -> None:

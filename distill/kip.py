@@ -257,10 +257,10 @@ class _Regression(NamedTuple):
 
     def step(self, virtual_targets: Tensor, real_targets: Tensor) -> KipStep:
         K_ts, factor = self.K_ts, self.factor
-        weights = torch.cholesky_solve(virtual_targets.double(), factor)
+        weights = _solved(factor, virtual_targets.double())
         residual = (K_ts.double() @ weights - real_targets) / K_ts.shape[-2]
         loss = 0.5 * residual.square().sum((-2, -1)) * K_ts.shape[-2]
-        dual = torch.cholesky_solve(K_ts.double().mT @ residual, factor)
+        dual = _solved(factor, K_ts.double().mT @ residual)
 
         weights, residual, narrow_dual = (x.to(K_ts.dtype) for x in (weights, residual, dual))
         by_system = -narrow_dual @ weights.mT
@@ -268,6 +268,15 @@ class _Regression(NamedTuple):
         diagonal += RIDGE * diagonal.mean(-1, keepdim=True)
         by_virtual = self.pullback_ss(by_system) + self.pullback_ts(residual @ weights.mT)
         return KipStep(loss, by_virtual)
+
+
+def _solved(factor: Tensor, right: Tensor) -> Tensor:
+    """Solve by a Cholesky factor; of several matrices, `torch.cholesky_solve` waits for the GPU."""
+    if factor.ndim == 2:
+        return torch.cholesky_solve(right, factor)
+    half: Tensor = torch.linalg.solve_triangular(factor, right, upper=False)
+    whole: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    return whole
 
 
 class _Points(NamedTuple):

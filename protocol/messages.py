@@ -38,6 +38,9 @@ TOGETHER = "together"
 """Metric of the describe reply: 1 from a virtual node that can train together with others. Record
 of a train message to such nodes: the ``partitions`` of all that get the same message."""
 
+BATCH = "batch"
+"""Key of the record ``together``: a random number of these messages alone."""
+
 LOOK_EVERY = "look-every"
 """Key of a message's record ``pace``: seconds between the node's next looks for messages."""
 

@@ -6,6 +6,7 @@ In a process of its own, because asking a GPU for its name takes some of its mem
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,12 +23,18 @@ def machine() -> dict[str, Any]:
     return {
         "gpu": torch.cuda.get_device_name(0) if gpu else None,
         "gpu_gib": round(torch.cuda.mem_get_info(0)[1] / 2**30, 1) if gpu else None,
-        "driver": DRIVER.read_text().partition("\n")[0] if DRIVER.exists() else None,
+        "driver": driver(),
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "cores": os.cpu_count(),
     }
+
+
+def driver() -> str | None:
+    """Version of NVIDIA's driver, such as 580.159.04; None without one."""
+    found = re.search(r"\d+\.\d+\S*", DRIVER.read_text()) if DRIVER.exists() else None
+    return found and found[0]
 
 
 def read_machine() -> dict[str, Any]:

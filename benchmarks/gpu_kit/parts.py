@@ -156,7 +156,7 @@ def _show_federation(figures: dict[str, Any]) -> list[str]:
 
 def _simulation(place: Place, file: Path) -> list[str]:
     options = ["--device", place.device, "--json", str(file)]
-    size = ["--case", "pfl"] if place.gpu else ["--quick"]
+    size = ["--case", "pfl", "--repeats", "1"] if place.gpu else ["--quick"]
     return ["-m", "benchmarks.simulation", *options, *size]
 
 

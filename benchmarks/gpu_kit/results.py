@@ -64,7 +64,9 @@ class Results:
     def markdown(self) -> list[str]:
         """A page with a section for each part."""
         about = self._about
-        where = f"{about['gpu']}, {about['driver']}" if about["gpu"] else "**the CPU: no GPU**"
+        where = (
+            f"{about['gpu']}, driver {about['driver']}" if about["gpu"] else "**the CPU: no GPU**"
+        )
         lines = [
             f"{about['date'][:10]}, commit {about['commit']}: {where}; PyTorch {about['torch']}, "
             f"CUDA {about['cuda']}, Python {about['python']}, {about['cores']} cores.",

@@ -1,15 +1,16 @@
 """Train messages of a simulation: which virtual nodes may train together."""
 
+import secrets
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from flwr.app import ConfigRecord, Message
 
-from protocol.messages import PARTITIONS, TOGETHER
+from protocol.messages import BATCH, PARTITIONS, TOGETHER
 
 
 def name_companions(messages: Iterable[Message], partitions: Mapping[int, int]) -> None:
-    """Write into each message the partitions of all nodes that get the same one.
+    """Write into each message which nodes get the same one, by partition, and a number of theirs.
 
     Parameters
     ----------
@@ -25,6 +26,6 @@ def name_companions(messages: Iterable[Message], partitions: Mapping[int, int]) 
             alike[records].append(message)
     for group in alike.values():
         companions = sorted({partitions[message.metadata.dst_node_id] for message in group})
-        record = ConfigRecord({PARTITIONS: companions})
+        record = ConfigRecord({PARTITIONS: companions, BATCH: secrets.randbits(63)})
         for message in group:
             message.content[TOGETHER] = record

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -73,7 +74,20 @@ class _Graphed:
         except RuntimeError as error:
             logger.info("a step cannot be recorded as a CUDA graph: %s", error)
             self._can_record = False
+            _end_recording(self._stream, self._memory, arguments)
             return None
+
+
+def _end_recording(stream: torch.cuda.Stream, memory: Any, arguments: tuple[Any, ...]) -> None:
+    """Leave PyTorch as it was before a recording that has failed.
+
+    PyTorch 2.11 then keeps freed memory, as if the recording could still need it, and its generator
+    draws no random numbers before another recording has succeeded.
+    """
+    with suppress(RuntimeError):  # the recording had not begun, or PyTorch has ended it
+        torch._C._cuda_endAllocateToPool(stream.device.index, memory)
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
+        _copied(arguments)
 
 
 class _Recording:

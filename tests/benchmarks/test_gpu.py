@@ -21,7 +21,7 @@ from tests.task import cpu_graphs
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 PIECES = ["distil-kip-n400", "train-digits-cnn-16-float32"]
 COUNTS = ["launches", "waits", "copies", "flop", "bytes"]
-SHORT = gpu.Effort(count_seconds=300, steps_seconds=0, way_seconds=0, repeats=3)
+SHORT = gpu.Effort(300, least_steps=1, steps_seconds=0, way_seconds=0, repeats=3)
 
 
 @pytest.fixture

@@ -172,12 +172,12 @@ def calls(monkeypatch):
     return made
 
 
-def asked(context, model, server_round=1, partitions=range(NUM_NODES), **config):
+def asked(context, model, server_round=1, partitions=range(NUM_NODES), batch=1, **config):
     content = RecordDict(
         {
             "arrays": ArrayRecord(model.state_dict()),
             "config": ConfigRecord({"server-round": server_round, **config}),
-            "together": ConfigRecord({"partitions": list(partitions)}),
+            "together": ConfigRecord({"partitions": list(partitions), "batch": batch}),
         }
     )
     message = Message(content, context.node_id, "train")
@@ -227,9 +227,11 @@ def test_a_result_is_only_taken_for_the_message_that_it_was_made_for(virtual, st
     with torch.no_grad():
         next(other.parameters()).add_(0.1)
     asked(virtual(0), start)
-    for model, changed in ((other, {}), (start, {"lr": 0.5}), (start, {"server_round": 2})):
-        asked(virtual(1), model, **changed)
-    asked(virtual(1), start, partitions=[0, 1])
+    for batch, model, changed in (
+        *((2, other, {}), (3, start, {"lr": 0.5}), (4, start, {"server_round": 2})),
+    ):
+        asked(virtual(1), model, batch=batch, **changed)
+    asked(virtual(1), start, partitions=[0, 1], batch=5)
     assert calls == [NUM_NODES] * 4 + [2]
 
 

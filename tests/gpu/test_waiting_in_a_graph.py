@@ -20,6 +20,10 @@ def test_a_step_that_waits_cannot_be_recorded_and_leaves_cuda_as_it_was():
     assert torch.cuda.current_stream(GPU) == stream
     assert torch.rand(3, device=GPU).isfinite().all()
     assert torch.nn.functional.dropout(torch.ones(9, device=GPU), 0.5).isfinite().all()
+    freed = torch.empty(2**30, dtype=torch.uint8, device=GPU)
+    del freed
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved(GPU) < 2**30
     after = graphed(lambda x: x + 1, GPU)
     for number in range(4):
         assert after(torch.full((2,), float(number), device=GPU)).tolist() == [number + 1] * 2

@@ -22,6 +22,7 @@ class CpuGraph:
     def __init__(self):
         self.operations = []
         self.replays = 0
+        self.ended = False
 
     def replay(self):
         self.replays += 1
@@ -54,6 +55,7 @@ class Recording(TorchDispatchMode):
                 tensor.copy_(value)
         if self.invalid:
             raise torch.AcceleratorError("operation failed due to a previous error during capture")
+        self.graph.ended = True
         self.stream.__exit__(*error)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -70,6 +72,7 @@ class Recording(TorchDispatchMode):
 
 
 def new_stream(device=None):
+    device = device and torch.device(device.type, device.index or 0)
     return SimpleNamespace(device=device, wait_stream=lambda other: None)
 
 
@@ -98,7 +101,7 @@ def install(monkeypatch):
         "Stream": new_stream,
         "current_stream": lambda device=None: current[0],
         "graph": Recording,
-        "graph_pool_handle": lambda: None,
+        "graph_pool_handle": lambda: (0, 1),
         "stream": OnStream,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)

@@ -106,8 +106,9 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is_ever_after(graphs):
     for number in range(4):
         x = torch.full((2,), float(number))
         assert torch.equal(recorded(x), x * 2 * number)
-    assert len(graphs) == 1
     assert len(calls) == 4 + 1  # and once in vain
+    # Until a recording succeeds, PyTorch 2.11 draws no random numbers on this GPU.
+    assert [graph.ended for graph in graphs] == [False, True]
 
 
 def test_a_recording_that_fails_leaves_the_current_stream_and_no_trace_in_later_errors(graphs):

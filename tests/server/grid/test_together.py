@@ -16,6 +16,12 @@ def test_nodes_with_the_very_same_records_are_companions():
     name_companions(messages, {7: 4, 9: 1, 11: 0, 8: 2})
     named = [m.content.config_records.get("together", {}).get("partitions") for m in messages]
     assert named == [[0, 1, 4], [2], [0, 1, 4], None, [0, 1, 4]]
+    batches = [
+        m.content.config_records["together"]["batch"] for m in messages if m is not messages[3]
+    ]
+    assert len(set(batches)) == 2
+    name_companions(again := messages[:1], {7: 4})
+    assert again[0].content["together"]["batch"] not in batches
 
 
 @pytest.fixture
