@@ -72,7 +72,11 @@ class SuperLinkInbox(Inbox):
             for reply, tree in zip(
                 response.messages_list, response.message_object_trees, strict=True
             ):
-                self._announced[reply.metadata.reply_to_message_id] = tree
+                message_id, node = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
+                if self._is_own(message_id, node, error=reply.HasField("error")):
+                    self._announced[message_id] = tree
+                else:
+                    self._drop(tree.object_id)
         turn = list(islice(self._announced, PULLS))
         for place, message_id in enumerate(turn):
             if time.monotonic() >= end:

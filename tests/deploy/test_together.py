@@ -49,6 +49,7 @@ from flwr.superlink.servicer.serverappio.serverappio_servicer import ServerAppIo
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet.flower_1_32.callers import BoundServicer
 from fleet.flower_1_32.linkstate import (
     RememberingLinkState,
     _server,
@@ -88,7 +89,7 @@ class SuperLink:
             return started
 
         self.fleet = server(
-            FleetServicer(states, stores, True),
+            (BoundServicer if ours else FleetServicer)(states, stores, True),
             add_FleetServicer_to_server,
             NodeAuthServerInterceptor(states),
             fleet_interceptors,
