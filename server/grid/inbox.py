@@ -45,8 +45,8 @@ class Inbox:
     ----------
     waiting : set[str]
         Ids of the messages without a reply so far.
-    foreign : list[tuple[Message, int]]
-        Messages to which another node has replied, and that node; their own are still awaited.
+    rejected : list[tuple[Message, str]]
+        Messages to which another node has replied, and why that shows; their own are still awaited.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Inbox:
         most: Callable[[Message], Most],
     ) -> None:
         self.waiting = set(messages)
-        self.foreign: list[tuple[Message, int]] = []
+        self.rejected: list[tuple[Message, str]] = []
         self._grid = grid
         self._messages = messages
         self._most = most
@@ -81,7 +81,7 @@ class Inbox:
         message = self._messages[message_id]
         if node == message.metadata.dst_node_id or (error and node == SUPERLINK):
             return True
-        self.foreign.append((message, node))
+        self.rejected.append((message, f"node {node} has sent it"))
         return False
 
     def _reply(self, message_id: str, answer: RecordDict | Error) -> Message:

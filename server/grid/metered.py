@@ -315,10 +315,9 @@ class MeteredGrid(Grid):
             for reply in inbox.fetch(end):
                 poll = FIRST_POLL
                 yield reply
-            for message, node in inbox.foreign:
-                about = message.metadata
-                set_aside(self, about.dst_node_id, about.message_type, f"node {node} has sent it")
-            inbox.foreign.clear()
+            for message, reason in inbox.rejected:
+                set_aside(self, message.metadata.dst_node_id, message.metadata.message_type, reason)
+            inbox.rejected.clear()
             progress.show(len(messages) - len(inbox.waiting))
             if inbox.waiting:
                 time.sleep(poll)

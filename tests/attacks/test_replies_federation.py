@@ -1,7 +1,7 @@
 """One registered node replies for all others, to real SuperLinks with TLS and node keys.
 
-Ours refuses it though the attacker has the ids of their messages; a stock SuperLink would believe
-it, but there the attacker has to guess them.
+Ours refuses it though the attacker has the ids of their messages. A stock SuperLink believes it;
+there the attacker has to guess the ids, and ServerApps that know the nodes' keys reject it.
 """
 
 import copy
@@ -40,6 +40,8 @@ from fleet.servers import Addresses, ServerCertificate, serverapps_command, supe
 from fleet.submission import submit
 from node.processes import start_bound, stop
 from node.secret import appio_secret
+from protocol.signatures import sign
+from server.flower_1_32.signatures import KEYS_VARIABLE
 
 pytestmark = pytest.mark.slow
 
@@ -111,13 +113,14 @@ class Attacker:
         self._channel = grpc.secure_channel(address, tls)
         signing = NodeAuthClientInterceptor(key, key.public_key())
         self.stub = FleetStub(grpc.intercept_channel(self._channel, signing))
-        self._key = public_key_to_bytes(key.public_key())
+        self._key = key
         self.tries = 0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._attack, daemon=True)
 
     def __enter__(self):
-        self.stub.ActivateNode(ActivateNodeRequest(public_key=self._key, heartbeat_interval=30))
+        public_key = public_key_to_bytes(self._key.public_key())
+        self.stub.ActivateNode(ActivateNodeRequest(public_key=public_key, heartbeat_interval=30))
         self._thread.start()
         return self
 
@@ -160,11 +163,13 @@ class Attacker:
         reply.metadata.__dict__ |= {"_src_node_id": sender, "_reply_to_message_id": message_id}
         reply.metadata.ttl = 5.0
         reply.metadata.__dict__["_message_id"] = reply.object_id
+        header = message_to_proto(remove_content_from_message(reply))
+        sign(header.metadata, self._key)
         with suppress(grpc.RpcError):
             response = self.stub.PushMessages(
                 PushMessagesRequest(
                     node=self.node,
-                    messages_list=[message_to_proto(remove_content_from_message(reply))],
+                    messages_list=[header],
                     message_object_trees=[get_object_tree(reply)],
                     clientapp_runtime_list=[0.1],
                 )
@@ -185,9 +190,12 @@ class Attacker:
 
 
 class Federation:
-    """A SuperLink with TLS and node keys, what starts ServerApps, and honest nodes."""
+    """A SuperLink with TLS and node keys, what starts ServerApps, and honest nodes.
 
-    def __init__(self, folder, stock):
+    With `keys`, ServerApps know the nodes' keys.
+    """
+
+    def __init__(self, folder, stock, keys):
         self.folder, self.database = folder, folder / "superlink.db"
         path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
         quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -210,8 +218,6 @@ class Federation:
             assert command[:2] == ["flwr-distill", "superlink"]
             command[:2] = ["flower-superlink"]
         self.processes = [start_bound(command, log=self.log("superlink"), env=self.env)]
-        apps = serverapps_command(addresses, secret, self.processes[0].pid)
-        self.processes.append(start_bound(apps, log=self.log("serverapps"), env=self.env))
         with self.control() as control:
             control.wait(60.0)
         said = self.ours("register", "--dir", self.certs, "--superlink", self.control_address)
@@ -219,6 +225,10 @@ class Federation:
         for name in self.names:
             (line,) = (line for line in said.splitlines() if re.search(rf"\b{name}\b", line))
             self.ids[name] = int(re.search(r"\d{10,}", line)[0])
+        apps = serverapps_command(addresses, secret, self.processes[0].pid)
+        known = {KEYS_VARIABLE: str(self.certs / "nodes.json")} if keys else {}
+        env = {**self.env, **known}
+        self.processes.append(start_bound(apps, log=self.log("serverapps"), env=env))
         for name in self.names[:HONEST]:
             file = folder / f"{name}.yaml"
             file.write_text("preload: []\npolicy: open\n")
@@ -281,8 +291,8 @@ def guessed(message, victim):
 def federation(tmp_path):
     with ExitStack() as stack:
 
-        def start(*, stock):
-            started = Federation(tmp_path, stock)
+        def start(*, stock, keys=False):
+            started = Federation(tmp_path, stock, keys)
             stack.callback(stop, started.processes[::-1])
             return started
 
@@ -307,3 +317,21 @@ def test_on_a_stock_superlink_nobody_guesses_the_ids(federation):
     stock = federation(stock=True)
     assert stock.attacked(guessed) == honest(stock)
     assert stock.tries >= HONEST * MICROSECONDS
+
+
+@pytest.mark.parametrize("keys", [False, True], ids=["without keys", "with keys"])
+def test_to_a_stock_superlink_a_reply_counts_only_with_a_signature_where_keys_are_known(
+    federation, keys
+):
+    """Without keys the attack succeeds: this is what Flower 1.32.1 does."""
+    stock = federation(stock=True, keys=keys)
+    told = stock.attacked(stock.given)
+    mallory = stock.ids["mallory"]
+    assert [phase.pop(mallory) for phase in told] == [1.0] * PHASES
+    forged = dict.fromkeys((stock.ids[name] for name in stock.names[:HONEST]), -1.0)
+    assert told == [{} if keys else forged] * PHASES
+
+
+def test_where_keys_are_known_honest_replies_are_signed_and_count(federation):
+    stock = federation(stock=True, keys=True)
+    assert stock.attacked(lambda message, victim: ()) == honest(stock)

@@ -74,7 +74,7 @@ def test_content_is_not_taken_from_the_superlink_itself(inbox):
     opened = inbox(SimpleNamespace(), {"one": message}, lambda message: Most(1, 1))
     assert opened._is_own("one", SUPERLINK, error=True)
     assert not opened._is_own("one", SUPERLINK, error=False)
-    assert opened.foreign == [(message, SUPERLINK)]
+    assert opened.rejected == [(message, f"node {SUPERLINK} has sent it")]
 
 
 def words(text):
@@ -104,6 +104,6 @@ def test_what_a_superlink_announces_of_another_node_is_dropped_there(
     monkeypatch.setattr(link.grid._stub, "PullMessages", swapped)
     (reply,) = inbox.fetch(time.monotonic() + 10)
     assert reply.metadata.src_node_id == link.ids[1]
-    assert inbox.foreign == [(messages[0], link.ids[1])]
+    assert inbox.rejected == [(messages[0], f"node {link.ids[1]} has sent it")]
     assert inbox.waiting == {name for name, message in sent.items() if message is messages[0]}
     assert len(link.store) == 0
