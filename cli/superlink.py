@@ -15,7 +15,8 @@ STOCK = "flower-superlink"
 def superlink(context: typer.Context) -> None:
     """Run Flower's SuperLink, for many nodes: they call it less, and it asks its database less.
 
-    Takes what `flower-superlink` takes, on the same database. With another Flower than 1.32 it is
+    A node's calls reach its own messages and replies only, which Flower does not check. Takes what
+    `flower-superlink` takes, on the same database. With another Flower than 1.32 it is
     `flower-superlink`.
     """
     if why_another():

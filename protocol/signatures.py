@@ -1,6 +1,6 @@
 """Signatures of replies, for a SuperLink that does not compare who sends a reply.
 
-They travel in the group of a reply's header, which SuperLinks pass on and Flower's own grid ignores.
+They travel in the group of a reply's header: SuperLinks pass it on, and Flower's grid ignores it.
 What is signed names the reply by its id, the hash of its metadata and of all its content.
 """
 

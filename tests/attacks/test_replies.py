@@ -383,7 +383,6 @@ def test_a_node_cannot_call_for_another(superlink, attack):
 
 @pytest.mark.parametrize("attack", [a for a, (name, *_) in ATTACKS.items() if name in TOGETHER])
 def test_nor_in_a_batch_behind_a_call_of_its_own(superlink, attack):
-    """Nor does a batch leave what came before the call that is refused."""
     _, _, request = ATTACKS[attack]
     with scene(superlink) as found:
         attacker = found.attacker

@@ -16,15 +16,24 @@ from contextlib import ExitStack, closing, suppress
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
 from flwr.common.serde import message_to_proto
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.control_pb2 import ListNodesRequest
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    RegisterNodeFleetRequest,
+    UnregisterNodeFleetRequest,
+)
 from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import PullObjectRequest, PushObjectRequest
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.message_pb2 import ObjectTree, PullObjectRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -35,7 +44,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fleet.flower_1_32.superlink import Control
-from fleet.local_federation import free_ports
+from fleet.local_federation import LocalFederation, free_ports
 from fleet.servers import Addresses, ServerCertificate, serverapps_command, superlink_command
 from fleet.submission import submit
 from node.processes import start_bound, stop
@@ -297,6 +306,43 @@ def federation(tmp_path):
             return started
 
         yield start
+
+
+def test_without_tls_each_call_is_still_bound_to_the_key_that_has_registered(tmp_path):
+    """Anyone may join `flwr-distill up`, but not call for a node of another key."""
+    with LocalFederation(1, tmp_path, node_settings={"preload": []}) as local, ExitStack() as stack:
+        with Control(local.control_address) as control:
+            (victim,) = control._stub.ListNodes(ListNodesRequest()).nodes_info
+        key = ec.generate_private_key(ec.SECP256R1())
+        channel = stack.enter_context(grpc.insecure_channel(local.fleet_address))
+        signing = NodeAuthClientInterceptor(key, key.public_key())
+        stub = FleetStub(grpc.intercept_channel(channel, signing))
+        request = RegisterNodeFleetRequest(public_key=public_key_to_bytes(key.public_key()))
+        own = stub.RegisterNode(request).node_id
+        forged = PushMessagesRequest(node=Node(node_id=own), messages_list=[ProtoMessage()])
+        forged.messages_list[0].metadata.src_node_id = victim.node_id
+        forged.message_object_trees.append(ObjectTree(object_id="0" * 64))
+        for call, request, code in (
+            (stub.PushMessages, forged, "PERMISSION_DENIED"),
+            (
+                stub.ActivateNode,
+                ActivateNodeRequest(public_key=victim.public_key, heartbeat_interval=30),
+                "PERMISSION_DENIED",
+            ),
+            (
+                stub.PullMessages,
+                PullMessagesRequest(node=Node(node_id=victim.node_id)),
+                "UNAUTHENTICATED",
+            ),
+            (
+                stub.UnregisterNode,
+                UnregisterNodeFleetRequest(node_id=victim.node_id),
+                "UNAUTHENTICATED",
+            ),
+        ):
+            with pytest.raises(grpc.RpcError) as error:
+                call(request)
+            assert error.value.code().name == code
 
 
 def honest(federation):
