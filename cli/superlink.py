@@ -19,7 +19,12 @@ def superlink(context: typer.Context) -> None:
     `flower-superlink` takes, on the same database. With another Flower than 1.32 it is
     `flower-superlink`.
     """
-    if why_another():
+    if reason := why_another():
+        typer.echo(
+            f"flwr-distill superlink: {reason}. This is {STOCK}: any registered node can reply for "
+            "another whose message's id it knows (docs/flower.md)",
+            err=True,
+        )
         os.execvp(STOCK, [STOCK, *context.args])
     from fleet.flower_1_32.linkstate import main  # imports Flower
 

@@ -29,6 +29,7 @@ from flwr.proto.fleet_pb2 import (
     UnregisterNodeFleetRequest,
 )
 from flwr.proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
+from flwr.proto.grpcadapter_pb2 import MessageContainer
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
@@ -395,6 +396,31 @@ def test_nor_in_a_batch_behind_a_call_of_its_own(superlink, attack):
 def test_every_call_of_the_fleet_api_is_attacked_here():
     service = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"]
     assert {method.name for method in service.methods} == {name for name, *_ in ATTACKS.values()}
+
+
+def test_flowers_adapter_is_bound_to_the_node_that_a_call_names(superlink):
+    """Its calls carry no key; whoever knows a node's id can call for it, but for no other."""
+
+    class RefusedError(Exception):
+        pass
+
+    def abort(code, reason):
+        raise RefusedError(code.name)
+
+    servicer = app_of_flower.GrpcAdapterServicer(
+        SimpleNamespace(state=lambda: superlink.state),
+        SimpleNamespace(store=lambda: superlink.store),
+        enable_supernode_auth=False,
+    )
+    with scene(superlink) as found:
+        request = push(found.attacker, reply_to(found.theirs, "forged", found.victim.id))
+        container = MessageContainer(
+            grpc_message_name="PushMessagesRequest",
+            grpc_message_content=request.SerializeToString(),
+        )
+        with pytest.raises(RefusedError, match="PERMISSION_DENIED"):
+            servicer.SendReceive(container, SimpleNamespace(abort=abort))
+        finish(superlink, found)
 
 
 def test_a_node_goes_on_with_its_message_after_the_superlink_has_restarted(superlink):
