@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import typer
 
 from cli.connection import UserCertificate, UserKey, user_of
 from cli.errors import exit_on
 from cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir, ControlAddress, Timeout
 from fleet.certificates import CertificateError, CertificateFolder
+from task.durable import replacing
 
 
 def register(
@@ -20,18 +23,23 @@ def register(
     """Register the keys of all nodes of a certificates folder with a SuperLink.
 
     Waits for the SuperLink to answer. Registered nodes stay as they are, revoked ones are left out.
+    Writes their keys to nodes.json, by which a ServerApp can check who has sent a reply.
     """
     from fleet.flower_1_32.registration import SecureControl  # imports Flower
     from fleet.flower_1_32.superlink import SuperLinkError
 
     authority = CertificateFolder(folder)
     user = user_of(user_certificate, user_key, "register")
-    with exit_on(CertificateError, SuperLinkError, command="register"):
+    with exit_on(CertificateError, SuperLinkError, OSError, command="register"):
         nodes = [each for each in authority.issued() if each.is_node and not each.revoked]
         typer.echo(f"waiting for the SuperLink at {superlink} ...")
         with SecureControl(superlink, authority.certificate, user) as control:
             control.wait(timeout)
+            keys: dict[int, str] = {}
             for node in nodes:
                 node_id, is_new = control.register(node.public_key)
                 state = "registered" if is_new else "known already"
                 typer.echo(f"{node.name}: {state}, Flower's node id is {node_id}")
+                keys[node_id] = node.public_key
+        with replacing(folder / "nodes.json") as partial:
+            partial.write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")

@@ -62,6 +62,7 @@ def checkup(settings: NodeSettings) -> Iterator[Finding]:
         yield _peer_address(settings)
         yield (reached := _superlink(settings))
         yield _clock(settings, reached)
+        yield _sender(settings)
     else:
         yield from _server_ports()
         yield Finding("SuperLink", "unchecked", "not asked: name it with --superlink HOST:9092")
@@ -223,6 +224,22 @@ def _clock(settings: NodeSettings, reached: Finding) -> Finding:
         "set both clocks by NTP",
         numbers,
     )
+
+
+def _sender(settings: NodeSettings) -> Finding:
+    """Whether a reply in this node's name can only be its own."""
+    check = "sender of replies"
+    if settings.insecure:
+        found = "without TLS replies can be changed on the way, and any key can join"
+        return Finding(check, "unchecked", found, "see Without Docker in docs/deploy.md")
+    if settings.auth_key is None:
+        found = "without auth-key this node makes a key up, and any other can join likewise"
+        return Finding(check, "unchecked", found, "give --auth-key, and register its node.pub")
+    found = (
+        "flwr-distill superlink takes them from this node's key alone; flower-superlink does not "
+        "compare it, so there let ServerApps know the nodes' keys (docs/flower.md)"
+    )
+    return Finding(check, "ok", found)
 
 
 def _certificates(settings: NodeSettings) -> Iterator[Finding]:

@@ -35,9 +35,10 @@ from flwr.server.superlink.linkstate.utils import (
 )
 from flwr.supercore.object_store import object_store_factory
 from flwr.supercore.run import Run, RunStatus
-from flwr.supercore.utils import uint64_to_int64
+from flwr.supercore.utils import int64_to_uint64, uint64_to_int64
 from flwr.superlink.servicer.serverappio import serverappio_grpc
 
+from fleet.flower_1_32.callers import BoundAdapterServicer, BoundServicer
 from fleet.flower_1_32.store import OneConnectionStore, PlainQueries
 from fleet.flower_1_32.together import CallsTogether
 from fleet.flower_1_32.waiting import MOST, Doorbell, WaitingLooks
@@ -97,7 +98,7 @@ class WatchingLinkState(LinkState):
         """Let a node come that has started."""
         activated = super().activate_node(node_id, heartbeat_interval)
         if activated:
-            lost = {told.message_id: told for told in self._fetched(node_id)}
+            lost = {told.message_id: told for told in self.fetched(node_id)}
             with self._lock:
                 self._lost |= lost
                 while len(self._lost) > MOST_LOST:  # the oldest may be of runs that have ended
@@ -125,14 +126,19 @@ class WatchingLinkState(LinkState):
         self.doorbell.ring(node_id)
 
     @abstractmethod
-    def _fetched(self, node_id: int) -> list[Metadata]:
+    def fetched(self, node_id: int) -> list[Metadata]:
         """Messages that a node has fetched and not answered."""
+
+    @abstractmethod
+    def receiver(self, message_id: str) -> int | None:
+        """Node that a message was sent to; None if there is no such message, or no longer."""
 
 
 class MemoryLinkState(WatchingLinkState, InMemoryLinkState):
     """Flower's state in memory."""
 
-    def _fetched(self, node_id: int) -> list[Metadata]:
+    def fetched(self, node_id: int) -> list[Metadata]:
+        """Messages that a node has fetched and not answered."""
         with self.lock:
             told = [message.metadata for message in self.message_ins_store.values()]
             answered = set(self.message_ins_id_to_message_res_id)
@@ -141,6 +147,11 @@ class MemoryLinkState(WatchingLinkState, InMemoryLinkState):
             for each in told
             if each.dst_node_id == node_id and each.delivered_at and each.message_id not in answered
         ]
+
+    def receiver(self, message_id: str) -> int | None:
+        """Node that a message was sent to."""
+        message = self.message_ins_store.get(message_id)
+        return message.metadata.dst_node_id if message else None
 
 
 class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
@@ -194,7 +205,8 @@ class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
             self._keep("nodes", changes, lambda: self._node_ids.__setitem__(public_key, node_id))
         return node_id
 
-    def _fetched(self, node_id: int) -> list[Metadata]:
+    def fetched(self, node_id: int) -> list[Metadata]:
+        """Messages that a node has fetched and not answered."""
         rows = self.query(
             "SELECT * FROM message_ins WHERE dst_node_id = :node AND delivered_at != '' "
             "AND message_id NOT IN (SELECT reply_to_message_id FROM message_res)",
@@ -203,6 +215,13 @@ class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
         for row in rows:
             convert_sint64_values_in_dict_to_uint64(row, _IDS)
         return [dict_to_message(row).metadata for row in rows]
+
+    def receiver(self, message_id: str) -> int | None:
+        """Node that a message was sent to."""
+        rows = self.query(
+            "SELECT dst_node_id FROM message_ins WHERE message_id = :name", {"name": message_id}
+        )
+        return int64_to_uint64(rows[0]["dst_node_id"]) if rows else None
 
     def delete_node(self, owner_aid: str, node_id: int) -> None:
         """Remove a node."""
@@ -328,10 +347,12 @@ class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
 
 
 def main() -> None:
-    """Be `flower-superlink`, with the states above."""
+    """Be `flower-superlink`, with the states above, and calls bound to the nodes that make them."""
     object_store_factory.SqlObjectStore = OneConnectionStore  # type: ignore[attr-defined]
     linkstate_factory.SqlLinkState = RememberingLinkState  # type: ignore[attr-defined]
     linkstate_factory.InMemoryLinkState = MemoryLinkState  # type: ignore[attr-defined]
+    app.FleetServicer = BoundServicer  # type: ignore[attr-defined]
+    app.GrpcAdapterServicer = BoundAdapterServicer  # type: ignore[attr-defined]
     for module, interceptors in ((app, fleet_interceptors), (serverappio_grpc, app_interceptors)):
         make = partial(_server, getattr(module, _MAKE), interceptors)
         setattr(module, _MAKE, make)

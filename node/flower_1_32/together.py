@@ -7,12 +7,14 @@ packages are the app bundle's own.
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
 import grpc
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from flwr.proto.fleet_pb2 import (
     PullMessagesRequest,
     PullMessagesResponse,
@@ -32,17 +34,26 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
 from node.flower.timing import can_override
 from protocol.flower_1_32.together import MOST_BYTES, Together
+from protocol.signatures import sign
 
 
 def patch_calls() -> bool:
-    """Let the SuperNode make calls together."""
+    """Let the SuperNode make calls together, and sign replies with the key that it logs in with."""
     from flwr.supernode import start_client_internal
 
     name = "grpc_request_response"
     if not can_override("a SuperNode's connection", hasattr(start_client_internal, name)):
         return False
     connect = getattr(start_client_internal, name)
-    setattr(start_client_internal, name, partial(connect, adapter_cls=TogetherStub))
+
+    parameters = inspect.signature(connect)
+
+    def connect_together(*arguments: Any, **named: Any) -> Any:
+        keys = parameters.bind(*arguments, **named).arguments.get("authentication_keys")
+        stub = partial(TogetherStub, key=keys[0] if keys else None)
+        return connect(*arguments, adapter_cls=stub, **named)
+
+    setattr(start_client_internal, name, connect_together)
     return True
 
 
@@ -54,10 +65,18 @@ class TogetherStub(FleetStub):
     to a size, and leaves with them: the SuperLink stores all or nothing, and has something to pull
     when it says that there is a reply. Until then whoever sends it is told that all is well; if it
     is not, the last object's call fails.
+
+    Parameters
+    ----------
+    channel : grpc.Channel
+        To the SuperLink.
+    key : EllipticCurvePrivateKey, optional (default: None)
+        The node's, with which it signs its replies.
     """
 
-    def __init__(self, channel: grpc.Channel) -> None:
+    def __init__(self, channel: grpc.Channel, key: EllipticCurvePrivateKey | None = None) -> None:
         super().__init__(channel)
+        self._key = key
         self._flower: Any = FleetStub(channel)
         self._together = Together(self._flower, channel, "Fleet")
         self._lock = threading.Lock()  # Flower pulls and pushes objects from several threads
@@ -118,7 +137,10 @@ class TogetherStub(FleetStub):
         return ConfirmMessageReceivedResponse()
 
     def _push_messages(self, request: PushMessagesRequest, **named: Any) -> PushMessagesResponse:
-        run_id = request.messages_list[0].metadata.run_id
+        header = request.messages_list[0].metadata
+        run_id = header.run_id
+        if self._key is not None:
+            sign(header, self._key)
         with self._lock:
             self._reply, self._lacking, self._held = None, None, {}
             if not self._together.taken(request.node, run_id, **named):

@@ -16,6 +16,7 @@ from server.flower_1_32.batches import push
 from server.flower_1_32.calls import Calls
 from server.flower_1_32.inbox import SuperLinkInbox
 from server.flower_1_32.looks import space_looks
+from server.flower_1_32.signatures import NodeKeys
 from server.grid.exchange import Exchange
 from server.grid.inbox import Inbox, Most
 
@@ -42,6 +43,7 @@ class SuperLinkExchange(Exchange):
         limit_absence(grid._retry_invoker, LONGEST_AWAY)
         wait_apart(grid._retry_invoker)
         self._calls = Calls(grid)
+        self._keys = NodeKeys.from_environment()
 
     def prepare(self, messages: Sequence[Message]) -> None:
         """Space the looks of nodes, if they are many."""
@@ -53,7 +55,7 @@ class SuperLinkExchange(Exchange):
 
     def open_inbox(self, messages: Mapping[str, Message], most: Callable[[Message], Most]) -> Inbox:
         """Open an inbox that fetches replies piece by piece."""
-        return SuperLinkInbox(self._calls, messages, most)
+        return SuperLinkInbox(self._calls, messages, most, self._keys)
 
 
 def wait_apart(invoker: RetryInvoker) -> None:

@@ -14,6 +14,7 @@ from flwr.proto.message_pb2 import (
     PullObjectRequest,
     PullObjectResponse,
 )
+from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import (
@@ -25,7 +26,8 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from flwr.superlink.grid import GrpcGrid
 
 from server.flower_1_32.calls import Calls
-from server.grid.inbox import Inbox, Most, too_large, unreadable
+from server.flower_1_32.signatures import NodeKeys
+from server.grid.inbox import SUPERLINK, Inbox, Most, too_large, unreadable
 
 OF_A_PART = 2
 """Objects that a part of a reply is: an array has its first chunk of data beside it."""
@@ -55,8 +57,10 @@ class SuperLinkInbox(Inbox):
         calls: Calls,
         messages: Mapping[str, Message],
         most: Callable[[Message], Most],
+        keys: NodeKeys | None = None,
     ) -> None:
         super().__init__(calls.grid, messages, most)
+        self._keys = keys
         self._calls = calls
         self._ahead: dict[str, PullObjectResponse] = {}
         self._to_drop: list[ConfirmMessageReceivedRequest] = []
@@ -72,7 +76,10 @@ class SuperLinkInbox(Inbox):
             for reply, tree in zip(
                 response.messages_list, response.message_object_trees, strict=True
             ):
-                self._announced[reply.metadata.reply_to_message_id] = tree
+                if self._is_signed(reply):
+                    self._announced[reply.metadata.reply_to_message_id] = tree
+                else:
+                    self._drop(tree.object_id)
         turn = list(islice(self._announced, PULLS))
         for place, message_id in enumerate(turn):
             if time.monotonic() >= end:
@@ -104,6 +111,16 @@ class SuperLinkInbox(Inbox):
         for tree in self._announced.values():
             self._drop(tree.object_id)
         self._drop_now()
+
+    def _is_signed(self, reply: ProtoMessage) -> bool:
+        """Whether a reply is its node's own, and signed with its key where that is known."""
+        message_id, node = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
+        if not self._is_own(message_id, node, error=reply.HasField("error")):
+            return False
+        if node == SUPERLINK or self._keys is None or self._keys.accept(reply.metadata):
+            return True
+        self.rejected.append((self._messages[message_id], "it is not signed with the node's key"))
+        return False
 
     def _pull(self, tree: ObjectTree, most: Most) -> RecordDict | Error | None:
         """Pull a reply that is not too large; None if it is incomplete."""

@@ -13,6 +13,8 @@ from server.grid.ledger import content_bytes, num_parts
 
 ASKED = 64
 """Replies that a fetch asks for one by one, so that its cost does not grow with the nodes."""
+SUPERLINK = 1
+"""Flower's id of the SuperLink, which reports the nodes that were lost."""
 _CONNECTION = ("grpc", "httpx")
 """Packages whose errors tell of the SuperLink, and not of what a node has sent."""
 
@@ -28,7 +30,7 @@ class Most:
 class Inbox:
     """Replies that a phase waits for.
 
-    A reply's sender is the node that its message went to, whatever the reply itself says.
+    A reply counts if its sender is the node that its message went to.
 
     Parameters
     ----------
@@ -43,6 +45,8 @@ class Inbox:
     ----------
     waiting : set[str]
         Ids of the messages without a reply so far.
+    rejected : list[tuple[Message, str]]
+        Messages to which another node has replied, and why that shows; their own are still awaited.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Inbox:
         most: Callable[[Message], Most],
     ) -> None:
         self.waiting = set(messages)
+        self.rejected: list[tuple[Message, str]] = []
         self._grid = grid
         self._messages = messages
         self._most = most
@@ -59,8 +64,9 @@ class Inbox:
     def fetch(self, end: float) -> Iterator[Message]:
         """Yield the replies that have arrived; stop at `end`, in ``time.monotonic()`` seconds."""
         for reply in self._grid.pull_messages(set(self.waiting)):
-            answer = reply.error if reply.has_error() else reply.content
-            yield self._reply(reply.metadata.reply_to_message_id, answer)
+            message_id, node = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
+            if self._is_own(message_id, node, error=reply.has_error()):
+                yield self._reply(message_id, _answer(reply))
 
     @property
     def coming(self) -> bool:
@@ -69,6 +75,14 @@ class Inbox:
 
     def close(self) -> None:
         """Stop waiting for the remaining replies."""
+
+    def _is_own(self, message_id: str, node: int, *, error: bool) -> bool:
+        """Whether the node that was asked replies, or the SuperLink reports an error for it."""
+        message = self._messages[message_id]
+        if node == message.metadata.dst_node_id or (error and node == SUPERLINK):
+            return True
+        self.rejected.append((message, f"node {node} has sent it"))
+        return False
 
     def _reply(self, message_id: str, answer: RecordDict | Error) -> Message:
         self.waiting.discard(message_id)
@@ -112,12 +126,18 @@ class OneByOneInbox(Inbox):
     def _pull(self, message_id: str) -> RecordDict | Error | None:
         try:
             for reply in self._grid.pull_messages([message_id]):
-                return reply.error if reply.has_error() else reply.content
+                node = reply.metadata.src_node_id
+                if self._is_own(message_id, node, error=reply.has_error()):
+                    return _answer(reply)
         except Exception as error:  # a node may send anything
             if type(error).__module__.partition(".")[0] in _CONNECTION:
                 raise
             return unreadable(error)
         return None
+
+
+def _answer(reply: Message) -> RecordDict | Error:
+    return reply.error if reply.has_error() else reply.content
 
 
 def too_large(most: int, what: str) -> Error:

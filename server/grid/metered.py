@@ -15,9 +15,10 @@ from protocol.edge import SHARE
 from protocol.messages import ROUTE
 from protocol.method import Phase
 from protocol.registry import phases_of
-from protocol.replies import SET_ASIDE, UNKNOWN
+from protocol.replies import SET_ASIDE, UNKNOWN, set_aside
 from server.grid.exchange import exchange_over
 from server.grid.failures import first_line, told
+from server.grid.ids import make_id_random
 from server.grid.inbox import Most
 from server.grid.ledger import Ledger, content_bytes, num_parts
 from server.grid.progress import Progress
@@ -159,8 +160,10 @@ class MeteredGrid(Grid):
         return sorted(able, key=self._rank)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Push messages and count their bytes."""
+        """Push messages with ids that nobody can guess, and count their bytes."""
         messages = list(messages)
+        for message in messages:
+            make_id_random(message)
         self.ledger.book_sent(messages)
         return self._exchange.push(messages)
 
@@ -312,6 +315,9 @@ class MeteredGrid(Grid):
             for reply in inbox.fetch(end):
                 poll = FIRST_POLL
                 yield reply
+            for message, reason in inbox.rejected:
+                set_aside(self, message.metadata.dst_node_id, message.metadata.message_type, reason)
+            inbox.rejected.clear()
             progress.show(len(messages) - len(inbox.waiting))
             if inbox.waiting:
                 time.sleep(poll)

@@ -146,6 +146,26 @@ def test_a_nodes_own_files_are_found_good(issued: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
+    ("without", "state", "said"),
+    [
+        ((), "ok", "flower-superlink does not compare it"),
+        (("auth_key",), "unchecked", "without auth-key this node makes a key up"),
+        (("auth_key", "root_certificates", "peer_certificate", "peer_key"), "unchecked", "TLS"),
+    ],
+    ids=["key", "no key", "no TLS"],
+)
+def test_who_else_could_reply_for_this_node_is_said(
+    issued: Path, monkeypatch: pytest.MonkeyPatch, without: tuple[str, ...], state: str, said: str
+) -> None:
+    monkeypatch.setattr(fleet.checkup, "ANSWERS_WITHIN", 0)
+    files = {name: file for name, file in node_files(issued).items() if name not in without}
+    found = findings(**files, insecure="root_certificates" in without)["sender of replies"]
+    assert found.state == state
+    assert said in found.found
+    assert bool(found.remedy) == (state == "unchecked")
+
+
+@pytest.mark.parametrize(
     ("changes", "check", "said"),
     [
         ({"root_certificates": "other/ca.crt"}, "peer-certificate", "is not signed by"),

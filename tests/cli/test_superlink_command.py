@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import cli.superlink as superlink
 from cli.main import app
 from fleet.flower_1_32 import linkstate
+from fleet.flower_1_32.callers import BoundAdapterServicer, BoundServicer
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +26,8 @@ def _own_process(monkeypatch):
         (linkstate_factory, "SqlLinkState"),
         (linkstate_factory, "InMemoryLinkState"),
         (object_store_factory, "SqlObjectStore"),
+        (app_of_flower, "FleetServicer"),
+        (app_of_flower, "GrpcAdapterServicer"),
         (app_of_flower, "generic_create_grpc_server"),
         (serverappio_grpc, "generic_create_grpc_server"),
     ):
@@ -49,11 +52,13 @@ def test_flower_refuses_what_flower_does_not_know():
     assert done.exit_code == 2
 
 
-def test_with_another_flower_it_becomes_flowers_command(monkeypatch):
+def test_with_another_flower_it_becomes_flowers_command_and_says_what_is_missing(monkeypatch):
     became = []
     monkeypatch.setattr(superlink, "why_another", lambda: "flwr 1.41.0 is installed")
     monkeypatch.setattr(superlink.os, "execvp", lambda *command: became.append(command) or exit())
-    CliRunner().invoke(app, ["superlink", "--insecure"])
+    said = CliRunner().invoke(app, ["superlink", "--insecure"]).stderr
+    assert "flwr 1.41.0 is installed" in said
+    assert "any registered node can reply for another" in said
     assert became == [("flower-superlink", ["flower-superlink", "--insecure"])]
 
 
@@ -62,6 +67,8 @@ def test_both_apis_are_served_with_ours(monkeypatch):
     linkstate.main()
     for module in (app_of_flower, serverappio_grpc):
         assert module.generic_create_grpc_server.func is linkstate._server
+    assert app_of_flower.FleetServicer is BoundServicer
+    assert app_of_flower.GrpcAdapterServicer is BoundAdapterServicer
     assert linkstate_factory.InMemoryLinkState is linkstate.MemoryLinkState
     assert linkstate_factory.SqlLinkState is linkstate.RememberingLinkState
 

@@ -49,6 +49,7 @@ from flwr.superlink.servicer.serverappio.serverappio_servicer import ServerAppIo
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet.flower_1_32.callers import BoundServicer
 from fleet.flower_1_32.linkstate import (
     RememberingLinkState,
     _server,
@@ -88,7 +89,7 @@ class SuperLink:
             return started
 
         self.fleet = server(
-            FleetServicer(states, stores, True),
+            (BoundServicer if ours else FleetServicer)(states, stores, True),
             add_FleetServicer_to_server,
             NodeAuthServerInterceptor(states),
             fleet_interceptors,
@@ -147,6 +148,10 @@ class SuperLink:
         self.store.preregister(self.run, get_object_tree(message))
         assert self.state.store_message_ins(message)
         return message
+
+    def fetch(self, place):
+        """Note that a node has fetched its message."""
+        assert self.state.get_message_ins(self.nodes[place].node_id, 1)
 
     def fill(self, message):
         for name, part in get_all_nested_objects(message).items():
@@ -232,6 +237,7 @@ def written(*requests, name="PullObject"):
 
 def test_calls_that_go_together_are_answered_as_each_alone(either):
     message = either.send(0)
+    either.fetch(0)
     requests = pulls(either, message)
     with together(either) as calls, either.channel(either.keys[0]) as channel:
         pushed = calls.make_all(either.nodes[0], either.run, pushes(either, message)[:-1])
@@ -252,6 +258,7 @@ def test_a_superlink_that_does_not_take_calls_together_is_asked_once(stock):
 
 def test_ours_makes_them_in_one_call(superlink):
     requests = pulls(superlink, superlink.send(0))
+    superlink.fetch(0)
     with together(superlink) as calls:
         superlink.calls.clear()
         for _ in range(2):
@@ -273,6 +280,7 @@ def test_calls_go_on_when_a_superlink_that_does_not_take_them_together_is_in_its
 def test_what_is_too_much_for_one_call_comes_with_the_next(superlink, monkeypatch):
     message = superlink.send(0, size=9)
     superlink.fill(message)
+    superlink.fetch(0)
     monkeypatch.setattr("fleet.flower_1_32.together.MOST_BYTES", 20_000)
     with together(superlink) as calls:
         requests = pulls(superlink, message)

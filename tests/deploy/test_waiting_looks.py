@@ -20,7 +20,6 @@ from flwr.proto.grpcadapter_pb2_grpc import GrpcAdapterStub
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
 from flwr.proto.node_pb2 import Node
 from flwr.server import app
-from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.supercore.constant import NOOP_FEDERATION
 from flwr.supercore.grpc import generic_create_grpc_server
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
@@ -28,6 +27,7 @@ from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectSto
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.superlink.federation import NoOpFederationManager
 
+from fleet.flower_1_32.callers import BoundServicer
 from fleet.flower_1_32.linkstate import (
     MemoryLinkState,
     RememberingLinkState,
@@ -64,7 +64,7 @@ class SuperLink:
         self.server = _server(
             generic_create_grpc_server,
             fleet_interceptors,
-            (FleetServicer(states, stores, False), add_FleetServicer_to_server),
+            (BoundServicer(states, stores, False), add_FleetServicer_to_server),
             server_address="127.0.0.1:0",
         )
         self.server.start()

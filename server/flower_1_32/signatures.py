@@ -1,0 +1,65 @@
+"""Whether a node has signed its reply, where the server knows the keys of registered nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+from protocol.signatures import is_signed
+
+KEYS_VARIABLE = "FLWR_DISTILL_NODE_KEYS"
+"""Of a ServerApp's environment: the file of nodes' keys, which `flwr-distill register` writes."""
+
+
+class NodeKeys:
+    """Keys of registered nodes, from a file that is read again when it has changed.
+
+    Raises
+    ------
+    RuntimeError
+        If the file cannot be read: replies would count that nobody has checked.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._version = (0, 0)
+        self._keys: dict[int, ec.EllipticCurvePublicKey] = {}
+        self._read()
+
+    @classmethod
+    def from_environment(cls) -> NodeKeys | None:
+        """Keys from the file that the environment names; None if it names none."""
+        return cls(Path(file)) if (file := os.environ.get(KEYS_VARIABLE)) else None
+
+    def accept(self, header: Any) -> bool:
+        """Whether a reply's node has signed it, or is not in the file."""
+        self._read()
+        key = self._keys.get(header.src_node_id)
+        return key is None or is_signed(header, key)
+
+    def _read(self) -> None:
+        try:
+            about = self._file.stat()
+            version = about.st_mtime_ns, about.st_ino
+            if version == self._version:
+                return
+            texts = json.loads(self._file.read_text(encoding="utf-8"))
+            self._keys = {int(node): _key(text) for node, text in texts.items()}
+            self._version = version
+        except (OSError, ValueError, AttributeError) as error:
+            raise RuntimeError(
+                f"{KEYS_VARIABLE}={self._file} cannot be read ({error}): name the nodes.json that "
+                "`flwr-distill register` writes, or unset the variable"
+            ) from error
+
+
+def _key(text: str) -> ec.EllipticCurvePublicKey:
+    key = load_ssh_public_key(text.encode())
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError("a key is not on an elliptic curve")
+    return key

@@ -1,0 +1,455 @@
+"""A registered node that speaks for others: replies, objects, confirmations, life signs.
+
+The attacker has a key of its own that the SuperLink admits, and Flower's own stub. It knows the
+other nodes' ids and keys, which are no secrets, and here the ids of their messages, which are.
+"""
+
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import grpc
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, RecordDict
+from flwr.app.message import make_message, remove_content_from_message
+from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
+from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
+from flwr.common.serde import message_to_proto
+from flwr.proto import fleet_pb2
+from flwr.proto.fab_pb2 import GetFabRequest
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    RegisterNodeFleetRequest,
+    UnregisterNodeFleetRequest,
+)
+from flwr.proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
+from flwr.proto.grpcadapter_pb2 import MessageContainer
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    PullObjectRequest,
+    PushObjectRequest,
+)
+from flwr.proto.node_pb2 import Node
+from flwr.proto.run_pb2 import GetRunRequest
+from flwr.server import app as app_of_flower
+from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import (
+    NodeAuthServerInterceptor,
+)
+from flwr.server.superlink.linkstate import linkstate_factory
+from flwr.supercore.constant import NOOP_FEDERATION
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.object_store import object_store_factory
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.superlink.federation import NoOpFederationManager
+from flwr.superlink.servicer.serverappio import serverappio_grpc
+
+from fleet.flower_1_32 import linkstate
+from protocol.flower_1_32.together import Together
+
+SOON = 10.0
+TOGETHER = {"PushMessages", "PushObject", "PullObject", "ConfirmMessageReceived"}
+
+
+@dataclass(frozen=True)
+class Party:
+    """A registered node, with its stub alone and its calls together."""
+
+    key: ec.EllipticCurvePrivateKey
+    public_key: bytes
+    node: Node
+    stub: FleetStub
+    together: Together
+
+    @property
+    def id(self):
+        return self.node.node_id
+
+
+class SuperLink:
+    """What `flwr-distill superlink` serves to nodes, in this process."""
+
+    def __init__(self, monkeypatch, file):
+        for owner, name in (
+            (linkstate_factory, "SqlLinkState"),
+            (linkstate_factory, "InMemoryLinkState"),
+            (object_store_factory, "SqlObjectStore"),
+            (app_of_flower, "FleetServicer"),
+            (app_of_flower, "GrpcAdapterServicer"),
+            (app_of_flower, "generic_create_grpc_server"),
+            (app_of_flower, "run_superlink"),
+            (serverappio_grpc, "generic_create_grpc_server"),
+        ):
+            monkeypatch.setattr(owner, name, getattr(owner, name))
+        monkeypatch.setattr(app_of_flower, "run_superlink", lambda: None)
+        monkeypatch.setattr(linkstate.sys, "setswitchinterval", lambda seconds: None)
+        linkstate.main()
+        self._file = file
+        self.keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
+        self.start()
+        self.ids = []
+        for key in self.keys:
+            self.ids.append(
+                self.state.create_node(NOOP_FLWR_AID, "", public_key_to_bytes(key.public_key()), 30)
+            )
+            self.state.activate_node(self.ids[-1], 30.0)
+        self.run = self.state.create_run(
+            *(None, None, None, {}, NOOP_FEDERATION, None, None, "flwr-serverapp")
+        )
+        task = self.state.get_run_info(run_ids=[self.run])[0].primary_task_id
+        self.state.claim_task(task)
+        self.state.activate_task(task)
+
+    def start(self):
+        """Start, with what a file holds."""
+        if self._file:
+            self.store = object_store_factory.SqlObjectStore(str(self._file))
+            self.store.initialize()
+            self.state = linkstate_factory.SqlLinkState(
+                str(self._file), NoOpFederationManager(), self.store
+            )
+            self.state.initialize()
+        else:
+            self.store = InMemoryObjectStore()
+            self.state = linkstate_factory.InMemoryLinkState(NoOpFederationManager(), self.store)
+        states = SimpleNamespace(state=lambda: self.state)
+        servicer = app_of_flower.FleetServicer(
+            states, SimpleNamespace(store=lambda: self.store), True
+        )
+        self._server = app_of_flower.generic_create_grpc_server(
+            (servicer, add_FleetServicer_to_server),
+            server_address="127.0.0.1:0",
+            interceptors=[NodeAuthServerInterceptor(states)],
+        )
+        self._server.start()
+
+    def stop(self):
+        self._server.stop(None).wait(SOON)
+
+    @contextmanager
+    def party(self, place):
+        with grpc.insecure_channel(self._server.bound_address) as channel:
+            yield party(channel, self.keys[place], self.ids[place])
+
+    def send(self, place, number):
+        """Store a message for a node, as a ServerApp does."""
+        told = Metadata(
+            *(self.run, "", SUPERLINK_NODE_ID, self.ids[place]), *("", "", time.time(), 60, "train")
+        )
+        content = RecordDict({"arrays": ArrayRecord([np.full(9, number)])})
+        message = make_message(told, content)
+        message.metadata.__dict__["_message_id"] = message.object_id
+        self.store.preregister(self.run, get_object_tree(message))
+        for name, part in get_all_nested_objects(message).items():
+            self.store.put(name, part.deflate())
+        assert self.state.store_message_ins(message)
+        return message
+
+
+def party(channel, key, node_id):
+    signing = grpc.intercept_channel(channel, NodeAuthClientInterceptor(key, key.public_key()))
+    stub = FleetStub(signing)
+    public_key = public_key_to_bytes(key.public_key())
+    return Party(key, public_key, Node(node_id=node_id), stub, Together(stub, signing, "Fleet"))
+
+
+@pytest.fixture(params=["SQLite", "memory"])
+def superlink(request, monkeypatch, tmp_path):
+    level, filters = linkstate.FLOWER_LOGGER.level, linkstate.FLOWER_LOGGER.filters[:]
+    superlink = SuperLink(monkeypatch, tmp_path / "state.db" if request.param == "SQLite" else None)
+    yield superlink
+    superlink.stop()
+    linkstate.FLOWER_LOGGER.setLevel(level)
+    linkstate.FLOWER_LOGGER.filters = filters
+
+
+def reply_to(message, words, sender=None):
+    """A reply, in the name of another node if one is given."""
+    reply = Message(RecordDict({"told": ConfigRecord({"words": words})}), reply_to=message)
+    if sender is not None:
+        reply.metadata.__dict__["_src_node_id"] = sender
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    return reply
+
+
+def push(caller, *replies, tree=None):
+    """The request that announces replies, with their objects or those of another message."""
+    return PushMessagesRequest(
+        node=caller.node,
+        messages_list=[message_to_proto(remove_content_from_message(reply)) for reply in replies],
+        message_object_trees=[get_object_tree(tree or reply) for reply in replies],
+    )
+
+
+def objects(caller, message):
+    """The requests that store a message's objects."""
+    return [
+        PushObjectRequest(
+            node=caller.node,
+            run_id=message.metadata.run_id,
+            object_id=name,
+            object_content=part.deflate(),
+        )
+        for name, part in get_all_nested_objects(message).items()
+    ]
+
+
+def named(kind, node, run, message_id):
+    key = "message_object_id" if kind is ConfirmMessageReceivedRequest else "object_id"
+    return kind(node=node, run_id=run, **{key: message_id})
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What an attack may use: two messages that their nodes have fetched, and a reply on its way.
+
+    The victim has announced its reply and sent none of its objects.
+    """
+
+    attacker: Party
+    victim: Party
+    run: int
+    own: Message
+    theirs: Message
+    reply: Message
+
+
+ATTACKS = {
+    "a reply in the name of the victim": (
+        "PushMessages",
+        "PERMISSION_DENIED",
+        lambda s: push(s.attacker, reply_to(s.theirs, "forged", s.victim.id)),
+    ),
+    "a reply to the victim's message": (
+        "PushMessages",
+        "PERMISSION_DENIED",
+        lambda s: push(s.attacker, reply_to(s.theirs, "forged", s.attacker.id)),
+    ),
+    "a reply of the victim's to the attacker's message": (
+        "PushMessages",
+        "PERMISSION_DENIED",
+        lambda s: push(s.attacker, reply_to(s.own, "forged", s.victim.id)),
+    ),
+    "a second reply behind an honest one": (
+        "PushMessages",
+        "PERMISSION_DENIED",
+        lambda s: push(
+            s.attacker, reply_to(s.own, "mine"), reply_to(s.theirs, "forged", s.victim.id)
+        ),
+    ),
+    "a reply with the objects of the victim's": (
+        "PushMessages",
+        "PERMISSION_DENIED",
+        lambda s: push(s.attacker, reply_to(s.own, "mine"), tree=s.reply),
+    ),
+    "a reply to no message": (
+        "PushMessages",
+        "PERMISSION_DENIED",
+        lambda s: push(s.attacker, reply_to(s.reply, "forged", s.attacker.id)),
+    ),
+    "a push as the victim": (
+        "PushMessages",
+        "UNAUTHENTICATED",
+        lambda s: push(s.victim, reply_to(s.theirs, "forged")),
+    ),
+    "an object of the victim's reply": (
+        "PushObject",
+        "PERMISSION_DENIED",
+        lambda s: objects(s.attacker, s.reply)[0],
+    ),
+    "the victim's message": (
+        "PullObject",
+        "PERMISSION_DENIED",
+        lambda s: named(PullObjectRequest, s.attacker.node, s.run, s.theirs.object_id),
+    ),
+    "the victim's model": (
+        "PullObject",
+        "PERMISSION_DENIED",
+        lambda s: named(
+            PullObjectRequest, s.attacker.node, s.run, s.theirs.content["arrays"].object_id
+        ),
+    ),
+    "the victim's reply": (
+        "PullObject",
+        "PERMISSION_DENIED",
+        lambda s: named(PullObjectRequest, s.attacker.node, s.run, s.reply.content.object_id),
+    ),
+    "the victim's message is dropped": (
+        "ConfirmMessageReceived",
+        "PERMISSION_DENIED",
+        lambda s: named(ConfirmMessageReceivedRequest, s.attacker.node, s.run, s.theirs.object_id),
+    ),
+    "the victim's reply is dropped": (
+        "ConfirmMessageReceived",
+        "PERMISSION_DENIED",
+        lambda s: named(ConfirmMessageReceivedRequest, s.attacker.node, s.run, s.reply.object_id),
+    ),
+    "a look as the victim": (
+        "PullMessages",
+        "UNAUTHENTICATED",
+        lambda s: PullMessagesRequest(node=s.victim.node),
+    ),
+    "a heartbeat of the victim": (
+        "SendNodeHeartbeat",
+        "UNAUTHENTICATED",
+        lambda s: SendNodeHeartbeatRequest(node=s.victim.node, heartbeat_interval=30),
+    ),
+    "the victim starts": (  # which makes the SuperLink give up the message that it has fetched
+        "ActivateNode",
+        "PERMISSION_DENIED",
+        lambda s: ActivateNodeRequest(public_key=s.victim.public_key, heartbeat_interval=30),
+    ),
+    "the victim ends": (
+        "DeactivateNode",
+        "UNAUTHENTICATED",
+        lambda s: DeactivateNodeRequest(node_id=s.victim.id),
+    ),
+    "the victim is no longer registered": (
+        "UnregisterNode",
+        "UNAUTHENTICATED",
+        lambda s: UnregisterNodeFleetRequest(node_id=s.victim.id),
+    ),
+    "a key registers itself": (
+        "RegisterNode",
+        "FAILED_PRECONDITION",
+        lambda s: RegisterNodeFleetRequest(public_key=b"another"),
+    ),
+    "a run as the victim": (
+        "GetRun",
+        "UNAUTHENTICATED",
+        lambda s: GetRunRequest(node=s.victim.node, run_id=s.run),
+    ),
+    "a bundle as the victim": (
+        "GetFab",
+        "UNAUTHENTICATED",
+        lambda s: GetFabRequest(node=s.victim.node, run_id=s.run, hash_str="of a bundle"),
+    ),
+}
+"""Call of the Fleet API, how it is refused, and its request, by what the attacker tries."""
+
+
+@contextmanager
+def scene(superlink):
+    own, theirs = (superlink.send(place, number=place) for place in range(2))
+    with superlink.party(0) as attacker, superlink.party(1) as victim:
+        for each, message in ((attacker, own), (victim, theirs)):
+            found = each.stub.PullMessages(PullMessagesRequest(node=each.node))
+            assert [m.metadata.message_id for m in found.messages_list] == [message.object_id]
+        reply = reply_to(theirs, "honest")
+        victim.stub.PushMessages(push(victim, reply))
+        yield Scene(attacker, victim, superlink.run, own, theirs, reply)
+
+
+def finish(superlink, scene):
+    """The victim receives its message and sends its reply, as if there were no attacker."""
+    victim = scene.victim
+    for name, part in get_all_nested_objects(scene.theirs).items():
+        request = named(PullObjectRequest, victim.node, scene.run, name)
+        assert victim.stub.PullObject(request).object_content == part.deflate()
+    victim.stub.ConfirmMessageReceived(
+        named(ConfirmMessageReceivedRequest, victim.node, scene.run, scene.theirs.object_id)
+    )
+    for request in objects(victim, scene.reply):
+        assert victim.stub.PushObject(request).stored
+    (told,) = superlink.state.get_message_res({scene.theirs.object_id})
+    assert (told.metadata.src_node_id, told.metadata.message_id) == (
+        victim.id,
+        scene.reply.object_id,
+    )
+    for name, part in get_all_nested_objects(scene.reply).items():
+        assert superlink.store.get(name) == part.deflate()
+
+
+def refused(call, *arguments):
+    with pytest.raises(grpc.RpcError) as error:
+        call(*arguments)
+    return error.value.code().name
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_node_cannot_call_for_another(superlink, attack):
+    name, code, request = ATTACKS[attack]
+    with scene(superlink) as found:
+        call = getattr(found.attacker.stub, name)
+        assert refused(call, request(found)) == code
+        finish(superlink, found)
+
+
+@pytest.mark.parametrize("attack", [a for a, (name, *_) in ATTACKS.items() if name in TOGETHER])
+def test_nor_in_a_batch_behind_a_call_of_its_own(superlink, attack):
+    _, _, request = ATTACKS[attack]
+    with scene(superlink) as found:
+        attacker = found.attacker
+        first = named(PullObjectRequest, attacker.node, found.run, found.own.object_id)
+        batch = attacker.together.make_all, attacker.node, found.run, [first, request(found)]
+        assert refused(*batch) in ("PERMISSION_DENIED", "INVALID_ARGUMENT")
+        finish(superlink, found)
+
+
+def test_every_call_of_the_fleet_api_is_attacked_here():
+    service = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"]
+    assert {method.name for method in service.methods} == {name for name, *_ in ATTACKS.values()}
+
+
+def test_flowers_adapter_is_bound_to_the_node_that_a_call_names(superlink):
+    """Its calls carry no key; whoever knows a node's id can call for it, but for no other."""
+
+    class RefusedError(Exception):
+        pass
+
+    def abort(code, reason):
+        raise RefusedError(code.name)
+
+    servicer = app_of_flower.GrpcAdapterServicer(
+        SimpleNamespace(state=lambda: superlink.state),
+        SimpleNamespace(store=lambda: superlink.store),
+        enable_supernode_auth=False,
+    )
+    with scene(superlink) as found:
+        request = push(found.attacker, reply_to(found.theirs, "forged", found.victim.id))
+        container = MessageContainer(
+            grpc_message_name="PushMessagesRequest",
+            grpc_message_content=request.SerializeToString(),
+        )
+        with pytest.raises(RefusedError, match="PERMISSION_DENIED"):
+            servicer.SendReceive(container, SimpleNamespace(abort=abort))
+        finish(superlink, found)
+
+
+def test_a_node_goes_on_with_its_message_after_the_superlink_has_restarted(superlink):
+    if superlink._file is None:
+        pytest.skip("a SuperLink in memory has lost all")
+    with scene(superlink) as found:
+        pass
+    superlink.stop()
+    superlink.start()
+    with superlink.party(0) as attacker, superlink.party(1) as victim:
+        reply = reply_to(found.own, "mine")
+        for name in get_all_nested_objects(found.own):
+            request = named(PullObjectRequest, attacker.node, found.run, name)
+            assert attacker.stub.PullObject(request).object_available
+        attacker.stub.PushMessages(push(attacker, reply))
+        for request in objects(attacker, reply):
+            assert attacker.stub.PushObject(request).stored
+        for request in objects(victim, found.reply):  # which it had announced before
+            assert victim.stub.PushObject(request).stored
+        told = superlink.state.get_message_res({found.own.object_id, found.theirs.object_id})
+    assert {each.metadata.src_node_id for each in told} == {attacker.id, victim.id}
+
+
+def test_replies_that_share_objects_are_stored_whoever_sends_these_first(superlink):
+    own, theirs = (superlink.send(place, number=place) for place in range(2))
+    with superlink.party(0) as one, superlink.party(1) as other:
+        for each, message in ((one, own), (other, theirs)):
+            each.stub.PullMessages(PullMessagesRequest(node=each.node))
+            each.stub.PushMessages(push(each, reply_to(message, "the same")))
+        for each, message in ((one, own), (other, theirs), (one, own)):
+            for request in objects(each, reply_to(message, "the same"))[:-1]:
+                assert each.stub.PushObject(request).stored
