@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -21,15 +22,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
 from links.store import remove_old_runs
-from node.nursery import EXECUTOR, NURSERY, PARTS, SUPERNODE
+from node.notes import Notes, NotesError
+from node.nursery import EXECUTOR, MAILBOX, NURSERY, PARTS, SUPERNODE
 from node.packages import installed_packages
 from node.policy import OPEN, Policy, cannot_hold, in_words
 from node.processes import Process, start_bound, start_nursery, stop
@@ -54,6 +54,7 @@ _LONGEST_PAUSE = 10.0
 _SWEEP = 3600.0
 _DAY = 86_400.0
 _SETTLED_AFTER = 30.0
+_REPORT_TIMEOUT = 10.0
 
 
 class _StopSignal(BaseException):
@@ -61,11 +62,11 @@ class _StopSignal(BaseException):
 
 
 class _Part:
-    """A supervised process and the pipe on which it reports."""
+    """A supervised process and the notes that it sends: reports, each a kind and a value."""
 
     def __init__(self, name: str, command: Callable[[int], Sequence[str]], env: dict[str, str]):
         self.name = name
-        self.reports, writer = Pipe(duplex=False)
+        self.reports, writer = Notes.pair()
         with writer:
             self.process = start_bound(
                 command(writer.fileno()), env=env, pass_fds=[writer.fileno()]
@@ -219,14 +220,15 @@ class Node:
         parts = {part.reports: part for part in self._parts}
         while True:
             remove_old_runs(self._settings.state_dir, self._settings.keep_runs * _DAY)
-            for reports in wait(list(parts), timeout=_SWEEP):
-                assert isinstance(reports, Connection)
+            for reports in select.select(list(parts), [], [], _SWEEP)[0]:
                 try:
-                    kind, value = reports.recv()
-                except EOFError:
+                    kind, value = _checked(reports.receive(_REPORT_TIMEOUT))
+                except (EOFError, OSError):
                     return f"the {parts[reports].name} ended"
+                except NotesError as error:
+                    return f"the {parts[reports].name} sent a malformed report ({error})"
                 if kind == "unfit":
-                    raise NodeError(value)
+                    raise NodeError(str(value))
                 self._note(kind, value)
                 self._write_status()
 
@@ -292,8 +294,7 @@ class Node:
         ]
 
     def _mailbox_command(self, report: int) -> list[str]:
-        module = "links.mailbox"
-        return [sys.executable, "-P", "-m", module, str(report), str(self._node_config)]
+        return [sys.executable, "-P", "-m", MAILBOX, str(report), str(self._node_config)]
 
     def _environment(self) -> dict[str, str]:
         nursery = {} if self._nursery is None else {NURSERY: str(self._nursery_folder)}
@@ -321,6 +322,16 @@ class Node:
         except OSError as error:
             print(f"flwr-distill node: {file} is not written: {error}", file=sys.stderr, flush=True)
             temporary.unlink(missing_ok=True)
+
+
+def _checked(report: list[Any]) -> tuple[str, int | str]:
+    """A report's kind and value."""
+    match report:
+        case ["online" | "worker" | "ready" | "released" as kind, int(value)]:
+            return kind, value
+        case ["unfit" | "device" as kind, str(text)]:
+            return kind, text
+    raise NotesError("a report of no known kind")
 
 
 def status_file(state_dir: Path) -> Path:

@@ -3,12 +3,11 @@
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
-from flwr.proto.message_pb2 import ObjectTree
 
 import node.flower.worker
 from node.flower.worker import Note, Worker
@@ -21,17 +20,17 @@ class Executor:
     """The executor's end of the pipe: two tasks, then it ends."""
 
     def __init__(self) -> None:
-        self._tasks = [("token", ObjectTree().SerializeToString())] * 2
+        self._tasks = [("token", "")] * 2
         self.notes: list[Note] = []
 
-    def recv(self) -> tuple[str, bytes]:
+    def receive(self) -> tuple[str, str]:
         if not self._tasks:
             raise EOFError
         return self._tasks.pop()
 
-    def send(self, note: Note) -> None:
+    def send(self, *note: Any) -> None:
         if note[0] != "pushing":
-            self.notes.append(note)
+            self.notes.append(cast(Note, note))
 
 
 @pytest.fixture
