@@ -13,7 +13,6 @@ from node.nursery import NURSERY, WORKER
 from node.packages import installed_packages
 from node.processes import kill_group, start_bound
 
-
 _AT_THE_START = frozenset({"ready", "unfit"})
 _OF_A_TASK = frozenset({"pushing", "done", "failed", "lost"})
 _MAX_CODE = 1 << 31

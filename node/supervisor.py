@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -28,15 +29,16 @@ from types import FrameType
 from typing import Any
 
 from links.store import remove_old_runs
+from node.bundle import folder_of_bundles
 from node.notes import Notes, NotesError
 from node.nursery import EXECUTOR, MAILBOX, NURSERY, PARTS, SUPERNODE
 from node.packages import installed_packages
 from node.policy import OPEN, Policy, cannot_hold, in_words
 from node.processes import Process, start_bound, start_nursery, stop
 from node.reachability import check_superlink
-from node.sandbox import DOOR, box, why_no_box
+from node.sandbox import DOOR, box, why_exposed, why_no_box
 from node.secret import appio_secret
-from node.settings import NODE_CONFIG, NodeError, NodeSettings, flat_toml
+from node.settings import FLOWER_HOME, NODE_CONFIG, NodeError, NodeSettings, flat_toml
 from node.stock import (
     appio_arguments,
     check_another,
@@ -147,6 +149,8 @@ class Node:
         if reason and policy.sandbox == "required":
             raise NodeError(f"policy: sandbox: required, and there is none here: {reason}")
         self._boxed = not reason
+        if self._boxed and (exposed := why_exposed(self._settings)):
+            raise NodeError(f"policy: sandbox: {policy.sandbox}: {exposed}")
         held = (
             "Held: the app is boxed in."
             if self._boxed
@@ -172,6 +176,8 @@ class Node:
         port = _free_port()
         self._start_nursery()
         env = self._environment()
+        # Apps without a sandbox can write there: nothing of earlier ones is run again.
+        shutil.rmtree(folder_of_bundles(Path(env["FLWR_HOME"])), ignore_errors=True)
         self._status["starts"] += 1
         # One by one, so that a stop signal in between finds those that have started.
         if self._stock:
@@ -303,7 +309,7 @@ class Node:
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             **os.environ,
             **nursery,
-            "FLWR_HOME": str(self._settings.state_dir / "flower"),
+            "FLWR_HOME": str(self._settings.state_dir / FLOWER_HOME),
             "FLWR_LOG_LEVEL": self._settings.log_level,
             "OMP_NUM_THREADS": str(self._settings.threads),
         }

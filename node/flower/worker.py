@@ -1,8 +1,8 @@
 """The warm child of a node: torch, the app, its data and its CUDA context, kept between messages.
 
-Started by the executor. It exchanges payloads with the SuperNode, and only short notes (`node.notes`)
-with the executor. Of our packages it imports only `node`, so that an app bundle's own
-packages of the same names are found first.
+Started by the executor. It exchanges payloads with the SuperNode, and only notes (`node.notes`)
+with the executor. Of our packages it imports only `node`, so that an app bundle's own packages of
+the same names are found first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message
-from flwr.cli.install import install_from_fab
 from flwr.clientapp import ClientApp
 from flwr.clientapp.client_app import LoadClientAppError
 from flwr.clientapp.utils import get_load_client_app_fn
@@ -34,8 +33,10 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
 )
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 from flwr.supercore.run import Run
+from flwr.supercore.utils import get_flwr_home
 from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
+from node.bundle import folder_of_bundles, unpack
 from node.compiler import put_off_compiler
 from node.device import UnfitError, take_device
 from node.flower.timing import patch_pull_backoff
@@ -119,8 +120,9 @@ class Worker:
 
     def _load(self, run: Run, fab: Fab) -> ClientApp:
         if self._app is None:  # for another bundle the executor starts another worker
-            install_from_fab(fab.content, skip_prompt=True)
-            load = get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
+            # In a sandbox it is there already, and can only be read.
+            folder = unpack(fab.content, folder_of_bundles(get_flwr_home()))
+            load = get_load_client_app_fn(default_app_ref="", app_path=str(folder), multi_app=True)
             self._app = load(run.fab_id, run.fab_version, fab.hash_str)
         return self._app
 
