@@ -32,6 +32,6 @@ def register(
         with SecureControl(superlink, authority.certificate, user) as control:
             control.wait(timeout)
             for node in nodes:
-                node_id, is_new = control.register(node.public_key)
+                node_id, is_new = control.register(node.registered_key)
                 state = "registered" if is_new else "known already"
                 typer.echo(f"{node.name}: {state}, Flower's node id is {node_id}")

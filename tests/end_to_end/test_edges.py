@@ -73,7 +73,7 @@ class Tiers:
         issued = self.authority.issue_node(name, ["localhost"], 10)
         with self.control(address) as control:
             control.register(issued.public_key)
-        return self.folder / "certs" / name / "node.key"
+        return self.folder / "certs" / name / "login.key"
 
     def edge(self, index, port, key):
         return self.start(
