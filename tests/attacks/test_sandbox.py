@@ -492,6 +492,41 @@ def test_the_guard_opens_no_bomb_and_takes_little_memory_to_see_it(tmp_path):
     assert int(memory.removeprefix("MiB ")) < 100
 
 
+SUPERLINK = """
+import resource, sys
+from pathlib import Path
+from fleet.flower_1_32 import linkstate
+from flwr.superlink.servicer.control import control_servicer
+
+linkstate.app.run_superlink = lambda: None
+linkstate.main()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    control_servicer.get_fab_config(Path(sys.argv[1]).read_bytes())
+except ValueError as error:  # which the servicer turns into a refusal
+    print(error)
+assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+control_servicer.get_fab_config(Path(sys.argv[2]).read_bytes())
+"""
+
+
+def test_a_superlink_opens_no_bomb_either(tmp_path):
+    files = tmp_path / "bomb", tmp_path / "good"
+    for file, content in zip(
+        files, (bad("a bomb"), archive({"pyproject.toml": PYPROJECT})), strict=True
+    ):
+        file.write_bytes(content)
+    ended = subprocess.run(
+        [sys.executable, "-c", SUPERLINK, *map(str, files)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "unpack to" in ended.stdout
+
+
 @pytest.mark.parametrize("kind", BAD)
 def test_of_a_bad_bundle_nothing_is_written(kind, tmp_path):
     from node.bundle import BundleError, unpack
