@@ -20,8 +20,6 @@ from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from flwr.common.config import flatten_dict, fuse_dicts, validate_config
-
 MAX_BYTES = 10 << 20
 """Of a bundle; a SuperLink of Flower's takes no larger one."""
 MAX_UNPACKED = 64 << 20
@@ -73,6 +71,8 @@ def settings_of(content: bytes) -> dict[str, Any]:
     BundleError
         If the bundle exceeds a bound or is malformed.
     """
+    from flwr.common.config import validate_config  # here: a node's supervisor does without Flower
+
     for entry, data in _files(content, only=_SETTINGS):
         try:
             settings = tomllib.loads(data.decode("utf-8"))
@@ -93,6 +93,8 @@ def run_config_of(content: bytes, overrides: dict[str, Any]) -> dict[str, Any]:
     BundleError
         If the bundle exceeds a bound or is malformed.
     """
+    from flwr.common.config import flatten_dict, fuse_dicts
+
     try:
         return fuse_dicts(
             flatten_dict(settings_of(content)["tool"]["flwr"]["app"].get("config", {})), overrides
