@@ -64,43 +64,19 @@ def check_hash(content: bytes, name: str) -> None:
 
 
 def settings_of(content: bytes) -> dict[str, Any]:
-    """Read a bundle's ``pyproject.toml``, as `flwr.common.config.get_fab_config` does.
+    """Read a bundle's ``pyproject.toml``.
 
     Raises
     ------
     BundleError
         If the bundle exceeds a bound or is malformed.
     """
-    from flwr.common.config import validate_config  # here: a node's supervisor does without Flower
-
-    for entry, data in _files(content, only=_SETTINGS):
+    for _, data in _files(content, only=_SETTINGS):
         try:
-            settings = tomllib.loads(data.decode("utf-8"))
-            is_valid, errors, _ = validate_config(settings, check_module=False)
-        except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-            raise BundleError(f"{entry} is malformed ({type(error).__name__})") from None
-        if not is_valid:
-            raise BundleError(f"{entry}: {'; '.join(errors)[:300]}")
-        return settings
+            return tomllib.loads(data.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise BundleError(f"{_SETTINGS} is malformed ({type(error).__name__})") from None
     raise BundleError(f"it has no {_SETTINGS}")
-
-
-def run_config_of(content: bytes, overrides: dict[str, Any]) -> dict[str, Any]:
-    """The run config of a bundle, with a run's own values.
-
-    Raises
-    ------
-    BundleError
-        If the bundle exceeds a bound or is malformed.
-    """
-    from flwr.common.config import flatten_dict, fuse_dicts
-
-    try:
-        return fuse_dicts(
-            flatten_dict(settings_of(content)["tool"]["flwr"]["app"].get("config", {})), overrides
-        )
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise BundleError(str(error) or type(error).__name__) from None
 
 
 def unpack(content: bytes, folder: Path) -> Path:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from flwr.cli.build import build_fab_from_files
 
-from node.bundle import settings_of
+from node.flower.app_config import app_config
 
 
 def bound_bundles() -> None:
@@ -13,7 +13,7 @@ def bound_bundles() -> None:
     from flwr.superlink.servicer.control import control_servicer  # here: imports a SuperLink
 
     assert hasattr(control_servicer, "get_fab_config")
-    setattr(control_servicer, "get_fab_config", settings_of)  # noqa: B010
+    setattr(control_servicer, "get_fab_config", app_config)  # noqa: B010
 
 
 def app_bundle(app_dir: Path) -> bytes:

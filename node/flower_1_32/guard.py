@@ -51,7 +51,8 @@ from links.records import Delivery, Parcel, Peered, Route
 from links.seal import unseal
 from links.store import NodeStore
 from node.account import LifetimeAccount
-from node.bundle import BundleError, check_hash, folder_of_bundles, run_config_of, unpack
+from node.bundle import BundleError, check_hash, folder_of_bundles, unpack
+from node.flower.app_config import run_config_of
 from node.flower.timing import can_override
 from node.outbox import FOLDER, Outbox, OutboxError
 from node.permissions import raw_data_allowed

@@ -318,7 +318,7 @@ def test_of_a_checkout_packages_alone_are_in_the_sandbox(state):
 def test_a_link_that_a_sandboxed_app_plants_leads_no_sweep_outside(state, photos):
     runs = state / "runs"
     settings = NodeSettings(state_dir=state, policy=BOXED)
-    probe(settings, links=[(str(runs / "5"), str(photos)), (str(runs / "6"), "/etc")])
+    probe(settings, links=[(str(runs / "5"), str(photos)), (str(runs / "6"), str(photos))])
     assert sorted(os.listdir(runs)) == ["1", "5", "6"]
     remove_links_of_ended_runs(state, ended)
     remove_old_runs(state, -10)  # all of it
@@ -426,7 +426,7 @@ BAD = {
     "up": lambda: archive({"pyproject.toml": PYPROJECT, "../../../escaped": "x"}),
     "absolute": lambda: archive({"pyproject.toml": PYPROJECT, "/tmp/escaped": "x"}),
     "a link": lambda: archive(
-        {"pyproject.toml": PYPROJECT, "out": "/etc"}, external_attr=(stat.S_IFLNK | 0o777) << 16
+        {"pyproject.toml": PYPROJECT, "out": "/tmp/elsewhere"}, external_attr=(stat.S_IFLNK | 0o777) << 16
     ),
     "a file as a folder": lambda: archive({"pyproject.toml": PYPROJECT, "a": "", "a/b.py": ""}),
     "settings without end": lambda: archive({"pyproject.toml": "a." * 100_000 + "a = 1"}),

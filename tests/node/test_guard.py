@@ -49,7 +49,7 @@ from links.routes import Links
 from links.seal import sealed_size
 from links.store import CONTINUES, NodeStore
 from links.transfer import introduce, send
-from node.bundle import run_config_of
+from node.flower.app_config import run_config_of
 from node.flower.timing import patch_intake
 from node.flower_1_32.guard import Guard, patch_guard
 from node.outbox import FOLDER, entries, virtual_data_file
