@@ -1,6 +1,8 @@
 """A hostile app in the sandbox: what it writes, sends and plants reaches nothing outside.
 
 The slow tests run real nodes. The others take the part of the app themselves.
+
+Links lead to folders of the test alone: code that follows them deletes what is there.
 """
 
 import functools
@@ -426,7 +428,8 @@ BAD = {
     "up": lambda: archive({"pyproject.toml": PYPROJECT, "../../../escaped": "x"}),
     "absolute": lambda: archive({"pyproject.toml": PYPROJECT, "/tmp/escaped": "x"}),
     "a link": lambda: archive(
-        {"pyproject.toml": PYPROJECT, "out": "/tmp/elsewhere"}, external_attr=(stat.S_IFLNK | 0o777) << 16
+        {"pyproject.toml": PYPROJECT, "out": "/tmp/elsewhere"},
+        external_attr=(stat.S_IFLNK | 0o777) << 16,
     ),
     "a file as a folder": lambda: archive({"pyproject.toml": PYPROJECT, "a": "", "a/b.py": ""}),
     "settings without end": lambda: archive({"pyproject.toml": "a." * 100_000 + "a = 1"}),
