@@ -84,13 +84,14 @@ def node(
     days: Days = 30,
     keep: Keep = False,
 ) -> None:
-    """Issue a node's key and certificate, into a folder with the node's name.
+    """Issue a node's keys and certificate, into a folder with the node's name.
 
-    The node needs ca.crt (--root-certificates), node.crt (--peer-certificate) and node.key
-    (--auth-key and --peer-key). --host is where other nodes reach it, as in its --peer-address; the
-    default is its name. Register it with the SuperLink by `flwr-distill register`.
+    The node needs ca.crt (--root-certificates), login.key (--auth-key), node.crt
+    (--peer-certificate) and node.key (--peer-key). --host is where other nodes reach it, as in its
+    --peer-address; the default is its name. Register it with the SuperLink by
+    `flwr-distill register`.
 
-    So the authority knows the node's key. With `request` and `sign` it does not.
+    So the authority knows the node's keys. With `request` and `sign` it does not.
     """
     _issue(
         folder,
@@ -131,10 +132,10 @@ def request(
     ),
     host: Hosts = None,
 ) -> None:
-    """On a node: make its key, which stays here, and a request for its certificate.
+    """On a node: make its keys, which stay here, and a request for its certificate.
 
     Send node.csr to the authority for `flwr-distill certs sign`, and tell it the fingerprint over
-    another channel. Put what comes back, node.crt and ca.crt, beside the key.
+    another channel. Put what comes back, node.crt and ca.crt, beside the keys.
     """
     with exit_on(CertificateError, command="certs"):
         fingerprint = request_node(folder, name, host or [])
@@ -216,7 +217,7 @@ def revoke(
             try:
                 with SecureControl(superlink, authority.certificate, user) as control:
                     control.wait(timeout)
-                    node_id = control.node_id(issued.public_key)
+                    node_id = control.node_id(issued.registered_key)
                     if node_id is not None:
                         control.unregister(node_id)
             except SuperLinkError as error:

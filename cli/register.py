@@ -37,7 +37,7 @@ def register(
             control.wait(timeout)
             keys: dict[int, str] = {}
             for node in nodes:
-                node_id, is_new = control.register(node.public_key)
+                node_id, is_new = control.register(node.registered_key)
                 state = "registered" if is_new else "known already"
                 typer.echo(f"{node.name}: {state}, Flower's node id is {node_id}")
                 keys[node_id] = node.public_key

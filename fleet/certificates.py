@@ -6,14 +6,14 @@
     ca.crl                 what is revoked, for nodes
     issued.json            everything it ever issued, with revocations
     server/                ca.crt, server.crt, server.key: for the SuperLink's machine
-    NODE/                  ca.crt, node.crt, node.pub: for that node's machine
+    NODE/                  ca.crt, node.crt, login.pub: for that node's machine
     USER/                  ca.crt, user.crt, user.key: for who submits runs
 
-A node makes its key on its own machine, and asks with :func:`request_node` for a certificate. Where
-the authority makes keys as well, as for a federation on one machine, ``node.key`` is in the folder.
+A node makes its keys on its own machine, and asks with :func:`request_node` for a certificate.
+Where the authority makes keys as well, as for a federation on one machine, they are in the folder.
 
-A node logs in at the SuperLink and talks to other nodes over mutual TLS with the same key. The
-first needs it in OpenSSH's format, the second in PKCS#8; ``node.key`` holds both.
+A node has two keys: ``login.key`` for the SuperLink, and ``node.key`` for other nodes. Apps sign
+with the second, so a sandbox can read it; nothing in a sandbox may log in as the node.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Literal
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -48,6 +49,8 @@ _HOST = re.compile(rf"(?=.{{1,253}}$)({_LABEL}\.)*(?![0-9]+$){_LABEL}")
 _CLOCK_SKEW = datetime.timedelta(hours=1)
 _PRIVATE, _PUBLIC = 0o600, 0o644
 _PKCS8, _OPEN_SSH_PRIVATE = serialization.PrivateFormat.PKCS8, serialization.PrivateFormat.OpenSSH
+_LOGIN_KEY = x509.ObjectIdentifier("2.25.201453226710587265432418604275219804312")
+"""Extension of a request: the public key for the login, in OpenSSH's format."""
 _CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 
 
@@ -57,9 +60,10 @@ class CertificateError(Exception):
 
 @dataclass(frozen=True)
 class Issued:
-    """An issued certificate: serial number in hexadecimal, dates in UTC, key as for OpenSSH.
+    """An issued certificate: serial number in hexadecimal, dates in UTC, keys as for OpenSSH.
 
-    Users have a role; nodes and the SuperLink have none.
+    Users have a role; nodes and the SuperLink have none. Nodes have a key for their login; those of
+    earlier versions log in with the certificate's.
     """
 
     name: str
@@ -69,6 +73,12 @@ class Issued:
     public_key: str
     revoked: str | None = None
     role: str = ""
+    login_key: str = ""
+
+    @property
+    def registered_key(self) -> str:
+        """The key with which a node logs in."""
+        return self.login_key or self.public_key
 
     @property
     def is_node(self) -> bool:
@@ -133,11 +143,12 @@ class CertificateFolder:
         return self._issue(SERVER, hosts, days, key.public_key(), {"server.key": _pem(key, _PKCS8)})
 
     def issue_node(self, name: str, hosts: Sequence[str], days: int) -> Issued:
-        """Issue a node's key and certificate; other nodes reach it at `hosts`, else at `name`."""
+        """Issue a node's keys and certificate; other nodes reach it at `hosts`, else at `name`."""
         _check_name(name)
-        key = new_key()
-        files = {"node.key": _both_formats(key)}
-        return self._issue(name, hosts or [name], days, key.public_key(), files)
+        key, login = new_key(), new_key()
+        files = {"node.key": _pem(key, _PKCS8), "login.key": _pem(login, _OPEN_SSH_PRIVATE)}
+        public = _open_ssh(login.public_key())
+        return self._issue(name, hosts or [name], days, key.public_key(), files, login_key=public)
 
     def issue_user(self, name: str, role: Role, days: int) -> Issued:
         """Issue a user's key and certificate, which bears the role; it is good for no node."""
@@ -149,29 +160,42 @@ class CertificateFolder:
     def sign(self, request: bytes, days: int, fingerprint: str | None = None) -> Issued:
         """Issue a certificate for a node's request (PEM), of :func:`request_node`.
 
-        Name, hosts and key are the request's; of all else that it may ask for nothing is granted.
+        Name, hosts and keys are the request's; of all else that it may ask for nothing is granted.
         If there is a `fingerprint`, it must be the key's.
         """
         try:
             asked = x509.load_pem_x509_csr(request)
             (name,) = asked.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
             hosts = asked.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            login = _login_key(asked)
             key = asked.public_key()
             signed = asked.is_signature_valid
-        except (ValueError, x509.InvalidVersion, x509.ExtensionNotFound) as error:
+        except (
+            *(ValueError, x509.InvalidVersion, x509.ExtensionNotFound, UnsupportedAlgorithm),
+        ) as error:
             raise CertificateError(
-                f"this is no request of `flwr-distill certs request`: {error}"
+                f"this is no request of `flwr-distill certs request` (of this version): {error}"
             ) from None
         if not signed:
             raise CertificateError("the request is not signed with its key: it was changed")
-        if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, _CURVES):
-            raise CertificateError("the request's key must be on the curve P-256, P-384 or P-521")
+        for each in (key, login):
+            if not isinstance(each, ec.EllipticCurvePublicKey) or not isinstance(
+                each.curve, _CURVES
+            ):
+                raise CertificateError(
+                    "the request's keys must be on the curve P-256, P-384 or P-521"
+                )
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        assert isinstance(login, ec.EllipticCurvePublicKey)
+        if key == login:
+            raise CertificateError("the request's two keys must differ: apps can read one of them")
         if fingerprint is not None and fingerprint != _fingerprint(_open_ssh(key)):
             raise CertificateError(
                 f"fingerprint={fingerprint}: the request's key has {_fingerprint(_open_ssh(key))}"
             )
         _check_name(str(name.value))
-        return self._issue(str(name.value), [str(host.value) for host in hosts], days, key, {})
+        names = [str(host.value) for host in hosts]
+        return self._issue(str(name.value), names, days, key, {}, login_key=_open_ssh(login))
 
     def renew(self, name: str, days: int) -> Issued:
         """Issue a new certificate for the same key and hosts, in place of the last one."""
@@ -180,7 +204,9 @@ class CertificateFolder:
             raise CertificateError(f"{self._path} has issued no {name}, or it is revoked")
         key = serialization.load_ssh_public_key(last.public_key.encode())
         assert isinstance(key, ec.EllipticCurvePublicKey)
-        entry, certificate = self._signed(name, last.hosts, days, key, last.role)
+        entry, certificate = self._signed(
+            name, last.hosts, days, key, last.role, login_key=last.login_key
+        )
         with replacing(self._path / name / entry.file) as partial:
             partial.write_bytes(certificate)
         self._save([*self.issued(), entry])
@@ -240,6 +266,7 @@ class CertificateFolder:
         key: ec.EllipticCurvePublicKey,
         files: dict[str, bytes],
         role: str = "",
+        login_key: str = "",
     ) -> Issued:
         issued = self.issued()
         if self.valid(name):
@@ -247,14 +274,14 @@ class CertificateFolder:
                 f"{name} is issued already, in {self._path / name}: `flwr-distill certs renew "
                 f"{name}` renews it; for another key, `flwr-distill certs revoke {name}` first"
             )
-        entry, certificate = self._signed(name, hosts, days, key, role)
+        entry, certificate = self._signed(name, hosts, days, key, role, login_key)
         files = {
             **files,
             entry.file: certificate,
             "ca.crt": self.certificate.read_bytes(),
         }
         if entry.is_node:
-            files["node.pub"] = f"{entry.public_key} {name}\n".encode()
+            files["login.pub"] = f"{entry.login_key} {name}\n".encode()
         _write_new({self._path / name / file: content for file, content in files.items()})
         self._save([*issued, entry])
         return entry
@@ -266,6 +293,7 @@ class CertificateFolder:
         days: int,
         key: ec.EllipticCurvePublicKey,
         role: str,
+        login_key: str,
     ) -> tuple[Issued, bytes]:
         """Return the entry of a new certificate, and the certificate in PEM."""
         ca_key, ca = self._load_authority()
@@ -298,6 +326,7 @@ class CertificateFolder:
             expires=certificate.not_valid_after_utc.date().isoformat(),
             public_key=_open_ssh(key),
             role=role,
+            login_key=login_key,
         )
         return entry, certificate.public_bytes(serialization.Encoding.PEM)
 
@@ -318,12 +347,13 @@ class CertificateFolder:
 
 
 def request_node(folder: Path, name: str, hosts: Sequence[str]) -> str:
-    """Make a node's key, and a request for its certificate, on the node's own machine.
+    """Make a node's keys, and a request for its certificate, on the node's own machine.
 
     Parameters
     ----------
     folder : Path
-        Where ``node.key``, ``node.pub`` and ``node.csr`` are written; none may be there.
+        Where ``node.key``, ``login.key``, ``login.pub`` and ``node.csr`` are written; none may be
+        there.
     name : str
         Name of the node, in the certificate.
     hosts : Sequence[str]
@@ -332,7 +362,7 @@ def request_node(folder: Path, name: str, hosts: Sequence[str]) -> str:
     Returns
     -------
     str
-        The key's fingerprint, as OpenSSH writes it.
+        The fingerprint of the certificate's key, which signs the request, as OpenSSH writes it.
 
     Raises
     ------
@@ -340,22 +370,24 @@ def request_node(folder: Path, name: str, hosts: Sequence[str]) -> str:
         If name or host is malformed, or a file cannot be written.
     """
     _check_name(name)
-    key = new_key()
+    key, login = new_key(), new_key()
+    login_key = _open_ssh(login.public_key())
     request = (
         x509.CertificateSigningRequestBuilder()
         .subject_name(_name(name))
         .add_extension(_hosts(hosts or [name]), critical=False)
+        .add_extension(x509.UnrecognizedExtension(_LOGIN_KEY, login_key.encode()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    public_key = _open_ssh(key.public_key())
     _write_new(
         {
-            folder / "node.key": _both_formats(key),
-            folder / "node.pub": f"{public_key} {name}\n".encode(),
+            folder / "node.key": _pem(key, _PKCS8),
+            folder / "login.key": _pem(login, _OPEN_SSH_PRIVATE),
+            folder / "login.pub": f"{login_key} {name}\n".encode(),
             folder / "node.csr": request.public_bytes(serialization.Encoding.PEM),
         }
     )
-    return _fingerprint(public_key)
+    return _fingerprint(_open_ssh(key.public_key()))
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
@@ -386,8 +418,11 @@ def _open_ssh(key: ec.EllipticCurvePublicKey) -> str:
     ).decode()
 
 
-def _both_formats(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return _pem(key, _PKCS8) + _pem(key, _OPEN_SSH_PRIVATE)
+def _login_key(request: x509.CertificateSigningRequest) -> object:
+    """The key with which the node that makes a request logs in."""
+    value = request.extensions.get_extension_for_oid(_LOGIN_KEY).value
+    assert isinstance(value, x509.UnrecognizedExtension)
+    return serialization.load_ssh_public_key(value.value)
 
 
 def _hosts(hosts: Sequence[str]) -> x509.SubjectAlternativeName:

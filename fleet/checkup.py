@@ -253,7 +253,7 @@ def _certificates(settings: NodeSettings) -> Iterator[Finding]:
         try:
             load_ssh_private_key(settings.auth_key.read_bytes(), None)
         except (OSError, ValueError, TypeError) as error:
-            remedy = "give the node.key of `flwr-distill certs node`"
+            remedy = "give the login.key of `flwr-distill certs`"
             yield Finding("auth-key", "failed", f"{settings.auth_key}: {error}", remedy)
         else:
             found = "readable; whether the SuperLink knows it, the node says when it starts"

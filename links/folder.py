@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
+import re
 import secrets
-import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from logging import WARNING
 from pathlib import Path
@@ -15,10 +16,13 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.common import log
 
+from links import untrusted
 from links.errors import LinkError
-from links.store import NodeStore
+from links.store import RUNS, NodeStore
 
 _SECRET_BYTES = 32
+_LINKS, _MAILBOX = "links", "mailbox"
+_ID = re.compile(r"[0-9]{1,20}")
 _SPENT = "its token is spent: a parcel with it came before"
 
 
@@ -26,8 +30,8 @@ class LinkFolder:
     """Folder of one node's links in one run, shared by its handlers and its mailbox."""
 
     def __init__(self, store: NodeStore) -> None:
-        self._files = NodeStore(store.folder / "links")
-        self._mailbox = self._files.folder / "mailbox"
+        self._files = NodeStore(store.folder / _LINKS)
+        self._mailbox = self._files.folder / _MAILBOX
         self._spent = self._files.folder / "spent"
 
     def private_key(self) -> X25519PrivateKey:
@@ -40,7 +44,7 @@ class LinkFolder:
 
     def existing_permit_key(self) -> bytes:
         """Key of the permits; `LinkError` if the node has not taken part in the run."""
-        key = self._files.read("permit-key") or b""
+        key = self._files.read("permit-key", _SECRET_BYTES) or b""
         if len(key) != _SECRET_BYTES:  # an empty key would let anyone make permits
             raise LinkError("this node has no mailbox for that run and receiver")
         return key
@@ -52,51 +56,57 @@ class LinkFolder:
     def put(self, token: str, chunks: Iterable[bytes], size: int, sha256: str) -> None:
         """Write a parcel into the mailbox if its token is unspent and size and checksum match."""
         self.check_unspent(token)
-        self._mailbox.mkdir(parents=True, exist_ok=True, mode=0o700)
         checksum, received = hashlib.sha256(), 0
-        with tempfile.NamedTemporaryFile(dir=self._mailbox, prefix=".") as file:
-            for chunk in chunks:
-                received += len(chunk)
-                if received > size:
-                    break
-                checksum.update(chunk)
-                file.write(chunk)
-            file.flush()
+        with (
+            untrusted.folder(self._mailbox, create=True) as mailbox,
+            untrusted.new_file(mailbox, token) as (number, partial),
+        ):
+            with os.fdopen(os.dup(number), "wb") as file:
+                for chunk in chunks:
+                    received += len(chunk)
+                    if received > size:
+                        break
+                    checksum.update(chunk)
+                    file.write(chunk)
             if received != size:
                 raise LinkError(f"it does not have the announced {size} bytes")
             if checksum.hexdigest() != sha256:
                 raise LinkError("its checksum differs from the announced one")
             try:
-                os.link(file.name, self.parcel(token))
+                os.link(partial, token, src_dir_fd=mailbox, dst_dir_fd=mailbox)
             except FileExistsError:
                 raise LinkError(_SPENT) from None
 
     def take(self, token: str) -> bytes:
         """Remove a parcel from the mailbox and return it."""
-        path = self.parcel(token)
         try:
-            sealed = path.read_bytes()
+            with untrusted.folder(self._mailbox) as mailbox:
+                sealed = untrusted.read(mailbox, token)
+                os.unlink(token, dir_fd=mailbox)
         except FileNotFoundError:
             raise LinkError("it is not in the mailbox: it never arrived, or expired") from None
-        path.unlink()
         return sealed
 
     def check_unspent(self, token: str) -> None:
         """Raise `LinkError` if a parcel with this token was opened before."""
-        if (self._spent / token).exists():
-            raise LinkError(_SPENT)
+        with suppress(FileNotFoundError), untrusted.folder(self._spent) as spent:
+            if untrusted.is_file(spent, token):
+                raise LinkError(_SPENT)
 
     def spend(self, token: str) -> None:
         """Mark a token as spent, or raise `LinkError` if it is spent already."""
-        self._spent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        try:
-            (self._spent / token).touch(mode=0o600, exist_ok=False)
-        except FileExistsError:
-            raise LinkError(_SPENT) from None
+        with (
+            untrusted.folder(self._spent, create=True) as spent,
+            untrusted.new_file(spent, token) as (_, partial),
+        ):
+            try:
+                os.link(partial, token, src_dir_fd=spent, dst_dir_fd=spent)
+            except FileExistsError:
+                raise LinkError(_SPENT) from None
 
     def _secret(self, name: str) -> bytes:
         """32 random bytes, created once; only this user can read them."""
-        secret = self._files.read(name)
+        secret = self._files.read(name, _SECRET_BYTES)
         if secret is not None and len(secret) != _SECRET_BYTES:
             path = self._files.folder / name
             log(WARNING, "%s is damaged: a new one takes its place", path)
@@ -107,10 +117,51 @@ class LinkFolder:
         return secret
 
 
+def parcels(state_dir: Path) -> Iterator[tuple[Path, int]]:
+    """Files of the parcels in a node's mailboxes, and their bytes."""
+    for run, node, links in _links_folders(state_dir):
+        with suppress(OSError), untrusted.subfolder(links, _MAILBOX) as mailbox:
+            folder = state_dir / RUNS / run / node / _LINKS / _MAILBOX
+            for name in untrusted.names(mailbox):
+                if not name.startswith("."):  # it is on its way
+                    with suppress(OSError):  # the app may take it meanwhile
+                        yield folder / name, untrusted.size_and_change(mailbox, name)[0]
+
+
 def remove_expired(state_dir: Path, expiry: float) -> None:
     """Remove parcels, also incomplete ones, older than `expiry` seconds from a node's mailboxes."""
     oldest = time.time() - expiry
-    for path in state_dir.glob("runs/*/*/links/mailbox/*"):
-        with suppress(FileNotFoundError):  # the app may take it meanwhile
-            if path.stat().st_mtime < oldest:
-                path.unlink()
+    for _, _, links in _links_folders(state_dir):
+        with suppress(OSError), untrusted.subfolder(links, _MAILBOX) as mailbox:
+            for name in untrusted.names(mailbox):
+                with suppress(OSError):
+                    if untrusted.size_and_change(mailbox, name)[1] < oldest:
+                        os.unlink(name, dir_fd=mailbox)
+
+
+def runs_with_links(state_dir: Path, most: int) -> list[int]:
+    """Ids of runs that have files of links here: of more than `most`, as many at random."""
+    runs = {int(run) for run, _, _ in _links_folders(state_dir)}
+    return random.sample(sorted(runs), min(most, len(runs)))
+
+
+def remove_links(state_dir: Path, run_id: int) -> None:
+    """Remove a run's keys, spent tokens and uncollected parcels."""
+    with suppress(OSError), untrusted.folder(state_dir / RUNS / str(run_id)) as nodes:
+        for name in untrusted.names(nodes):
+            with suppress(OSError), untrusted.subfolder(nodes, name) as files:
+                untrusted.remove(files, _LINKS)
+
+
+def _links_folders(state_dir: Path) -> Iterator[tuple[str, str, int]]:
+    """Run, node and descriptor of each folder of links; other names are not those of runs."""
+    with suppress(OSError), untrusted.folder(state_dir / RUNS) as runs:
+        for run in filter(_ID.fullmatch, untrusted.names(runs)):
+            with suppress(OSError), untrusted.subfolder(runs, run) as nodes:
+                for node in filter(_ID.fullmatch, untrusted.names(nodes)):
+                    with (
+                        suppress(OSError),
+                        untrusted.subfolder(nodes, node) as files,
+                        untrusted.subfolder(files, _LINKS) as links,
+                    ):
+                        yield run, node, links

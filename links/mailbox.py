@@ -1,6 +1,6 @@
 """A node's mailbox: accepts other nodes' sealed parcels whatever the node's app is doing.
 
-If the node has a peer address, `node.supervisor` runs the mailbox as a process beside SuperNode and
+If the node has a peer address, the mailbox is a process (`node.mailbox`) beside SuperNode and
 executor. It cannot open parcels. It accepts each parcel with the server's permit once, and keeps it
 on disk until the node's app takes it or it expires.
 
@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import sys
-import tomllib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from logging import INFO, WARNING
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import grpc
@@ -27,7 +24,7 @@ from pydantic import ValidationError
 
 from links.credentials import Credentials
 from links.errors import LinkError
-from links.folder import LinkFolder, remove_expired
+from links.folder import LinkFolder
 from links.links_pb2 import Accepted, Header, Part
 from links.links_pb2_grpc import MailboxServicer, add_MailboxServicer_to_server
 from links.records import Waybill
@@ -46,7 +43,6 @@ from links.streams import (
 EXPIRY = 3600.0
 """Seconds after which an unopened parcel is removed."""
 
-_SWEEP = 60.0
 _OPTIONS = [
     ("grpc.so_reuseport", 0),
     ("grpc.max_connection_idle_ms", 60_000),
@@ -170,24 +166,3 @@ def _renewed(node_config: Mapping[str, object]) -> grpc.ServerCertificateConfigu
         log(WARNING, "Mailbox: goes on with the certificate that it had: %s", error)
         return None
     return None if credentials is None else _tls(credentials)
-
-
-def main() -> None:
-    """Run the mailbox; arguments: the report's file descriptor, and the node config file."""
-    report = Connection(int(sys.argv[1]))
-    node_config = tomllib.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
-    state_dir, address = Path(node_config["state-dir"]), node_config["peer-address"]
-    try:
-        server, _ = start_server(Mailbox(state_dir), address, node_config)
-    except LinkError as error:
-        report.send(("unfit", str(error)))
-        return
-    log(INFO, "Mailbox: listening at %s", address)
-    if "peer-certificate" not in node_config:
-        log(WARNING, "Mailbox: no TLS, so only for nodes on this machine; parcels are sealed")
-    while server.wait_for_termination(_SWEEP):
-        remove_expired(state_dir, EXPIRY)
-
-
-if __name__ == "__main__":
-    main()

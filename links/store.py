@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import secrets
 import tempfile
 import time
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from links import untrusted
 from task.durable import replacing
 
 CONTINUES = "continues"
@@ -23,8 +25,15 @@ SECRET = "place-secret"
 
 SECRET_BYTES = 16
 
+RUNS = "runs"
+"""Folder of a state directory with a folder for each run, and in it one for each node."""
+
 LASTING = "lasting"
 """Folder of a state directory with files that are of no single run."""
+
+_CHAIN = re.compile(rb"[0-9]{1,20}/[0-9]{1,20}")
+_MAX_CHAIN = 1_000
+"""Runs of which each resumes the one before."""
 
 KEPT_ROUNDS = 2
 """Rounds to keep a blob for: a server that died may have no checkpoint of the last one."""
@@ -33,6 +42,9 @@ KEPT_ROUNDS = 2
 @dataclass(frozen=True)
 class NodeStore:
     """Named blobs in a node's state directory.
+
+    Apps write there, and processes outside their sandbox read: links are not followed
+    (`links.untrusted`).
 
     Write a blob that changes every round with the store of that round (`at`). It keeps the previous
     round's blob too, so a resumed run can take up the state at the end of its checkpoint's round.
@@ -56,7 +68,7 @@ class NodeStore:
         user in the system's temporary directory.
         """
         root = state_dir or os.environ.get("FLWR_DISTILL_STATE") or _temporary_root()
-        return cls(Path(root) / "runs" / str(run_id) / str(node_id))
+        return cls(Path(root).resolve() / RUNS / str(run_id) / str(node_id))
 
     def at(self, server_round: int | None) -> Self:
         """The same store, for blobs of a round, or of none."""
@@ -64,30 +76,35 @@ class NodeStore:
 
     def write(self, name: str, data: bytes) -> None:
         """Write ``data`` under ``name``, atomically; it outlasts a power cut."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = name if self.round is None else f"{name}@{self.round:06d}"
-        with replacing(self.folder / file) as partial:
-            partial.touch(mode=0o600)
-            partial.write_bytes(data)
-        if self.round is not None:
-            for old in self._rounds(name)[:-KEPT_ROUNDS]:
-                old.unlink()
+        with untrusted.folder(self.folder, create=True) as folder:
+            file = name if self.round is None else f"{name}@{self.round:06d}"
+            untrusted.write(folder, file, data)
+            if self.round is not None:
+                for old in _rounds(folder, name)[:-KEPT_ROUNDS]:
+                    os.unlink(old, dir_fd=folder)
 
-    def read(self, name: str) -> bytes | None:
-        """Read the blob ``name`` of the last round; None if there is none."""
-        file = self.file(name)
-        return None if file is None else file.read_bytes()
+    def read(self, name: str, most: int | None = None) -> bytes | None:
+        """Read the blob ``name`` of the last round; None if there is none.
+
+        Of a larger blob only `most` bytes and one are read.
+        """
+        with suppress(FileNotFoundError), untrusted.folder(self.folder) as folder:
+            if file := _newest(folder, name):
+                return untrusted.read(folder, file, most)
+        return None
 
     def file(self, name: str) -> Path | None:
         """File of the blob ``name`` of the last round; None if there is none."""
-        files = [self.folder / name, *self._rounds(name)]
-        return next((file for file in reversed(files) if file.is_file()), None)
+        with suppress(FileNotFoundError), untrusted.folder(self.folder) as folder:
+            if file := _newest(folder, name):
+                return self.folder / file
+        return None
 
     def names(self) -> list[str]:
         """Names of all files, sorted."""
-        if not self.folder.is_dir():
-            return []
-        return sorted(path.name for path in self.folder.iterdir() if path.name[0] != ".")
+        with suppress(FileNotFoundError), untrusted.folder(self.folder) as folder:
+            return sorted(name for name in untrusted.names(folder) if name[0] != ".")
+        return []
 
     def take_over(self, run_id: str, node_id: str, server_round: int) -> int:
         """Copy the blobs that a node had at the end of a round of another run; return their number.
@@ -96,11 +113,12 @@ class NodeStore:
         """
         other, plain = NodeStore(self.folder.parent.parent / run_id / node_id), self.at(None)
         count = 0
-        for name in other.names():
-            _, _, written = name.partition("@")
-            if (other.folder / name).is_file() and int(written or 0) <= server_round:
-                plain.write(name, (other.folder / name).read_bytes())
-                count += 1
+        with suppress(FileNotFoundError), untrusted.folder(other.folder) as folder:
+            for name in other.names():
+                _, _, written = name.partition("@")
+                if untrusted.is_file(folder, name) and int(written or 0) <= server_round:
+                    plain.write(name, untrusted.read(folder, name))
+                    count += 1
         plain.write(CONTINUES, f"{run_id}/{node_id}".encode())
         return count
 
@@ -134,13 +152,23 @@ class NodeStore:
 
         It holds what concerns all of these runs together, such as the privacy budget.
         """
-        resumed = self.read(CONTINUES)
-        if resumed is None:
-            return self.at(None)
-        return NodeStore(self.folder.parent.parent / resumed.decode()).origin
+        store = self.at(None)
+        for _ in range(_MAX_CHAIN):
+            resumed = store.read(CONTINUES, most=64)
+            if resumed is None or not _CHAIN.fullmatch(resumed):
+                break
+            store = NodeStore(self.folder.parent.parent / resumed.decode())
+        return store
 
-    def _rounds(self, name: str) -> list[Path]:
-        return sorted(self.folder.glob(f"{name}@*"))
+
+def _newest(folder: int, name: str) -> str | None:
+    """File of a blob of the last round."""
+    files = [name, *_rounds(folder, name)]
+    return next((file for file in reversed(files) if untrusted.is_file(folder, file)), None)
+
+
+def _rounds(folder: int, name: str) -> list[str]:
+    return sorted(file for file in untrusted.names(folder) if file.startswith(f"{name}@"))
 
 
 def remove_old_runs(state_dir: Path, age: float) -> None:
@@ -149,27 +177,35 @@ def remove_old_runs(state_dir: Path, age: float) -> None:
     What was spent of a privacy budget stays, with what leads to it from resumed runs: it must never
     be spent again.
     """
-    newest = time.time() - age
-    for path in state_dir.glob(f"{LASTING}/*"):
-        if _changed(path) <= newest:
-            path.unlink(missing_ok=True)
-    for folder in state_dir.glob("runs/*/*"):
-        files = [path for path in folder.rglob("*") if not path.is_dir()]
-        if any(_changed(path) > newest for path in [folder, *files]):
-            continue
-        for path in files:
-            if path.name not in (SPENT, CONTINUES):
-                path.unlink(missing_ok=True)
-        for path in [*sorted(folder.rglob("*"), reverse=True), folder, folder.parent]:
-            with suppress(OSError):  # it is not empty
-                path.rmdir()
+    oldest = time.time() - age
+    with suppress(OSError), untrusted.folder(state_dir / LASTING) as lasting:
+        for name in untrusted.names(lasting):
+            if untrusted.last_change(lasting, name) <= oldest:
+                untrusted.remove(lasting, name)
+    with suppress(OSError), untrusted.folder(state_dir / RUNS) as runs:
+        for name in untrusted.names(runs):
+            with suppress(OSError):
+                _remove_old_nodes(runs, name, oldest)
 
 
-def _changed(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:  # just now
-        return time.time()
+def _remove_old_nodes(runs: int, run: str, oldest: float) -> None:
+    """Remove old folders in a run's, and the run's if it is empty then."""
+    if not untrusted.is_folder(runs, run):  # no store made it
+        if untrusted.last_change(runs, run) <= oldest:
+            untrusted.remove(runs, run)
+        return
+    with untrusted.subfolder(runs, run) as nodes:
+        for name in untrusted.names(nodes):
+            if untrusted.last_change(nodes, name) > oldest:
+                continue
+            with suppress(OSError), untrusted.subfolder(nodes, name) as files:
+                untrusted.clear(files, keep=(SPENT, CONTINUES))
+            with suppress(OSError):  # it is no folder, or not empty
+                os.rmdir(name, dir_fd=nodes)
+            with suppress(OSError):
+                os.unlink(name, dir_fd=nodes)
+    with suppress(OSError):
+        os.rmdir(run, dir_fd=runs)
 
 
 def _temporary_root() -> Path:

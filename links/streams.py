@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from links.errors import LinkError
+from links.folder import parcels
 
 HEADER_WITHIN = 5.0
 """Seconds in which a stream must send its header."""
@@ -128,7 +129,7 @@ class Admission:
     def _check_space(self, peer: Peer, size: int, target: Path) -> None:
         if target in self._coming:
             raise LinkError("it is on its way already")
-        lying = dict(self._parcels())
+        lying = dict(parcels(self._state_dir))
         self._senders = {path: sender for path, sender in self._senders.items() if path in lying}
         total = sum(lying.values()) + sum(size for _, size in self._coming.values())
         own = sum(lying[path] for path, sender in self._senders.items() if sender == peer)
@@ -137,8 +138,3 @@ class Admission:
         for held, limit in ((own, part), (total, self._capacity)):
             if held + size > limit:
                 raise LinkError(f"{held} bytes lie in the mailbox, of {limit} allowed")
-
-    def _parcels(self) -> Iterator[tuple[Path, int]]:
-        for path in self._state_dir.glob("runs/*/*/links/mailbox/[!.]*"):
-            with suppress(FileNotFoundError):  # the app may take it meanwhile
-                yield path, path.stat().st_size

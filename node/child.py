@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import sys
 from collections.abc import Sequence
-from multiprocessing import Pipe
 
+from node.notes import Notes, NotesError
 from node.nursery import NURSERY, WORKER
 from node.packages import installed_packages
 from node.processes import kill_group, start_bound
 
+_AT_THE_START = frozenset({"ready", "unfit"})
+_OF_A_TASK = frozenset({"pushing", "done", "failed", "lost"})
+_MAX_CODE = 1 << 31
+
 
 class ChildDiedError(Exception):
-    """The child ended, on its own or because it hung."""
+    """The child ended, on its own or because it was killed: it hung, or broke the protocol."""
 
 
 class Child:
-    """A worker process and the pipe for notes to and from it.
+    """A worker process and the notes to and from it, which are those of a hostile app.
 
     `bundle` is the hash of the app bundle whose tasks it serves and `run_id` the run of the last
     one, None before the first task; `ready` says whether it is warm; `packages` are those that were
@@ -41,7 +46,7 @@ class Child:
         self.run_id: int | None = None
         self.packages = installed_packages()
         self.ready = False
-        self._notes, child_notes = Pipe()
+        self._notes, child_notes = Notes.pair()
         dropped = () if forked else (NURSERY,)
         with child_notes:
             self._process = start_bound(
@@ -63,37 +68,67 @@ class Child:
     def hand(self, token: str, tree: bytes) -> None:
         """Give the child a task: its token, and its message's serialized object tree."""
         try:
-            self._notes.send((token, tree))
+            self._notes.send(token, base64.b64encode(tree).decode())
+        except TimeoutError as error:
+            raise self._killed("hung") from error
         except OSError as error:
             raise ChildDiedError(self._how_it_ended()) from error
 
     def has_note(self) -> bool:
         """Whether `note` would return or raise without waiting."""
-        return self._notes.poll()
+        return self._notes.is_waiting()
 
     def note(self, timeout: float) -> tuple[str, int, str]:
         """Wait for the child's next note: its kind, an error code, a reason.
 
-        A child that is silent for `timeout` seconds is killed.
+        A child that is silent for `timeout` seconds is killed, and so is one that sends anything
+        else than a note of its state: the first one, before it runs an app, and those of tasks.
         """
         try:
-            if not self._notes.poll(timeout):
-                self.kill()
-                raise ChildDiedError("the ClientApp process hung, and was killed")
-            kind, code, reason = self._notes.recv()
+            match self._notes.receive(timeout):
+                case [str(kind), int(code), str(reason)] if (
+                    kind in (_OF_A_TASK if self.ready else _AT_THE_START)
+                    and 0 <= code < _MAX_CODE
+                    and _is_text(reason)
+                ):
+                    return kind, code, reason
+            raise NotesError("a note of no known kind")
+        except TimeoutError as error:
+            raise self._killed("hung") from error
+        except NotesError as error:
+            raise self._killed(f"sent its node something malformed ({error})") from error
         except (EOFError, OSError) as error:
             raise ChildDiedError(self._how_it_ended()) from error
-        return kind, code, reason
 
     def kill(self) -> None:
         """Kill the child's process group."""
         kill_group(self._process)
         self._notes.close()
 
+    def _killed(self, why: str) -> ChildDiedError:
+        self.kill()
+        return ChildDiedError(f"the ClientApp process {why}, and was killed")
+
     def _how_it_ended(self) -> str:
         self.kill()
         code = self._process.returncode
         if code is None:
             return "the ClientApp process cannot be killed"
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        how = f"signal {_signal_name(-code)}" if code < 0 else f"exit code {code}"
         return f"the ClientApp process died: {how}"
+
+
+def _is_text(reason: str) -> bool:
+    """Whether UTF-8 can encode a text, as an error reply must."""
+    try:
+        reason.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return str(number)

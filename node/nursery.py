@@ -39,6 +39,7 @@ NURSERY = "FLWR_DISTILL_NURSERY"
 NODE = "node.main"
 SUPERNODE, EXECUTOR = "node.flower.supernode", "node.flower.executor"
 WORKER = "node.flower.worker"
+MAILBOX = "node.mailbox"
 SERVER_APP = "fleet.flower_1_32.serverapp"
 NODES, WORKERS, PARTS, SERVER_APPS = "nodes", "workers", "parts", "serverapps"
 NURSERIES = {

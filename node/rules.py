@@ -244,10 +244,15 @@ def judge_spending(
     return None
 
 
-def _bundles(policy: Policy, asked: Asked) -> Refusal | None:
-    if policy.bundles is None or asked.bundle in policy.bundles:
+def judge_bundle(policy: Policy, bundle: str) -> Refusal | None:
+    """Why an app bundle with this SHA-256 is not opened; None if it may be."""
+    if policy.bundles is None or bundle in policy.bundles:
         return None
-    return Refusal("bundles", f"the app bundle {asked.bundle} is not among them")
+    return Refusal("bundles", f"the app bundle {bundle} is not among them")
+
+
+def _bundles(policy: Policy, asked: Asked) -> Refusal | None:
+    return judge_bundle(policy, asked.bundle)
 
 
 def _named_code(policy: Policy, asked: Asked) -> Refusal | None:

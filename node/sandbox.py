@@ -2,9 +2,10 @@
 
 A box is made of Linux namespaces by bubblewrap (``bwrap``), which needs no root where the machine
 lets users make them. Inside are read-only: the system's libraries, Python and its packages, the
-node's data, its certificates for links, and what the policy names as ``readable``; and, to write,
-what strategies keep in the state directory. The node's log and account of what has left it, its
-key for the SuperLink, its environment and other users' processes are outside.
+unpacked app bundles, the node's data, its certificates for links, and what the policy names as
+``readable``; and, to write, what strategies keep in the state directory. The outbox and account of
+what has left the node, its key for the SuperLink, its environment and other users' processes are
+outside. Whatever the app writes is hostile to all that is outside (`links.untrusted`).
 """
 
 from __future__ import annotations
@@ -12,13 +13,23 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from links.store import LASTING, SECRET, NodeStore
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+)
+
+from links.store import LASTING, RUNS, SECRET, NodeStore
+from node.bundle import folder_of_bundles
 from node.door import INSIDE
 from node.nursery import NURSERY
-from node.settings import NodeSettings
+from node.settings import FLOWER_HOME, NodeSettings
 
 DOOR = "door"
 """Folder in a state directory with the box's way out."""
@@ -28,6 +39,8 @@ _SYSTEM = (
     *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives"),
     *("/etc/localtime", "/etc/ssl/certs", "/etc/nvidia"),
 )
+_PACKAGES = ("site-packages", "dist-packages")
+_MODULES = (".py", ".so", ".zip", ".egg")
 _GPU_DEVICES = ("nvidia*", "dri", "kfd")
 _VARIABLES = (
     *("PATH", "LANG", "LC_", "TZ", "PYTHON", "TORCH", "PYTORCH_", "CUDA", "NVIDIA_", "OMP_"),
@@ -59,6 +72,26 @@ def why_no_box() -> str:
     return ""
 
 
+def why_exposed(settings: NodeSettings) -> str:
+    """Why an app in a box could read a secret of the node; an empty text if it cannot."""
+    state, login = settings.state_dir, settings.auth_key
+    for path in _readable(settings):
+        if state.is_relative_to(path.resolve()):
+            return f"{path} holds the node's state directory {state}: move one of them"
+    if login is None:
+        return ""
+    for path in [*map(Path, _SYSTEM), *_python(), *_readable(settings)]:
+        if login.is_relative_to(path.resolve()):
+            return f"{path} holds auth-key={login}: move the key"
+    links = settings.peer_key and _public(settings.peer_key)
+    if links and links == _public(login):
+        return (
+            f"auth-key={login} and peer-key={settings.peer_key} are one key, and apps can read the "
+            "second: give the node two, as `flwr-distill certs` makes them"
+        )
+    return ""
+
+
 def box(settings: NodeSettings, environment: Mapping[str, str]) -> list[str]:
     """The command that boxes in the one behind it; see the module for what is inside.
 
@@ -74,9 +107,9 @@ def box(settings: NodeSettings, environment: Mapping[str, str]) -> list[str]:
         *("--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--tmpfs", "/dev/shm"),
         *("--tmpfs", _HOME, "--chdir", _HOME, "--clearenv"),
         *(word for path in devices for word in ("--dev-bind-try", str(path), str(path))),
-        *_read_only([*_SYSTEM, *_python(), *settings.policy.readable]),
+        *_read_only([*_SYSTEM, *_python()]),
         *_state(settings.state_dir),
-        *_read_only(_own_files(settings)),
+        *_read_only(_readable(settings)),
         *(("--tmpfs", environment[NURSERY]) if NURSERY in environment else ()),  # it forks outside
         *("--setenv", "HOME", _HOME, "--setenv", "TMPDIR", _HOME, "--setenv", "USER", "app"),
         *(word for name, value in kept.items() for word in ("--setenv", name, value)),
@@ -94,16 +127,38 @@ def _read_only(paths: Iterable[str | Path]) -> list[str]:
     return [word for path in paths for word in ("--ro-bind-try", str(path), str(path))]
 
 
-def _python() -> list[str]:
-    """Where this Python, its packages, and this project are."""
-    folders = [sys.base_prefix, sys.prefix, *sys.path]
-    return list(dict.fromkeys(path for path in folders if Path(path).is_absolute()))
+def _python() -> list[Path]:
+    """Where this Python, what is installed for it, and other packages on its path are.
+
+    Of a folder on the path that is not an installation's, such as a checkout, only packages and
+    modules are inside: beside them may lie keys and data.
+    """
+    installed = [Path(sys.base_prefix), Path(sys.prefix)]
+    installed += [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
+    folders = [Path(path) for path in sys.path if Path(path).is_absolute()]
+    found = list(installed)
+    for folder in folders:
+        if folder.name in _PACKAGES or any(folder.is_relative_to(each) for each in installed):
+            found.append(folder)
+        else:
+            found += _packages_in(folder)
+    return list(dict.fromkeys(found))
 
 
-def _own_files(settings: NodeSettings) -> list[Path]:
-    """Data, what links read, and an edge's sockets; not the node's key for the SuperLink."""
+def _packages_in(folder: Path) -> Iterator[Path]:
+    if folder.is_file():  # an archive
+        yield folder
+    elif folder.is_dir():
+        for path in sorted(folder.iterdir()):
+            if path.suffix in _MODULES or (path / "__init__.py").is_file():
+                yield path
+
+
+def _readable(settings: NodeSettings) -> list[Path]:
+    """What the policy lets be read, data, what links read, and an edge's sockets."""
     root = settings.node_config.get("data-root")
     files = [
+        *map(Path, settings.policy.readable),
         *(settings.data, Path(str(root)).expanduser().absolute() if root else None),
         *(settings.peer_certificate, settings.peer_key, settings.peer_revocations),
         settings.root_certificates,
@@ -112,13 +167,27 @@ def _own_files(settings: NodeSettings) -> list[Path]:
     return [path for path in files if path is not None]
 
 
+def _public(file: Path) -> bytes | None:
+    """The public key of a private one, in either format; None if it cannot be read."""
+    content = file.read_bytes()
+    for load in (load_pem_private_key, load_ssh_private_key):
+        try:
+            key = load(content, None).public_key()
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            continue
+        return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return None
+
+
 def _state(folder: Path) -> list[str]:
     """An empty state directory, with what strategies keep in the node's."""
     NodeStore.open(folder, 0, 0).secret()  # made here: a box cannot make files beside its folders
     words = ["--tmpfs", str(folder)]
-    for name in ("runs", LASTING, "flower/apps"):
+    for name in (RUNS, LASTING):
         (folder / name).mkdir(parents=True, exist_ok=True)
         words += ["--bind", str(folder / name), str(folder / name)]
-    (folder / DOOR).mkdir(mode=0o700, exist_ok=True)
+    bundles = folder_of_bundles(folder / FLOWER_HOME)
+    for path in (bundles, folder / DOOR):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
     words += ["--ro-bind", str(folder / DOOR), str(INSIDE)]
-    return [*words, *_read_only([folder / SECRET])]
+    return [*words, *_read_only([bundles, folder / SECRET])]

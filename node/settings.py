@@ -21,6 +21,9 @@ NodeConfigValue = bool | int | float | str
 NODE_CONFIG = "node-config.toml"
 """File in the state directory with what apps see of these settings."""
 
+FLOWER_HOME = "flower"
+"""Folder in the state directory that is ``FLWR_HOME`` for a node's processes."""
+
 _OWN_KEYS = {
     FEWEST_OF_A_CLASS,
     EDGE,

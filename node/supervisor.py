@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import shutil
 import signal
 import socket
 import sys
@@ -21,22 +23,22 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
 from links.store import remove_old_runs
-from node.nursery import EXECUTOR, NURSERY, PARTS, SUPERNODE
+from node.bundle import folder_of_bundles
+from node.notes import Notes, NotesError
+from node.nursery import EXECUTOR, MAILBOX, NURSERY, PARTS, SUPERNODE
 from node.packages import installed_packages
 from node.policy import OPEN, Policy, cannot_hold, in_words
 from node.processes import Process, start_bound, start_nursery, stop
 from node.reachability import check_superlink
-from node.sandbox import DOOR, box, why_no_box
+from node.sandbox import DOOR, box, why_exposed, why_no_box
 from node.secret import appio_secret
-from node.settings import NODE_CONFIG, NodeError, NodeSettings, flat_toml
+from node.settings import FLOWER_HOME, NODE_CONFIG, NodeError, NodeSettings, flat_toml
 from node.stock import (
     appio_arguments,
     check_another,
@@ -54,6 +56,7 @@ _LONGEST_PAUSE = 10.0
 _SWEEP = 3600.0
 _DAY = 86_400.0
 _SETTLED_AFTER = 30.0
+_REPORT_TIMEOUT = 10.0
 
 
 class _StopSignal(BaseException):
@@ -61,11 +64,11 @@ class _StopSignal(BaseException):
 
 
 class _Part:
-    """A supervised process and the pipe on which it reports."""
+    """A supervised process and the notes that it sends: reports, each a kind and a value."""
 
     def __init__(self, name: str, command: Callable[[int], Sequence[str]], env: dict[str, str]):
         self.name = name
-        self.reports, writer = Pipe(duplex=False)
+        self.reports, writer = Notes.pair()
         with writer:
             self.process = start_bound(
                 command(writer.fileno()), env=env, pass_fds=[writer.fileno()]
@@ -146,6 +149,8 @@ class Node:
         if reason and policy.sandbox == "required":
             raise NodeError(f"policy: sandbox: required, and there is none here: {reason}")
         self._boxed = not reason
+        if self._boxed and (exposed := why_exposed(self._settings)):
+            raise NodeError(f"policy: sandbox: {policy.sandbox}: {exposed}")
         held = (
             "Held: the app is boxed in."
             if self._boxed
@@ -171,6 +176,8 @@ class Node:
         port = _free_port()
         self._start_nursery()
         env = self._environment()
+        # Apps without a sandbox can write there: nothing of earlier ones is run again.
+        shutil.rmtree(folder_of_bundles(Path(env["FLWR_HOME"])), ignore_errors=True)
         self._status["starts"] += 1
         # One by one, so that a stop signal in between finds those that have started.
         if self._stock:
@@ -219,14 +226,15 @@ class Node:
         parts = {part.reports: part for part in self._parts}
         while True:
             remove_old_runs(self._settings.state_dir, self._settings.keep_runs * _DAY)
-            for reports in wait(list(parts), timeout=_SWEEP):
-                assert isinstance(reports, Connection)
+            for reports in select.select(list(parts), [], [], _SWEEP)[0]:
                 try:
-                    kind, value = reports.recv()
-                except EOFError:
+                    kind, value = _checked(reports.receive(_REPORT_TIMEOUT))
+                except (EOFError, OSError):
                     return f"the {parts[reports].name} ended"
+                except NotesError as error:
+                    return f"the {parts[reports].name} sent a malformed report ({error})"
                 if kind == "unfit":
-                    raise NodeError(value)
+                    raise NodeError(str(value))
                 self._note(kind, value)
                 self._write_status()
 
@@ -292,8 +300,7 @@ class Node:
         ]
 
     def _mailbox_command(self, report: int) -> list[str]:
-        module = "links.mailbox"
-        return [sys.executable, "-P", "-m", module, str(report), str(self._node_config)]
+        return [sys.executable, "-P", "-m", MAILBOX, str(report), str(self._node_config)]
 
     def _environment(self) -> dict[str, str]:
         nursery = {} if self._nursery is None else {NURSERY: str(self._nursery_folder)}
@@ -302,7 +309,7 @@ class Node:
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             **os.environ,
             **nursery,
-            "FLWR_HOME": str(self._settings.state_dir / "flower"),
+            "FLWR_HOME": str(self._settings.state_dir / FLOWER_HOME),
             "FLWR_LOG_LEVEL": self._settings.log_level,
             "OMP_NUM_THREADS": str(self._settings.threads),
         }
@@ -321,6 +328,16 @@ class Node:
         except OSError as error:
             print(f"flwr-distill node: {file} is not written: {error}", file=sys.stderr, flush=True)
             temporary.unlink(missing_ok=True)
+
+
+def _checked(report: list[Any]) -> tuple[str, int | str]:
+    """A report's kind and value."""
+    match report:
+        case ["online" | "worker" | "ready" | "released" as kind, int(value)]:
+            return kind, value
+        case ["unfit" | "device" as kind, str(text)]:
+            return kind, text
+    raise NotesError("a report of no known kind")
 
 
 def status_file(state_dir: Path) -> Path:

@@ -1,9 +1,19 @@
-"""Packs app bundles."""
+"""Packs app bundles, and has a SuperLink bound those that it is sent."""
 
 import os
 from pathlib import Path
 
 from flwr.cli.build import build_fab_from_files
+
+from node.flower.app_config import app_config
+
+
+def bound_bundles() -> None:
+    """Have this process's SuperLink open no bundle that exceeds a bound (`node.bundle`)."""
+    from flwr.superlink.servicer.control import control_servicer  # here: imports a SuperLink
+
+    assert hasattr(control_servicer, "get_fab_config")
+    setattr(control_servicer, "get_fab_config", app_config)  # noqa: B010
 
 
 def app_bundle(app_dir: Path) -> bytes:

@@ -39,6 +39,7 @@ from flwr.supercore.utils import int64_to_uint64, uint64_to_int64
 from flwr.superlink.servicer.serverappio import serverappio_grpc
 
 from fleet.flower_1_32.callers import BoundAdapterServicer, BoundServicer
+from fleet.flower_1_32.bundle import bound_bundles
 from fleet.flower_1_32.store import OneConnectionStore, PlainQueries
 from fleet.flower_1_32.together import CallsTogether
 from fleet.flower_1_32.waiting import MOST, Doorbell, WaitingLooks
@@ -356,6 +357,7 @@ def main() -> None:
     for module, interceptors in ((app, fleet_interceptors), (serverappio_grpc, app_interceptors)):
         make = partial(_server, getattr(module, _MAKE), interceptors)
         setattr(module, _MAKE, make)
+    bound_bundles()
     sys.setswitchinterval(SWITCH)
     FLOWER_LOGGER.setLevel(console_handler.level)  # it would make lines of all levels to drop them
     FLOWER_LOGGER.addFilter(_is_of_no_single_call)

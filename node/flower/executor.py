@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from node.child import Child, ChildDiedError
 from node.device import UnfitError
 from node.door import door_from_inside, open_door
 from node.line import module_of_line
+from node.notes import Notes, shortened
 from node.pace import Pace
 from node.packages import installed_packages
 
@@ -69,7 +69,7 @@ class Executor:
         child_arguments: list[str],
         *,
         box: Sequence[str] = (),
-        report: Connection | None = None,
+        report: Notes | None = None,
         release_after: float = 120.0,
         keep_warm: bool = False,
     ) -> None:
@@ -114,7 +114,7 @@ class Executor:
 
     def _send_report(self, kind: str, value: int | str) -> None:
         if self._report is not None:
-            self._report.send((kind, value))
+            self._report.send(kind, value)
 
     def _check_idle_child(self) -> None:
         if (child := self._child) is None:
@@ -277,7 +277,7 @@ def main() -> None:
     if args.root_certificates is not None:
         child_arguments += ["--root-certificates", str(args.root_certificates)]
         certificates = args.root_certificates.read_bytes()
-    report = Connection(args.report_fd) if args.report_fd is not None else None
+    report = Notes.of(args.report_fd) if args.report_fd is not None else None
     executor = Executor(
         appio.AppIo(
             args.appio_address,
@@ -294,7 +294,7 @@ def main() -> None:
         executor.serve()
     except UnfitError as error:
         if report is not None:
-            report.send(("unfit", str(error)))
+            report.send("unfit", shortened(str(error)))
         sys.exit(str(error))
     except (UnanswerableError, ChildDiedError) as error:
         sys.exit(f"executor: {error}")

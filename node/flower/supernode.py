@@ -8,7 +8,6 @@ import random
 import sys
 import tomllib
 import traceback
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from flwr.supernode.cli import flower_supernode
@@ -20,6 +19,7 @@ from node.flower.timing import (
     patch_supernode_sleep,
 )
 from node.line import module_of_line
+from node.notes import Notes, shortened
 from node.pace import Pace
 from node.policy import OPEN, Policy
 from node.settings import NODE_CONFIG
@@ -42,7 +42,7 @@ class _Reporter(logging.Handler):
     It reads both from Flower's log: Flower has no other interface for them.
     """
 
-    def __init__(self, report: Connection) -> None:
+    def __init__(self, report: Notes) -> None:
         super().__init__()
         self._report = report
         self._online = False
@@ -51,9 +51,9 @@ class _Reporter(logging.Handler):
         text = record.getMessage()
         if text.startswith("SuperNode ID: "):
             self._online = True
-            self._report.send(("online", int(text.rpartition(" ")[2])))
+            self._report.send("online", int(text.rpartition(" ")[2]))
         elif record.levelno >= logging.ERROR and not self._online and (reason := _why_unfit(text)):
-            self._report.send(("unfit", reason))
+            self._report.send("unfit", shortened(reason))
 
 
 def _why_unfit(error: str) -> str:
@@ -72,7 +72,7 @@ def main() -> None:
     Arguments: the report's file descriptor, the state directory, seconds of the shortest and the
     longest pause between looks for messages, the policy as JSON, then Flower's.
     """
-    report = Connection(int(sys.argv[1]))
+    report = Notes.of(int(sys.argv[1]))
     state_dir, busy, idle = Path(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
     policy = Policy.model_validate_json(sys.argv[5], by_alias=True)
     node_config = tomllib.loads((state_dir / NODE_CONFIG).read_text(encoding="utf-8"))
@@ -84,7 +84,7 @@ def main() -> None:
     patch_nonce_cleanup()
     kept = module_of_line("overrides").override(pace, policy, state_dir, node_config)
     if not kept and policy != OPEN:
-        report.send(("unfit", "the policy cannot be kept with this version of flwr"))
+        report.send("unfit", "the policy cannot be kept with this version of flwr")
         return
     sys.argv = ["flower-supernode", *sys.argv[6:]]
     try:

@@ -1,24 +1,23 @@
 """The warm child of a node: torch, the app, its data and its CUDA context, kept between messages.
 
-Started by the executor. It exchanges payloads with the SuperNode, and only short notes of built-in
-types with the executor. Of our packages it imports only `node`, so that an app bundle's own
-packages of the same names are found first.
+Started by the executor. It exchanges payloads with the SuperNode, and only notes (`node.notes`)
+with the executor. Of our packages it imports only `node`, so that an app bundle's own packages of
+the same names are found first.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import gc
 import importlib
 import time
 from contextlib import suppress
 from logging import ERROR
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message
-from flwr.cli.install import install_from_fab
 from flwr.clientapp import ClientApp
 from flwr.clientapp.client_app import LoadClientAppError
 from flwr.clientapp.utils import get_load_client_app_fn
@@ -34,14 +33,17 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
 )
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 from flwr.supercore.run import Run
+from flwr.supercore.utils import get_flwr_home
 from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
+from node.bundle import folder_of_bundles, unpack
 from node.compiler import put_off_compiler
 from node.device import UnfitError, take_device
 from node.flower.timing import patch_pull_backoff
 from node.gpus import give_memory_back, is_cuda_lost, is_out_of_memory, memory_remedy
 from node.line import module_of_line
 from node.memory import give_freed_back, keep_freed
+from node.notes import TASK_LIMIT, Notes, shortened
 
 appio = module_of_line("appio")
 Note = tuple[str, int, str]
@@ -58,7 +60,7 @@ class Worker:
     `api` is an `AppIo` of the installed Flower's line.
     """
 
-    def __init__(self, api: Any, notes: Connection, device: str) -> None:
+    def __init__(self, api: Any, notes: Notes, device: str) -> None:
         self._api = api
         self._notes = notes
         self._device = device
@@ -68,11 +70,11 @@ class Worker:
         """Serve tasks until the executor ends, or CUDA works no more."""
         while True:
             try:
-                token, tree = self._notes.recv()
+                token, tree = self._notes.receive()
             except EOFError:
                 return
-            note = self._serve_task(token, ObjectTree.FromString(tree))
-            self._notes.send(note)
+            note = self._serve_task(token, ObjectTree.FromString(base64.b64decode(tree)))
+            self._notes.send(*note)
             if note[0] == "lost":
                 return
             give_freed_back()
@@ -95,7 +97,7 @@ class Worker:
         except Exception as error:
             log(ERROR, "ClientApp raised an exception", exc_info=error)
             return self._failure(error, batch_size)
-        self._notes.send(("pushing", 0, ""))
+        self._notes.send("pushing", 0, "")
         # If another message brought some of the objects to the SuperLink already, the SuperNode may
         # send the reply and delete it before they arrive here.
         with suppress(appio.TOO_LATE):
@@ -114,12 +116,13 @@ class Worker:
             reason = f"{memory_remedy(self._device, batch_size)}. {reason}"
             if kind == "failed":
                 give_memory_back(error)
-        return kind, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason
+        return kind, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, shortened(reason)
 
     def _load(self, run: Run, fab: Fab) -> ClientApp:
         if self._app is None:  # for another bundle the executor starts another worker
-            install_from_fab(fab.content, skip_prompt=True)
-            load = get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
+            # In a sandbox it is there already, and can only be read.
+            folder = unpack(fab.content, folder_of_bundles(get_flwr_home()))
+            load = get_load_client_app_fn(default_app_ref="", app_path=str(folder), multi_app=True)
             self._app = load(run.fab_id, run.fab_version, fab.hash_str)
         return self._app
 
@@ -160,7 +163,7 @@ def main() -> None:
     parser.add_argument("--place", type=int, default=0)
     parser.add_argument("--notes-fd", type=int, required=True)
     args = parser.parse_args()
-    notes = Connection(args.notes_fd)
+    notes = Notes.of(args.notes_fd, TASK_LIMIT)
     certificates = args.root_certificates
     api = appio.AppIo(args.appio_address, certificates and certificates.read_bytes())
     patch_pull_backoff()
@@ -170,9 +173,9 @@ def main() -> None:
         keep_freed()
         device = take_device(args.device, place=args.place)
     except UnfitError as error:
-        notes.send(("unfit", 0, str(error)))
+        notes.send("unfit", 0, shortened(str(error)))
         return
-    notes.send(("ready", 0, device.name))
+    notes.send("ready", 0, device.name)
     Worker(api, notes, device.name).serve()
 
 

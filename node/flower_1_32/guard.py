@@ -29,7 +29,6 @@ from flwr.app import (
 )
 from flwr.app.message import remove_content_from_message
 from flwr.common import log
-from flwr.common.config import get_fused_config_from_fab
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import (
@@ -52,6 +51,8 @@ from links.records import Delivery, Parcel, Peered, Route
 from links.seal import unseal
 from links.store import NodeStore
 from node.account import LifetimeAccount
+from node.bundle import BundleError, check_hash, folder_of_bundles, unpack
+from node.flower.app_config import run_config_of
 from node.flower.timing import can_override
 from node.outbox import FOLDER, Outbox, OutboxError
 from node.permissions import raw_data_allowed
@@ -67,7 +68,8 @@ from node.replies import (
     route_of,
     virtual_data,
 )
-from node.rules import Asked, Form, Refusal, judge_message, judge_spending
+from node.rules import Asked, Form, Refusal, judge_bundle, judge_message, judge_spending
+from node.settings import FLOWER_HOME
 from protocol.meeting import DESCRIBE, identity, one_line
 from protocol.messages import CONFIG, DELIVERY, METRICS
 from protocol.replies import REFUSED
@@ -133,6 +135,7 @@ class Guard:
         self._words: list[tuple[datetime.datetime, int]] = []
         self._models: dict[int, Mapping[str, Form]] = {}
         self._run_configs: dict[tuple[int, str], Mapping[str, Any]] = {}
+        self._unpacked = ""
 
     @cached_property
     def _outbox(self) -> Outbox:
@@ -187,17 +190,21 @@ class Guard:
         """
         asked, data = None, ""
         try:
-            asked = self._asked(message, run, bundle)
-            data = _data_of(self._node_config, asked.run_config)
-            refusal = (
-                self._unsigned(bundle)
-                or judge_message(self._policy_for(message), asked, self._now())
-                or judge_spending(
+            refusal = self._refused(bundle)
+            if refusal is None:  # only then it is opened
+                asked = self._asked(message, run, bundle)
+                data = _data_of(self._node_config, asked.run_config)
+                refusal = judge_message(
+                    self._policy_for(message), asked, self._now()
+                ) or judge_spending(
                     self._policy,
                     epsilon=self._account.left(data),
                     num_bytes=self._outbox.bytes_of_a_day(self._now()),
                 )
-            )
+            if refusal is None:
+                self._unpack(bundle)
+        except BundleError as error:
+            refusal = Refusal("bundle", f"the app bundle {bundle.hash_str} is refused: {error}")
         except Exception as error:  # whatever a hostile message makes it raise
             refusal = Refusal("policy", f"{type(error).__name__}: {error}")
         header, answer = remove_content_from_message(message), None
@@ -254,14 +261,25 @@ class Guard:
         self._record(pending, len(text or ""), error=one_line(text or ""))
         return answer
 
-    def _unsigned(self, bundle: Fab) -> Refusal | None:
-        """Why a bundle is not run, if none of the policy's publishers has signed it.
+    def config_before_messages(self, bundle: Fab, run: Run) -> dict[str, Any]:
+        """The run config that Flower reads before the first message; empty for a refused bundle."""
+        try:
+            if self._refused(bundle) is None:
+                return dict(self._run_config(run, bundle))
+        except Exception as error:  # whatever a hostile bundle makes it raise: `admit` refuses it
+            log(WARNING, "The app bundle %s cannot be read: %s", bundle.hash_str, one_line(error))
+        return {}
 
-        Flower would judge it too, but its refusal names no rule, and answers no message that this
-        guard has seen.
+    def _refused(self, bundle: Fab) -> Refusal | None:
+        """Why a bundle is not opened: by its hash, or because no publisher has signed it.
+
+        Flower would judge signatures too, but its refusal names no rule, and answers no message
+        that this guard has seen.
         """
         from flwr.supernode.start_client_internal import _verify_fab
 
+        if refusal := judge_bundle(self._policy, bundle.hash_str):
+            return refusal
         publishers = self._policy.publishers
         if publishers is None or _verify_fab(bundle, publishers):
             return None
@@ -284,7 +302,7 @@ class Guard:
         asked = Asked.by(
             message.content,
             message_type=message.metadata.message_type,
-            bundle=bundle.hash_str,  # Flower has checked it
+            bundle=bundle.hash_str,  # it has been checked
             run_config=self._run_config(run, bundle),
             model=self._models.get(run_id),
         )
@@ -299,8 +317,15 @@ class Guard:
         """The config of a run, read once: the bundle is an archive of hundreds of files."""
         name = run.run_id, bundle.hash_str
         if name not in self._run_configs:
-            self._run_configs = {name: get_fused_config_from_fab(bundle.content, run)}
+            check_hash(bundle.content, bundle.hash_str)
+            self._run_configs = {name: run_config_of(bundle.content, run.override_config)}
         return self._run_configs[name]
+
+    def _unpack(self, bundle: Fab) -> None:
+        """Unpack a bundle where its app can read it, and no app can write."""
+        if self._unpacked != bundle.hash_str:
+            unpack(bundle.content, folder_of_bundles(self._state_dir / FLOWER_HOME))
+            self._unpacked = bundle.hash_str
 
     def _judge(self, pending: _Pending, reply: Message, num_bytes: int) -> Refusal | None:
         """Why a reply may not leave. If it may, it is booked, and in the outbox."""
@@ -405,14 +430,29 @@ def patch_guard(guard: Guard) -> bool:
     """Put a guard into the SuperNode's loop, after `patch_intake`; False if it does not fit."""
     from flwr.supernode import start_client_internal as loop
 
-    present = hasattr(loop, "_pull_and_store_message") and hasattr(loop, "_push_messages")
+    names = ("_pull_and_store_message", "_push_messages", "get_fused_config_from_fab")
+    present = all(hasattr(loop, name) for name in names)
     if not can_override("the SuperNode's loop", present):
         return False
     pull, push = loop._pull_and_store_message, loop._push_messages
+    fetched: dict[bytes, Fab] = {}
 
-    def pull_and_store_message(*, state: Any, object_store: Any, **others: Any) -> int | None:
+    def pull_and_store_message(
+        *, state: Any, object_store: Any, get_fab: Callable[[str, int], Fab], **others: Any
+    ) -> int | None:
+        def fetch(name: str, run_id: int) -> Fab:
+            bundle = get_fab(name, run_id)
+            fetched[bundle.content] = bundle
+            return bundle
+
         guarded = cast(NodeState, _GuardedState(state, object_store, guard))
-        return pull(state=guarded, object_store=object_store, **others)
+        try:
+            return pull(state=guarded, object_store=object_store, get_fab=fetch, **others)
+        finally:
+            fetched.clear()
+
+    def config_before_messages(content: bytes, run: Run) -> dict[str, Any]:
+        return guard.config_before_messages(fetched[content], run)
 
     def push_messages(
         *,
@@ -440,6 +480,7 @@ def patch_guard(guard: Guard) -> bool:
 
     setattr(loop, "_pull_and_store_message", pull_and_store_message)  # noqa: B010 (not exported)
     setattr(loop, "_push_messages", push_messages)  # noqa: B010
+    setattr(loop, "get_fused_config_from_fab", config_before_messages)  # noqa: B010
     return True
 
 

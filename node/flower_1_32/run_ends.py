@@ -7,7 +7,6 @@ the SuperNode asks now and then about those that have files of links here.
 from __future__ import annotations
 
 import random
-import shutil
 import time
 from collections.abc import Callable
 from logging import DEBUG, INFO
@@ -17,11 +16,14 @@ from typing import Any
 from flwr.common import log
 from flwr.supercore.run import RunNotRunningException
 
+from links.folder import remove_links, runs_with_links
 from node.flower.timing import can_override
 from node.kernel import trim_heap
 
 EVERY = 60.0
 """Seconds between questions to the SuperLink, about: a thousand nodes are not to ask at once."""
+MAX_QUESTIONS = 50
+"""Questions at a time: a hostile app can make folders for any number of runs."""
 
 
 def patch_run_ends(state_dir: Path, *, every: float = EVERY) -> bool:
@@ -56,12 +58,11 @@ def remove_links_of_ended_runs(state_dir: Path, get_run: Callable[[int], Any]) -
     get_run : Callable[[int], Run]
         The SuperLink's description of a run; RunNotRunningException if it has ended.
     """
-    for links in state_dir.glob("runs/*/*/links"):
-        run_id = int(links.parent.parent.name)
+    for run_id in runs_with_links(state_dir, MAX_QUESTIONS):
         try:
             get_run(run_id)
         except RunNotRunningException:
             log(INFO, "Run %s has ended: its links are removed", run_id)
-            shutil.rmtree(links, ignore_errors=True)
+            remove_links(state_dir, run_id)
         except Exception as error:  # the SuperLink cannot say: it may later
             log(DEBUG, "Run %s: %s", run_id, error)

@@ -13,7 +13,7 @@ from benchmarks.rounds import program_of
             "node.line.worker",
         ),
         (["/usr/bin/python", "-P", "-m", "node.line.executor"], "node.line.executor"),
-        (["/usr/bin/python", "-P", "-m", "links.mailbox", "3"], "links.mailbox"),
+        (["/usr/bin/python", "-P", "-m", "node.mailbox", "3"], "node.mailbox"),
         (["/usr/bin/python", "/usr/bin/flower-superlink"], "flower-superlink"),
         (["/usr/bin/python", "/usr/bin/flwr-distill", "node", "--config", "x"], "node.main"),
         (["/usr/bin/sh", "-c", "true"], "other"),

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from cli.main import app
-from fleet.certificates import CertificateFolder
+from fleet.certificates import _LOGIN_KEY, CertificateFolder, Issued
 from links.credentials import Credentials, name_of
 from links.errors import LinkError
 from links.records import Peered
@@ -106,12 +106,38 @@ def test_nodes_meet_over_mutual_tls_with_the_three_files_they_get(issued):
     handshake(listener, caller, "node-0")
 
 
-def test_a_nodes_key_is_one_that_flower_logs_in_with(issued):
-    key = serialization.load_ssh_private_key((issued / "node-0/node.key").read_bytes(), None)
-    public = serialization.load_ssh_public_key((issued / "node-0/node.pub").read_bytes())
+def test_a_node_logs_in_with_a_key_of_flowers_format_that_apps_never_need(issued):
+    key = serialization.load_ssh_private_key((issued / "node-0/login.key").read_bytes(), None)
+    public = serialization.load_ssh_public_key((issued / "node-0/login.pub").read_bytes())
     certificate = x509.load_pem_x509_certificate((issued / "node-0/node.crt").read_bytes())
     assert uses_nist_ec_curve(public)
-    assert key.public_key() == public == certificate.public_key()
+    assert key.public_key() == public != certificate.public_key()
+    (registered,) = [
+        each.registered_key for each in CertificateFolder(issued).issued() if each.name == "node-0"
+    ]
+    assert serialization.load_ssh_public_key(registered.encode()) == public
+
+
+def test_a_renewed_certificate_leaves_the_login_as_it_is(folder):
+    authority = CertificateFolder(folder)
+    first = authority.issue_node("node-0", [], 5)
+    again = authority.renew("node-0", 9)
+    assert again.registered_key == first.registered_key
+    assert again.public_key == first.public_key != first.registered_key
+
+
+def test_nodes_that_earlier_versions_registered_with_their_only_key_stay_known():
+    fields = {"name": "node-0", "hosts": [], "serial": "1", "expires": "2030-01-01"}
+    assert Issued(**fields, public_key="ecdsa one").registered_key == "ecdsa one"
+
+
+def test_a_request_with_one_key_for_both_is_refused(folder, tmp_path, monkeypatch):
+    key = ec.generate_private_key(ec.SECP256R1())
+    monkeypatch.setattr("fleet.certificates.new_key", lambda: key)
+    own = tmp_path / "on-the-node"
+    assert certs("request", "ward-3", "--dir", str(own)).exit_code == 0
+    told = certs("sign", str(own / "node.csr"), "--dir", str(folder))
+    assert "two keys must differ" in told.stderr
 
 
 def credentials(issued, name, stem="node"):
@@ -156,9 +182,9 @@ def test_a_node_keeps_its_key_and_gets_a_certificate_that_vouches_for_it(folder,
     (signed,) = CertificateFolder(folder).issued()
     assert signed.days_left == 30
     assert {file.name for file in (folder / "ward-3").iterdir()} == {
-        *("ca.crt", "node.crt", "node.pub")
+        *("ca.crt", "node.crt", "login.pub")
     }
-    assert (folder / "ward-3/node.pub").read_bytes() == (own / "node.pub").read_bytes()
+    assert (folder / "ward-3/login.pub").read_bytes() == (own / "login.pub").read_bytes()
     for file in ("ca.crt", "node.crt"):
         (own / file).write_bytes((folder / "ward-3" / file).read_bytes())
     node = Credentials(*((own / file).read_bytes() for file in ("ca.crt", "node.crt", "node.key")))
@@ -181,6 +207,7 @@ def test_of_a_request_name_hosts_and_key_are_granted_and_nothing_else(folder):
         .subject_name(x509.Name([own_name, operator]))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName("ward-3")]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(login_key(), critical=False)
         .sign(key, hashes.SHA256())
     )
     CertificateFolder(folder).sign(request.public_bytes(serialization.Encoding.PEM), 5)
@@ -190,11 +217,19 @@ def test_of_a_request_name_hosts_and_key_are_granted_and_nothing_else(folder):
     assert list(made.subject) == [own_name]
 
 
+def login_key():
+    """The extension of a request with the key for the login."""
+    key = ec.generate_private_key(ec.SECP256R1()).public_key()
+    encoded = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return x509.UnrecognizedExtension(_LOGIN_KEY, encoded)
+
+
 def csr(key, name="ward-3", host="ward-3"):
     builder = x509.CertificateSigningRequestBuilder()
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     alternative = x509.SubjectAlternativeName([x509.DNSName(host)])
     request = builder.subject_name(subject).add_extension(alternative, critical=False)
+    request = request.add_extension(login_key(), critical=False)
     return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
 
 
@@ -288,7 +323,7 @@ def test_a_revocation_list_that_is_not_the_authoritys_is_refused(folder, tmp_pat
 
 def test_keys_are_for_their_owner_only_whatever_the_umask(issued):
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in issued.rglob("*.key")}
-    assert modes == {"ca.key": 0o600, "server.key": 0o600, "node.key": 0o600}
+    assert modes == {"ca.key": 0o600, "server.key": 0o600, "node.key": 0o600, "login.key": 0o600}
 
 
 def test_certificates_expire_when_asked(issued):

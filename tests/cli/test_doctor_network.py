@@ -130,7 +130,7 @@ def node_files(folder: Path, **changes: Any) -> dict[str, Any]:
     files: dict[str, Any] = {
         "superlink": "127.0.0.1:1",
         "root_certificates": own / "ca.crt",
-        "auth_key": own / "node.key",
+        "auth_key": own / "login.key",
         "peer_certificate": own / "node.crt",
         "peer_key": own / "node.key",
         "peer_address": f"localhost:{free_ports(1)[0]}",

@@ -188,8 +188,8 @@ def test_containers_run_as_nobody_special_and_write_nowhere_else(up):
 
 
 def test_keys_are_readable_by_their_owner_only(up):
-    said = up.compose("exec", "-T", "node-0", "stat", "-c", "%a %U %n", "/node/node.key").stdout
-    assert said.split() == ["600", "flwr", "/node/node.key"]
+    said = up.compose("exec", "-T", "node-0", "stat", "-c", "%a %U %n", "/node/login.key").stdout
+    assert said.split() == ["600", "flwr", "/node/login.key"]
     listed = up.compose("exec", "-T", "node-0", "ls", "/certs").stdout
     assert listed.split() == []
 

@@ -13,7 +13,7 @@ def test_a_node_sees_that_the_superlink_answers_is_trusted_and_agrees_on_the_tim
     files = deployed.issue("node-7")
     where = ("--json", "--superlink", deployed.fleet, "--state-dir", tmp_path)
     done = deployed.ours(
-        "doctor", *where, "--root-certificates", files / "ca.crt", "--auth-key", files / "node.key"
+        "doctor", *where, "--root-certificates", files / "ca.crt", "--auth-key", files / "login.key"
     )
     assert done.returncode == 0, done.stdout
     found = {each["check"]: each for each in json.loads(done.stdout)}

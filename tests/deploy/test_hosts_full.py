@@ -81,7 +81,7 @@ def settings_of(number, address, certs, folder):
     settings = {
         "superlink": f"{SERVER}:9092",
         "root-certificates": str(files / "ca.crt"),
-        "auth-key": str(files / "node.key"),
+        "auth-key": str(files / "login.key"),
         "peer-address": f"{address}:9200",
         "peer-certificate": str(files / "node.crt"),
         "peer-key": str(files / "node.key"),

@@ -51,7 +51,7 @@ def online(state_dir, log):
 
 
 def ca_and_key(files):
-    return "--root-certificates", files / "ca.crt", "--auth-key", files / "node.key"
+    return "--root-certificates", files / "ca.crt", "--auth-key", files / "login.key"
 
 
 def test_a_node_without_a_key(deployed, tmp_path):
@@ -67,7 +67,12 @@ def test_a_node_with_a_key_that_is_not_registered(deployed, tmp_path):
 def test_a_superlink_with_a_certificate_of_another_authority(deployed, tmp_path, other_authority):
     files = deployed.issue("elsewhere")
     said = refusal(
-        deployed, tmp_path, "--root-certificates", other_authority, "--auth-key", files / "node.key"
+        deployed,
+        tmp_path,
+        "--root-certificates",
+        other_authority,
+        "--auth-key",
+        files / "login.key",
     )
     assert f"the SuperLink's certificate at {deployed.fleet} is not trusted" in said
 

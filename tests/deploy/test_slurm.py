@@ -59,7 +59,7 @@ def nodes_in(folder, count):
         each = folder / str(task)
         each.mkdir(parents=True)
         (each / "node.yaml").write_text(f"name: gpu-{task}\nsuperlink: fl.example.org:9092\n")
-        for name in ("ca.crt", "node.crt", "node.key"):
+        for name in ("ca.crt", "login.key"):
             (each / name).touch()
     return str(folder)
 
@@ -80,7 +80,7 @@ def test_each_task_runs_the_node_of_its_number_on_its_gpu(slurm, tmp_path, monke
         assert (settings.name, settings.device, settings.threads) == (f"gpu-{task}", "cuda", 8)
         assert settings.superlink == "fl.example.org:9092"
         assert settings.state_dir == tmp_path / "nodes" / str(task) / "state"
-        assert settings.auth_key == tmp_path / "nodes" / str(task) / "node.key"
+        assert settings.auth_key == tmp_path / "nodes" / str(task) / "login.key"
     assert "--kill-on-bad-exit=0" in (tmp_path / "calls" / "srun").read_text().split()
 
 

@@ -100,7 +100,16 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     (tmp_path / "presets").symlink_to(ROOT / "presets")
     (tmp_path / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
-    for name in ("ca.crt", "node.crt", "node.csr", "node.key", "node.yaml", "user.crt", "user.key"):
+    for name in (
+        "ca.crt",
+        "node.crt",
+        "node.csr",
+        "node.key",
+        "login.key",
+        "node.yaml",
+        "user.crt",
+        "user.key",
+    ):
         (tmp_path / name).touch()
     (tmp_path / "policy.yaml").write_text(files(ROOT / "docs" / "policy.md")["policy.yaml"])
     (tmp_path / "state" / "node").mkdir(parents=True)

@@ -72,8 +72,8 @@ class Tiers:
         """The key of a node that is registered at a SuperLink."""
         issued = self.authority.issue_node(name, ["localhost"], 10)
         with self.control(address) as control:
-            control.register(issued.public_key)
-        return self.folder / "certs" / name / "node.key"
+            control.register(issued.registered_key)
+        return self.folder / "certs" / name / "login.key"
 
     def edge(self, index, port, key):
         return self.start(

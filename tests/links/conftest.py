@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from multiprocessing import Pipe
 
 import pytest
 from cryptography import x509
@@ -23,6 +22,7 @@ from links.records import Introduction
 from links.routes import Links
 from links.store import NodeStore
 from links.transfer import introduce
+from node.notes import Notes
 from node.supervisor import MAILBOX_ENVIRONMENT
 
 RUN = 2**63 + 5
@@ -221,12 +221,12 @@ def mailbox_process(party, tmp_path):
             config.write_text(
                 "".join(f"{k} = {json.dumps(v)}\n" for k, v in made.node_config.items())
             )
-            reports, theirs = Pipe(duplex=False)
+            reports, theirs = Notes.pair()
             stack.enter_context(reports)
             with theirs, log_file.open("w") as stderr:
                 process = subprocess.Popen(
                     [
-                        *(sys.executable, "-m", "links.mailbox"),
+                        *(sys.executable, "-m", "node.mailbox"),
                         *(str(theirs.fileno()), str(config)),
                     ],
                     env={**os.environ, **MAILBOX_ENVIRONMENT},

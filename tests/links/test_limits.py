@@ -203,7 +203,7 @@ def test_a_full_disk_refuses_a_parcel_and_keeps_nothing_of_it(
     receiver = listening(RECEIVER)
     route = Route.checked(links_of(receiver).route(SENDER, RECEIVER, "models"), "route")
 
-    def full(source, target):
+    def full(source, target, **folders):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:

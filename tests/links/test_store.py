@@ -75,7 +75,7 @@ def test_a_write_that_breaks_off_leaves_what_was_there(store, tmp_path, monkeypa
     store.write("a", b"whole")
     store.at(3).write("b", b"whole")
 
-    def killed(source, target):
+    def killed(source, target, **folders):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -124,7 +124,9 @@ def test_what_a_power_cut_must_not_take_is_on_disk_before_its_name_and_the_name_
         os, "fsync", lambda n: (synced.append(os.readlink(f"/proc/self/fd/{n}")), fsync(n))
     )
     replace = os.replace
-    monkeypatch.setattr(os, "replace", lambda a, b: (synced.append("named"), replace(a, b)))
+    monkeypatch.setattr(
+        os, "replace", lambda a, b, **folders: (synced.append("named"), replace(a, b, **folders))
+    )
     store.write("a", b"new")
     content, named, folder = synced
     assert content.startswith(f"{store.folder}/.a.")

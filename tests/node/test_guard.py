@@ -24,7 +24,6 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
-from flwr.common.config import get_fused_config_from_fab
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import (
@@ -50,6 +49,7 @@ from links.routes import Links
 from links.seal import sealed_size
 from links.store import CONTINUES, NodeStore
 from links.transfer import introduce, send
+from node.flower.app_config import run_config_of
 from node.flower.timing import patch_intake
 from node.flower_1_32.guard import Guard, patch_guard
 from node.outbox import FOLDER, entries, virtual_data_file
@@ -205,7 +205,7 @@ MakeNode = Callable[..., Node]
 
 @pytest.fixture
 def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeNode:
-    for name in ("_pull_and_store_message", "_push_messages"):
+    for name in ("_pull_and_store_message", "_push_messages", "get_fused_config_from_fab"):
         monkeypatch.setattr(loop, name, getattr(loop, name))  # puts them back afterwards
 
     originals = loop._pull_and_store_message, loop._push_messages
@@ -808,12 +808,12 @@ def test_a_run_is_read_once_and_its_method_looked_up_once_a_message(
         looked_up.append(name)
         return find_method(name)
 
-    def read_config(content: bytes, run: Run) -> Any:
-        read.append(run.run_id)
-        return get_fused_config_from_fab(content, run)
+    def read_config(content: bytes, overrides: dict[str, Any]) -> Any:
+        read.append(node.run_id)
+        return run_config_of(content, overrides)
 
     monkeypatch.setattr("node.rules.find_method", find)
-    monkeypatch.setattr("node.flower_1_32.guard.get_fused_config_from_fab", read_config)
+    monkeypatch.setattr("node.flower_1_32.guard.run_config_of", read_config)
     node = make_node(SEALED, **PRIVATE)
     for run_id in (7, 7, 8):
         if run_id != node.run_id:

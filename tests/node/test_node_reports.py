@@ -2,7 +2,6 @@
 
 import inspect
 import logging
-from multiprocessing import Pipe
 from typing import Any
 
 import pytest
@@ -12,17 +11,18 @@ from flwr.supercore.exit import exit as flower_exit
 from flwr.supernode import start_client_internal
 
 from node.flower.supernode import _Reporter
+from node.notes import Notes
 
 
 def reports(*records: tuple[int, str]) -> list[Any]:
     """The reports that these log records lead to."""
-    ours, theirs = Pipe(duplex=False)
+    ours, theirs = Notes.pair()
     reporter = _Reporter(theirs)
     for level, text in records:
         reporter.handle(logging.LogRecord("flwr", level, "", 0, text, None, None))
     found = []
-    while ours.poll():
-        found.append(ours.recv())
+    while ours.is_waiting():
+        found.append(tuple(ours.receive(60)))
     return found
 
 

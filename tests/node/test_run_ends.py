@@ -3,7 +3,6 @@
 import errno
 import os
 import time
-from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ from flwr.supernode import start_client_internal
 from links.folder import LinkFolder
 from links.store import NodeStore
 from node.flower_1_32.run_ends import patch_run_ends, remove_links_of_ended_runs
+from node.notes import Notes
 from node.secret import appio_secret
 from node.settings import NodeSettings
 from node.supervisor import Node
@@ -91,7 +91,7 @@ def test_what_runs_left_behind_goes_after_as_many_days_as_the_setting_says(tmp_p
         for path in (store.folder, store.folder / "model"):
             os.utime(path, (time.time() - 86_400 * days,) * 2)
     node = Node(NodeSettings(insecure=True, state_dir=tmp_path, keep_runs=1.0))
-    reports, writer = Pipe(duplex=False)
+    reports, writer = Notes.pair()
     writer.close()
     part: Any = SimpleNamespace(name="mailbox", reports=reports)
     node._parts = [part]

@@ -4,12 +4,12 @@ import logging
 import os
 import subprocess
 import sys
-from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 
 from node.flower import supernode, timing
+from node.notes import Notes
 from node.policy import HOSPITAL
 
 FAILS = """
@@ -33,16 +33,18 @@ def test_it_waits_for_no_thread_that_flower_left_behind(
     error: str, told: str, tmp_path: Path
 ) -> None:
     (tmp_path / "node-config.toml").touch()
-    ended = subprocess.run(
-        # reports would go to stdout
-        [
-            *(sys.executable, "-c", FAILS.format(error=error)),
-            *("1", str(tmp_path), "0.05", "20", "{}"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    reports, report = Notes.pair()
+    with reports, report:
+        ended = subprocess.run(
+            [
+                *(sys.executable, "-c", FAILS.format(error=error)),
+                *(str(report.fileno()), str(tmp_path), "0.05", "20", "{}"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            pass_fds=[report.fileno()],
+        )
     assert ended.returncode == 1
     assert (ended.stderr.splitlines() or [""])[-1] == told
 
@@ -51,13 +53,13 @@ def test_a_policy_that_another_version_of_flower_cannot_keep_ends_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "node-config.toml").touch()
-    reports, report = Pipe(duplex=False)
+    reports, report = Notes.pair()
     policy = HOSPITAL.model_dump_json(by_alias=True)
     numbers = [str(os.dup(report.fileno())), str(tmp_path), "0.05", "20"]
     monkeypatch.setattr(sys, "argv", ["node.flower.supernode", *numbers, policy])
     monkeypatch.setattr(timing, "FLOWER_VERSIONS", ("1.0.0",))
     monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [])
     supernode.main()
-    assert reports.recv() == ("unfit", "the policy cannot be kept with this version of flwr")
+    assert reports.receive(60) == ["unfit", "the policy cannot be kept with this version of flwr"]
     reports.close()
     report.close()

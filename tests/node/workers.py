@@ -1,11 +1,10 @@
 """A real worker with an app, for an executor that is none."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from flwr.app import Context, Message, RecordDict
-from flwr.proto.message_pb2 import ObjectTree
 
 import node.flower.worker
 from node.flower.worker import Note, Worker
@@ -16,17 +15,17 @@ class Executor:
     """The executor's end of the pipe: two tasks, then it ends."""
 
     def __init__(self) -> None:
-        self._tasks = [("token", ObjectTree().SerializeToString())] * 2
+        self._tasks = [("token", "")] * 2
         self.notes: list[Note] = []
 
-    def recv(self) -> tuple[str, bytes]:
+    def receive(self) -> tuple[str, str]:
         if not self._tasks:
             raise EOFError
         return self._tasks.pop()
 
-    def send(self, note: Note) -> None:
+    def send(self, *note: Any) -> None:
         if note[0] != "pushing":
-            self.notes.append(note)
+            self.notes.append(cast(Note, note))
 
 
 def notes_of_worker(

@@ -1,0 +1,686 @@
+"""A hostile app in the sandbox: what it writes, sends and plants reaches nothing outside.
+
+The slow tests run real nodes. The others take the part of the app themselves.
+
+Links lead to folders of the test alone: code that follows them deletes what is there.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import pickle
+import resource
+import stat
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import node.child
+from fleet.local_federation import LocalFederation
+from links.errors import LinkError
+from links.folder import LinkFolder, remove_expired
+from links.store import CONTINUES, SPENT, NodeStore, remove_old_runs
+from node.flower_1_32.run_ends import remove_links_of_ended_runs
+from node.sandbox import box, why_no_box
+from node.settings import NodeError, NodeSettings
+from node.supervisor import Node
+
+ROOT = Path(__file__).resolve().parents[2]
+OLD = time.time() - 1e7
+needs_box = pytest.mark.skipif(bool(why_no_box()), reason=f"no sandbox here: {why_no_box()}")
+BOXED = {"sandbox": "required", "direct-links": False}
+
+
+class Bomb:
+    """Runs a command where it is unpickled."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)
+
+
+def framed(content):
+    return struct.pack("!i", len(content)) + content
+
+
+# What the executor reads from a worker.
+
+
+@pytest.fixture
+def hostile_child(monkeypatch):
+    """A child whose end of the stream the test has, and its descriptor."""
+    ends = []
+
+    def start(command, *, pass_fds, **_):
+        ends.append(os.dup(pass_fds[0]))
+        return SimpleNamespace(pid=0, returncode=-9)
+
+    monkeypatch.setattr(node.child, "start_bound", start)
+    monkeypatch.setattr(node.child, "kill_group", lambda process: None)
+    child = node.child.Child([])
+    child.ready = True
+    yield child, ends[0]
+    os.close(ends[0])
+
+
+def test_a_pickle_from_an_app_is_not_loaded_by_its_node(hostile_child, tmp_path):
+    child, end = hostile_child
+    os.write(end, framed(pickle.dumps(Bomb(tmp_path / "escaped"))))
+    with pytest.raises(node.child.ChildDiedError, match=r"malformed \(a note is not JSON\)"):
+        child.note(timeout=5)
+    assert not (tmp_path / "escaped").exists()
+
+
+def note(*values):
+    return framed(json.dumps(values).encode())
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"\x7f\xff\xff\xff", id="two gigabytes"),
+        pytest.param(framed(b"[" * 50_000), id="deep"),
+        pytest.param(framed(b'{"kind": "done"}'), id="no list"),
+        pytest.param(note("done"), id="too short"),
+        pytest.param(note("dead", 0, ""), id="unknown kind"),
+        pytest.param(note("failed", "1", ""), id="text as a number"),
+        pytest.param(note("failed", 1 << 70, ""), id="huge number"),
+        pytest.param(note("failed", 1, "\ud800"), id="no UTF-8"),
+        pytest.param(note("ready", 0, "cuda:0"), id="a second beginning"),
+        pytest.param(note("unfit", 0, "ends the node"), id="unfit after the beginning"),
+    ],
+)
+def test_a_malformed_note_costs_the_app_its_process_and_the_node_nothing(hostile_child, sent):
+    child, end = hostile_child
+    os.write(end, sent)
+    with pytest.raises(node.child.ChildDiedError, match="malformed"):
+        child.note(timeout=5)
+
+
+def test_half_a_note_holds_the_node_up_no_longer_than_silence(hostile_child):
+    child, end = hostile_child
+    os.write(end, note("done", 0, "")[:9])
+    begun = time.monotonic()
+    with pytest.raises(node.child.ChildDiedError, match="hung"):
+        child.note(timeout=0.3)
+    assert time.monotonic() - begun < 5
+
+
+# What other processes read, write and remove below `runs`.
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """The owner's images, which nobody has changed for months."""
+    album = tmp_path / "photos" / "7"
+    (album / "links" / "mailbox").mkdir(parents=True)
+    for number in range(30):
+        for folder in (album, album / "links" / "mailbox"):
+            (folder / f"{number}.png").write_bytes(b"an image")
+    for path in [tmp_path / "photos", *(tmp_path / "photos").rglob("*")]:
+        os.utime(path, (OLD, OLD))
+    return tmp_path / "photos"
+
+
+def images(folder):
+    return sum(path.is_file() for path in folder.rglob("*"))
+
+
+@pytest.fixture
+def state(tmp_path):
+    folder = tmp_path / "state"
+    (folder / "runs" / "1").mkdir(parents=True)
+    (folder / "lasting").mkdir()
+    return folder
+
+
+PLANTED = {
+    "a run": ("runs/2", "photos"),
+    "a node": ("runs/1/7", "photos/7"),
+    "links": ("runs/1/8/links", "photos/7/links"),
+    "a mailbox": ("runs/1/8/links/mailbox", "photos/7/links/mailbox"),
+    "what lasts": ("lasting/features", "photos/7"),
+}
+
+
+def plant(state, name, target):
+    """Put a link below `runs`, as old as the images."""
+    link = state / name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(target)
+    os.utime(link, (OLD, OLD), follow_symlinks=False)
+
+
+def ended(run_id):
+    from flwr.supercore.run import RunNotRunningException
+
+    raise RunNotRunningException
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_no_sweep_follows_a_link_of_an_app(state, photos, name):
+    link, target = PLANTED[name]
+    plant(state, link, photos.parent / target)
+    remove_expired(state, 10)
+    remove_links_of_ended_runs(state, ended)
+    remove_old_runs(state, 10)
+    assert images(photos) == 60
+
+
+@pytest.mark.parametrize("name", ["runs/x/7/links", "runs/1/y/links", "runs/²/7/links"])
+def test_no_name_of_an_app_ends_the_supernode(state, name):
+    (state / name).mkdir(parents=True)
+    asked = []
+    remove_links_of_ended_runs(state, asked.append)
+    assert asked == ([1] if name.startswith("runs/1/") and asked else [])
+
+
+def test_folders_of_any_depth_are_removed_in_bounded_space(state):
+    folder = os.open(state / "runs" / "1", os.O_RDONLY)
+    for name in ["7", *["d" * 200] * 2_000]:
+        os.mkdir(name, dir_fd=folder)
+        deeper = os.open(name, os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = deeper
+    os.close(folder)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        remove_old_runs(state, -10)  # all of it
+        assert not (state / "runs" / "1").exists()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        subprocess.run(["rm", "-rf", state], check=True)  # pytest cannot remove it
+
+
+def test_the_guard_reads_no_key_through_a_link_or_from_a_pipe(state, tmp_path):
+    (tmp_path / "other").write_bytes(b"k" * 32)
+    links = state / "runs" / "1" / "7" / "links"
+    links.mkdir(parents=True)
+    folder = LinkFolder(NodeStore.open(state, 1, 7))
+    read = []
+
+    def attempt():
+        try:
+            read.append(folder.private_key().private_bytes_raw())
+        except OSError:
+            read.append(b"")
+
+    (links / "key").symlink_to(tmp_path / "other")
+    attempt()
+    (links / "key").unlink()
+    os.mkfifo(links / "key")
+    waiting = threading.Thread(target=attempt, daemon=True)
+    waiting.start()
+    waiting.join(timeout=10)
+    assert not waiting.is_alive()
+    assert len(read) == 2
+    assert b"k" * 32 not in read
+    assert (tmp_path / "other").read_bytes() == b"k" * 32
+
+
+def test_a_parcel_is_not_put_behind_a_link(state, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    folder = LinkFolder(NodeStore.open(state, 1, 7))
+    plant(state, "runs/1/7/links/mailbox", tmp_path / "elsewhere")
+    with pytest.raises((OSError, LinkError)):
+        folder.put("0" * 32, [b"parcel"], 6, hashlib.sha256(b"parcel").hexdigest())
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize("resumed", [b"1/7", b"../../../photos/7", b"1/7/../7", b"\xff", b"9" * 99])
+def test_a_chain_of_runs_that_an_app_made_up_has_an_end_below_runs(state, resumed):
+    store = NodeStore.open(state, 1, 7)
+    store.write(CONTINUES, resumed)
+    assert store.origin.folder.parent.parent == state / "runs"
+
+
+def test_what_was_spent_of_a_budget_stays_though_an_app_put_links_beside_it(state, photos):
+    store = NodeStore.open(state, 1, 7)
+    store.write(SPENT, b"{}")
+    plant(state, "runs/1/7/model", photos / "7" / "0.png")
+    for path in (store.folder, store.folder / SPENT):
+        os.utime(path, (OLD, OLD))
+    remove_old_runs(state, 10)
+    assert os.listdir(store.folder) == [SPENT]
+    assert images(photos) == 60
+
+
+# What is in the sandbox.
+
+PROBE = """
+import json, os, sys
+from pathlib import Path
+
+def tried(action):
+    try:
+        return action()
+    except OSError as error:
+        return type(error).__name__
+
+wanted = json.loads(sys.argv[1])
+for link, target in wanted["links"]:
+    tried(lambda: os.symlink(target, link))
+print(json.dumps({
+    **{path: tried(lambda: len(Path(path).read_bytes()) > 0) for path in wanted["read"]},
+    **{path: tried(lambda: Path(path).write_text("!")) for path in wanted["write"]},
+    "listed": tried(lambda: sorted(os.listdir(wanted["root"]))),
+    "runs": __import__("node.flower.worker").__name__,
+}))
+"""
+
+
+def probe(settings, **wanted):
+    wanted = {"read": [], "write": [], "links": [], "root": "/"} | wanted
+    ended = subprocess.run(
+        [
+            *box(settings, dict(os.environ)),
+            *(sys.executable, "-P", "-c", PROBE, json.dumps(wanted, default=str)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+@needs_box
+def test_of_a_checkout_packages_alone_are_in_the_sandbox(state):
+    told = probe(
+        NodeSettings(state_dir=state, policy=BOXED),
+        root=ROOT,
+        read=[ROOT / "pyproject.toml", ROOT / "certs" / "ca.key", ROOT / "node" / "child.py"],
+        write=[ROOT / "node" / "child.py"],
+    )
+    assert told[str(ROOT / "pyproject.toml")] == "FileNotFoundError"
+    assert told[str(ROOT / "certs" / "ca.key")] == "FileNotFoundError"
+    assert told[str(ROOT / "node" / "child.py")] == "OSError"  # read-only
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    inside = (
+        {Path(sys.prefix).relative_to(ROOT).parts[0]} if ROOT in Path(sys.prefix).parents else {}
+    )
+    assert set(told["listed"]) == packages | set(inside)
+    assert told["runs"] == "node"
+
+
+@needs_box
+def test_a_link_that_a_sandboxed_app_plants_leads_no_sweep_outside(state, photos):
+    runs = state / "runs"
+    settings = NodeSettings(state_dir=state, policy=BOXED)
+    probe(settings, links=[(str(runs / "5"), str(photos)), (str(runs / "6"), str(photos))])
+    assert sorted(os.listdir(runs)) == ["1", "5", "6"]
+    remove_links_of_ended_runs(state, ended)
+    remove_old_runs(state, -10)  # all of it
+    assert images(photos) == 60
+    assert os.listdir(runs) == []
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """Two keys in a folder of a node, in the format of each use."""
+    from fleet.certificates import CertificateFolder
+
+    authority = CertificateFolder(tmp_path / "certs")
+    authority.create(30)
+    authority.issue_node("ward-3", [], 20)
+    return tmp_path / "certs"
+
+
+def node_with(keys, state, **settings):
+    files = {
+        "root_certificates": keys / "ca.crt",
+        "peer_certificate": keys / "ward-3" / "node.crt",
+        "peer_key": keys / "ward-3" / "node.key",
+        "auth_key": keys / "ward-3" / "login.key",
+    }
+    return NodeSettings(state_dir=state, policy=BOXED, **files | settings)
+
+
+@needs_box
+def test_the_key_for_the_superlink_is_not_in_the_sandbox(keys, state):
+    settings = node_with(keys, state)
+    told = probe(settings, read=[settings.peer_key, settings.auth_key])
+    assert told[str(settings.peer_key)] is True
+    assert told[str(settings.auth_key)] == "FileNotFoundError"
+
+
+@pytest.mark.parametrize(
+    "case", ["one key", "a readable folder", "data beside it", "state in data"]
+)
+def test_a_node_whose_app_could_read_its_login_key_does_not_start(keys, state, case, monkeypatch):
+    monkeypatch.setattr("node.supervisor.why_no_box", str)
+    own = keys / "ward-3"
+    if case == "one key":
+        settings = node_with(keys, state, auth_key=own / "node.key")
+    elif case == "a readable folder":
+        settings = node_with(keys, state)
+        policy = settings.policy.model_copy(update={"readable": [str(own)]})
+        settings = settings.model_copy(update={"policy": policy})
+    elif case == "data beside it":
+        settings = node_with(keys, state, data=own)
+    else:
+        settings = node_with(keys, state, data=state.parent)
+    with pytest.raises(NodeError, match=r"auth-key=|state directory"):
+        Node(settings)._box_in()
+    Node(node_with(keys, state))._box_in()
+
+
+# Bundles.
+
+SETTINGS = """
+[project]
+name = "{name}-app"
+version = "1.0.0"
+description = "A test's app"
+license = "Apache-2.0"
+[tool.flwr.app]
+publisher = "tests"
+[tool.flwr.app.components]
+serverapp = "{name}.server:app"
+clientapp = "{name}.client:app"
+[tool.flwr.app.config]
+do = ""
+"""
+
+
+def archive(files, method=zipfile.ZIP_DEFLATED, **attributes):
+    content = BytesIO()
+    with zipfile.ZipFile(content, "w", method) as file:
+        for name, data in files.items():
+            entry = zipfile.ZipInfo(name)
+            entry.compress_type = method
+            for key, value in attributes.items():
+                setattr(entry, key, value)
+            file.writestr(entry, data)
+    return content.getvalue()
+
+
+def lying(content, size):
+    """The archive, whose list says that its only file unpacks to this size."""
+    at = content.index(b"PK\x01\x02") + 24
+    return content[:at] + size.to_bytes(4, "little") + content[at + 4 :]
+
+
+PYPROJECT = SETTINGS.format(name="tiny")
+BOMB = PYPROJECT.encode() + b"#" * 150_000_000
+BAD = {
+    "a bomb": lambda: archive({"pyproject.toml": BOMB}),
+    "a bomb that lies": lambda: lying(archive({"pyproject.toml": BOMB}), 500),
+    "a bomb of two methods": lambda: archive({"pyproject.toml": BOMB}, zipfile.ZIP_BZIP2),
+    "a bomb beside it": lambda: archive({"pyproject.toml": PYPROJECT, "big.py": BOMB}),
+    "many files": lambda: archive(
+        {"pyproject.toml": PYPROJECT} | {f"{n}.py": "" for n in range(9000)}
+    ),
+    "deep": lambda: archive({"pyproject.toml": PYPROJECT, "a/" * 40 + "b.py": ""}),
+    "up": lambda: archive({"pyproject.toml": PYPROJECT, "../../../escaped": "x"}),
+    "absolute": lambda: archive({"pyproject.toml": PYPROJECT, "/tmp/escaped": "x"}),
+    "a link": lambda: archive(
+        {"pyproject.toml": PYPROJECT, "out": "/tmp/elsewhere"},
+        external_attr=(stat.S_IFLNK | 0o777) << 16,
+    ),
+    "a file as a folder": lambda: archive({"pyproject.toml": PYPROJECT, "a": "", "a/b.py": ""}),
+    "settings without end": lambda: archive({"pyproject.toml": "a." * 100_000 + "a = 1"}),
+    "nothing": lambda: b"PK",
+}
+
+
+@functools.cache
+def bad(kind):
+    return BAD[kind]()
+
+
+GUARD = """
+import hashlib, resource, sys
+from pathlib import Path
+from flwr.app import Message, RecordDict
+from flwr.supercore.fab import Fab
+from flwr.supercore.run import Run
+from node.flower_1_32.guard import Guard
+from node.policy import OPEN
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+def admit(content):
+    run = Run.create_empty(7)
+    run.override_config = {}
+    bundle = Fab(hashlib.sha256(content).hexdigest(), content, {})
+    message = Message(RecordDict(), 5, "train")
+    message.metadata.__dict__.update(_run_id=7, _message_id="1" * 64)
+    return guard.admit(message, run, bundle)
+
+guard = Guard(OPEN, Path(sys.argv[1]), {})
+assert admit(Path(sys.argv[2]).read_bytes()) is None
+before = peak()
+for file in sys.argv[3:]:
+    answer = admit(Path(file).read_bytes())
+    reason = "" if answer is None else answer.error.reason
+    print(Path(file).name, "refused" if "the app bundle" in reason else "not refused", reason[:200])
+print("MiB", peak() - before)
+"""
+
+
+def test_the_guard_opens_no_bomb_and_takes_little_memory_to_see_it(tmp_path):
+    files = [tmp_path / "a good one", *(tmp_path / kind for kind in BAD)]
+    for file, content in zip(
+        files,
+        [archive({"pyproject.toml": PYPROJECT}), *map(bad, BAD)],
+        strict=True,
+    ):
+        file.write_bytes(content)
+    ended = subprocess.run(
+        [sys.executable, "-c", GUARD, str(tmp_path / "state"), *map(str, files)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    *refusals, memory = ended.stdout.splitlines()
+    assert len(refusals) == len(BAD)
+    assert not [line for line in refusals if "not refused" in line]
+    assert int(memory.removeprefix("MiB ")) < 100
+
+
+SUPERLINK = """
+import resource, sys
+from pathlib import Path
+from fleet.flower_1_32 import linkstate
+from flwr.superlink.servicer.control import control_servicer
+
+linkstate.app.run_superlink = lambda: None
+linkstate.main()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    control_servicer.get_fab_config(Path(sys.argv[1]).read_bytes())
+except ValueError as error:  # which the servicer turns into a refusal
+    print(error)
+assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+control_servicer.get_fab_config(Path(sys.argv[2]).read_bytes())
+"""
+
+
+def test_a_superlink_opens_no_bomb_either(tmp_path):
+    files = tmp_path / "bomb", tmp_path / "good"
+    for file, content in zip(
+        files, (bad("a bomb"), archive({"pyproject.toml": PYPROJECT})), strict=True
+    ):
+        file.write_bytes(content)
+    ended = subprocess.run(
+        [sys.executable, "-c", SUPERLINK, *map(str, files)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "unpack to" in ended.stdout
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_of_a_bad_bundle_nothing_is_written(kind, tmp_path):
+    from node.bundle import BundleError, unpack
+
+    with pytest.raises(BundleError):
+        unpack(bad(kind), tmp_path / "bundles")
+    assert not [path for path in (tmp_path / "bundles").rglob("*") if path.is_file()]
+    assert not Path("/tmp/escaped").exists()
+
+
+def test_a_bundle_that_the_owner_has_not_named_is_not_opened(tmp_path, monkeypatch):
+    from flwr.app import Message, RecordDict
+    from flwr.supercore.fab import Fab
+    from flwr.supercore.run import Run
+
+    from node.flower_1_32.guard import Guard
+    from node.policy import OPEN
+
+    def opened(*_, **__):
+        raise AssertionError("it was opened")
+
+    content = archive({"pyproject.toml": PYPROJECT})
+    bundle = Fab(hashlib.sha256(content).hexdigest(), content, {})
+    run = Run.create_empty(7)
+    message = Message(RecordDict(), 5, "train")
+    message.metadata.__dict__.update(_run_id=7, _message_id="1" * 64)
+    guard = Guard(OPEN.model_copy(update={"bundles": ["0" * 64]}), tmp_path, {})
+    monkeypatch.setattr(zipfile, "ZipFile", opened)
+    answer = guard.admit(message, run, bundle)
+    assert "bundles: the app bundle" in answer.error.reason
+    monkeypatch.undo()
+    renamed = Fab("0" * 64, content, {})
+    monkeypatch.setattr(zipfile, "ZipFile", opened)
+    assert "SHA-256 is" in guard.admit(message, run, renamed).error.reason
+
+
+# A real node.
+
+CLIENT = """
+import json, os, pickle, struct, sys
+from pathlib import Path
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+class Bomb:
+    def __init__(self, marker):
+        self.marker = marker
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)
+
+def tried(action):
+    try:
+        action()
+        return "yes"
+    except OSError as error:
+        return type(error).__name__
+
+TROJAN = {
+    "pyproject.toml": PYPROJECT,
+    "honest/__init__.py": "",
+    "honest/client.py": Path(__file__).read_text(),
+}
+
+def plant(folder):
+    for name, text in TROJAN.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    do = json.loads(message.content["config"]["do"])
+    home = Path(os.environ["FLWR_HOME"])
+    state = Path(context.node_config["state-dir"])
+    said = {"i am": NAME}
+    if do.get("bundle"):
+        for folder in (home / "apps" / f"tests.honest-app.1.0.0.{do['bundle'][:8]}",
+                       home / "bundles" / do["bundle"]):
+            said[folder.parent.name] = tried(lambda: plant(folder))
+    if do.get("photos"):
+        said["link"] = tried(lambda: os.symlink(do["photos"], state / "runs" / "77"))
+    if do.get("marker"):
+        number = int(sys.argv[sys.argv.index("--notes-fd") + 1])
+        bomb = pickle.dumps(Bomb(do["marker"]))
+        os.write(number, struct.pack("!i", len(bomb)) + bomb)
+        import time
+        time.sleep(5)
+    told = ConfigRecord({"said": json.dumps(said)})
+    return Message(RecordDict({"told": told}), reply_to=message)
+"""
+
+SERVER = """
+import time
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+
+app = ServerApp()
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    while not (nodes := list(grid.get_node_ids())):
+        time.sleep(0.1)
+    content = RecordDict({"config": ConfigRecord({"do": context.run_config["do"]})})
+    (sent,) = grid.push_messages([Message(content, dst_node_id=nodes[0], message_type="train")])
+    while not (replies := list(grid.pull_messages([sent]))):
+        time.sleep(0.05)
+    (reply,) = replies
+    print("SAID", reply.error.reason if reply.has_error() else reply.content["told"]["said"])
+"""
+
+
+def write_app(folder, name):
+    (folder / name).mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(SETTINGS.format(name=name))
+    (folder / name / "__init__.py").write_text("")
+    constants = f"NAME = {name!r}\nPYPROJECT = {SETTINGS.format(name='honest')!r}\n"
+    (folder / name / "client.py").write_text(constants + CLIENT)
+    (folder / name / "server.py").write_text(SERVER)
+    return folder
+
+
+@needs_box
+@pytest.mark.slow
+def test_a_hostile_run_in_the_sandbox_of_a_real_node_changes_nothing_outside(tmp_path, photos):
+    from fleet.flower_1_32.bundle import app_bundle
+
+    trojan = write_app(tmp_path / "trojan", "trojan")
+    honest = write_app(tmp_path / "honest", "honest")
+    marker = tmp_path / "escaped"
+    attack = {
+        "bundle": hashlib.sha256(app_bundle(honest)).hexdigest(),
+        "photos": str(photos),
+    }
+
+    def run(federation, app, do):
+        outcome = federation.run(app, {"do": json.dumps(do)}, timeout=150)
+        assert outcome.completed, "\n".join(outcome.lines)
+        (line,) = [line for line in outcome.lines if line.startswith("SAID ")]
+        return line.removeprefix("SAID ")
+
+    settings = {"preload": [], "keep-runs": 1e-4, "policy": {"extends": "open", **BOXED}}
+    with LocalFederation(1, tmp_path / "federation", node_settings=settings) as federation:
+        planted = json.loads(run(federation, trojan, attack))
+        assert planted["link"] == "yes"
+        assert planted["bundles"] == "OSError"  # read-only
+        died = run(federation, trojan, {"marker": str(marker)})
+        assert "malformed" in died
+        said = json.loads(run(federation, honest, {}))
+        status = json.loads((federation.nodes[0].state_dir / "node.json").read_text())
+    assert said["i am"] == "honest"
+    assert not marker.exists()
+    assert images(photos) == 60
+    assert status["starts"] == 1  # neither SuperNode nor executor had to start again
