@@ -4,11 +4,19 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from links.records import Parcel
+from links.records import Delivery, Parcel, Route
 from protocol.fedhead import LinkReport
-from protocol.messages import ARRAYS, CONFIG, PARCEL
+from protocol.messages import ARRAYS, CONFIG, DELIVERY, PARCEL, ROUTE
 from protocol.method import Method, Phase, all_protected
-from protocol.schema import Count, Reply, Share, TrainMetrics, like_the_model
+from protocol.schema import (
+    TRAIN_REQUEST,
+    Count,
+    Reply,
+    Request,
+    Share,
+    TrainMetrics,
+    like_the_model,
+)
 from task.auxiliary_names import check_auxiliary
 from task.settings import Block
 
@@ -83,6 +91,9 @@ class Rejected(Block):
     rejected: Literal[1]
 
 
+_IN_TURN = TRAIN_REQUEST.plus({ROUTE: Route, DELIVERY: Delivery})
+
+
 def _disclosed(settings: FedSeqSettings) -> str:
     return (
         "Nodes told the server what a model trained on their data alone predicts on average, and "
@@ -102,6 +113,8 @@ METHODS = (
                 "nodes tell what they predict",
                 (Reply(metrics=ConfidenceMetrics),),
                 "client.fedseq:tell_confidence",
+                request=Request({CONFIG: Pretraining}),
+                leaves="what a model trained on its samples predicts on average",
             ),
             Phase(
                 TRAIN_IN_TURN,
@@ -115,6 +128,8 @@ METHODS = (
                     Reply(metrics=Rejected),
                 ),
                 "client.fedseq:train_in_turn",
+                request=_IN_TURN,
+                leaves="the model, trained on its samples after others', sealed for the next node",
             ),
             Phase(
                 PASS_AGAIN,
@@ -124,6 +139,8 @@ METHODS = (
                     Reply(arrays={ARRAYS: like_the_model}),
                 ),
                 "client.fedseq:pass_again",
+                request=Request({ROUTE: Route}),
+                leaves="the model, trained on its samples after others'",
             ),
             Phase(
                 TRAIN_LAST,
@@ -133,6 +150,8 @@ METHODS = (
                     Reply(metrics=Rejected),
                 ),
                 "client.fedseq:train_in_turn",
+                request=_IN_TURN,
+                leaves="the model, trained on its samples after others'",
                 quorum=True,
                 compared=True,
             ),
