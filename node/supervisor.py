@@ -35,7 +35,7 @@ from node.policy import OPEN, Policy, cannot_hold, in_words
 from node.processes import Process, start_bound, start_nursery, stop
 from node.reachability import check_superlink
 from node.sandbox import DOOR, box, why_no_box
-from node.secret import appio_secret
+from node.secret import appio_secret, holdout_secret
 from node.settings import NODE_CONFIG, NodeError, NodeSettings, flat_toml
 from node.stock import (
     appio_arguments,
@@ -46,6 +46,7 @@ from node.stock import (
     is_stock,
     supernode_command,
 )
+from protocol.messages import HOLDOUT, HOLDOUT_SECRET
 
 MAILBOX_ENVIRONMENT = {"GRPC_VERBOSITY": "info"}
 """Makes gRPC log refused TLS handshakes, which Flower silences."""
@@ -116,7 +117,12 @@ class Node:
     def _prepare(self) -> None:
         settings = self._settings
         settings.state_dir.mkdir(parents=True, exist_ok=True)
-        self._node_config.write_text(flat_toml(settings.app_config), encoding="utf-8")
+        config = settings.app_config
+        if HOLDOUT in config:
+            config[HOLDOUT_SECRET] = holdout_secret(settings.state_dir).hex()
+        self._node_config.touch(mode=0o600)
+        self._node_config.chmod(0o600)  # one that an earlier version made
+        self._node_config.write_text(flat_toml(config), encoding="utf-8")
         if is_another():
             print(check_another(settings), file=sys.stderr, flush=True)
         else:

@@ -65,6 +65,12 @@ class TrainRequest(TrainSettings):
     server_round: Annotated[int, Field(ge=0)] = 0
 
 
+class Pace(Block):
+    """Record ``pace`` of any message, for the node's process: seconds between its polls."""
+
+    look_every: Annotated[float, Field(ge=0)] = 0.0
+
+
 class EvaluateRequest(Block):
     """Config of a message to evaluate: the round."""
 
