@@ -36,7 +36,7 @@ from node.processes import Process, start_bound, start_nursery, stop
 from node.reachability import check_superlink
 from node.sandbox import DOOR, box, why_no_box
 from node.secret import appio_secret, holdout_secret
-from node.settings import NODE_CONFIG, NodeError, NodeSettings, flat_toml
+from node.settings import NODE_CONFIG, NodeConfigValue, NodeError, NodeSettings, flat_toml
 from node.stock import (
     appio_arguments,
     check_another,
@@ -117,12 +117,9 @@ class Node:
     def _prepare(self) -> None:
         settings = self._settings
         settings.state_dir.mkdir(parents=True, exist_ok=True)
-        config = settings.app_config
-        if HOLDOUT in config:
-            config[HOLDOUT_SECRET] = holdout_secret(settings.state_dir).hex()
         self._node_config.touch(mode=0o600)
         self._node_config.chmod(0o600)  # one that an earlier version made
-        self._node_config.write_text(flat_toml(config), encoding="utf-8")
+        self._node_config.write_text(flat_toml(app_config(settings)), encoding="utf-8")
         if is_another():
             print(check_another(settings), file=sys.stderr, flush=True)
         else:
@@ -332,6 +329,14 @@ class Node:
 def status_file(state_dir: Path) -> Path:
     """Return the file with the state and process ids of a running node."""
     return state_dir / "node.json"
+
+
+def app_config(settings: NodeSettings) -> dict[str, NodeConfigValue]:
+    """The node config that apps see, with the secret that draws its held-out samples."""
+    config = settings.app_config
+    if HOLDOUT in config:
+        config[HOLDOUT_SECRET] = holdout_secret(settings.state_dir).hex()
+    return config
 
 
 def _log_policy(policy: Policy) -> None:

@@ -689,6 +689,7 @@ def test_a_model_for_another_node_is_the_runs_and_holds_nothing_else(
 ) -> None:
     node = make_node(SEALED.model_copy(update={"strategies": None}), strategy="fedseq")
     message, reply = parcel_of(node, payload, PASSED_MODEL)
+    del message["config"]
     message["arrays"] = model()
     reply["metrics"] = MetricRecord({"num-examples": 3, "num-steps": 1})
     answer = node.answers(message, TRAIN_IN_TURN, reply)
