@@ -313,6 +313,7 @@ _RULES: tuple[Callable[[Policy, Asked], Refusal | None], ...] = (
     _strategies,
     _single_updates,
     _message_types,
+    _paths,
     _raw_data,
     _starts,
     _noise,
@@ -320,7 +321,6 @@ _RULES: tuple[Callable[[Policy, Asked], Refusal | None], ...] = (
     _epochs,
     _links,
     _evaluations,
-    _paths,
     _listed,
 )
 
