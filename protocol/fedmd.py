@@ -32,7 +32,8 @@ class FedMDSettings(Block):
     ----------
     auxiliary : str (default: "noise")
         Public samples, which every node builds for itself: ``noise``, ``fashion-mnist``,
-        ``tiny-imagenet``, or a folder or npz that is on every node.
+        ``tiny-imagenet``, or a folder or npz that is on every node, or
+        ``@NAME`` for what nodes' owners call so.
     auxiliary_size : int (default: 5000)
         Number of public samples.
     pretrain_epochs : int (default: 25)

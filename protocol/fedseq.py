@@ -48,7 +48,8 @@ class Pretraining(Block):
         Epochs that a node trains the initial model before it tells what that predicts.
     auxiliary : str (default: "noise")
         Samples for these predictions, which every node builds for itself: ``noise``,
-        ``fashion-mnist``, ``tiny-imagenet``, or a folder or npz that is on every node.
+        ``fashion-mnist``, ``tiny-imagenet``, or a folder or npz that is on every node, or
+        ``@NAME`` for what nodes' owners call so.
     auxiliary_size : int (default: 1000)
         Number of these samples.
     """

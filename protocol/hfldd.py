@@ -87,7 +87,8 @@ class LabelKnowledge(Block):
         Minibatch of these steps.
     auxiliary : str (default: "noise")
         Global auxiliary set D_g, which every node builds for itself: ``noise``, ``fashion-mnist``,
-        ``tiny-imagenet``, or a folder or npz that is on every node.
+        ``tiny-imagenet``, or a folder or npz that is on every node, or
+        ``@NAME`` for what nodes' owners call so.
     auxiliary_size : int (default: 1000)
         |D_g|, its number of samples.
     """
@@ -135,7 +136,7 @@ class Distillation(Block):
         Network whose features ``dm`` matches in place of random ones', ``module:Class`` of a
         package that is on every node; called without arguments.
     network_weights : str (default: "")
-        Safetensors file with its weights, on every node.
+        Safetensors file with its weights, on every node; or ``@NAME``.
     start : str (default: "class-stats")
         What virtual images start from: ``class-stats``, ``pixel-stats``, ``noise`` or ``real``.
     allow_real_start : bool (default: False)

@@ -47,12 +47,13 @@ def images(number: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 class Site:
     """A node with a policy and `number` images; a hostile server asks it what it likes."""
 
-    def __init__(self, folder: Path, policy: Policy, number: int = 300) -> None:
+    def __init__(self, folder: Path, policy: Policy, number: int = 300, **more: Any) -> None:
         folder.mkdir(exist_ok=True)
         self.file = folder / "images.npz"
         self.images, self.labels = images(number)
         np.savez(self.file, images=self.images[:, 0], labels=self.labels)
-        settings = NodeSettings(policy=policy, data=self.file, state_dir=folder / "state")
+        state = folder / "state"
+        settings = NodeSettings(policy=policy, data=self.file, state_dir=state, **more)
         self.node_config = app_config(settings)
         self.state_dir = settings.state_dir
         self.guard = Guard(policy, settings.state_dir, self.node_config)

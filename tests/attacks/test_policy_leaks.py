@@ -21,6 +21,7 @@ from protocol.hfldd import LABEL_KNOWLEDGE
 from protocol.replies import REFUSED
 from task.datasets import DataSpec
 from task.models import create_model
+from task.settings import SettingsError
 
 from .site import Site
 
@@ -192,6 +193,16 @@ def test_auxiliary_may_not_name_a_path_on_the_node(tmp_path: Path) -> None:
     site = Site(tmp_path, HOSPITAL)
     for path in (str(site.file), "images.npz", "../images.npz", "~/images.npz"):
         assert refused(soft_labels_of(site, 0, path, 20), "paths")
+
+
+def test_what_the_owner_has_named_is_an_auxiliary_set(tmp_path: Path) -> None:
+    public = tmp_path / "public.npz"
+    np.savez(public, images=np.zeros((30, 4, 4), np.uint8), labels=np.zeros(30, np.int64))
+    site = Site(tmp_path, HOSPITAL, files={"public": public})
+    answer = soft_labels_of(site, 0, "@public", 20)
+    assert answer.content.array_records["arrays"]["soft-labels"].shape == (20, 10)
+    with pytest.raises(SettingsError, match="no file called @other"):
+        soft_labels_of(site, 0, "@other", 20)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from node.asked import Asked, Refusal
+from node.list_page import PAGE, page
 from node.listed import (
     BOUNDS,
     CODE,
@@ -190,6 +191,10 @@ def test_a_message_without_a_request_is_refused(monkeypatch: pytest.MonkeyPatch)
     refusal = judged(RecordDict(), "query.ask", {**DEFAULTS, **PRIVATE})
     assert refusal is not None
     assert str(refusal).endswith("settings: listed, and no request 'query.ask' is on the list")
+
+
+def test_the_page_is_what_the_code_says() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "write it again: make settings"
 
 
 NOBODY = OwnWords({}, [], b"", "")
