@@ -69,9 +69,9 @@ SETTINGS: Mapping[str, str] = {
         permit payload digest number nodes names seal-keys mask-keys commitments certificates
         signatures members sealed most survivors""",
     ),
-    "holdout": OWNER,
+    **_rows(OWNER, "holdout data-root"),
     **_rows(OFF, "download allow-real-start"),
-    **_rows(PATHS, "data-root weights index-file auxiliary network-weights"),
+    **_rows(PATHS, "weights index-file auxiliary network-weights"),
     **_rows(CODE, "dataset model distiller network"),
     **_rows("strategies", "strategy start strategy-args"),
     **_rows("starts", "hfldd.start"),

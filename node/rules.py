@@ -15,7 +15,7 @@ from typing import Any
 from flwr.app import ConfigRecord, RecordDict
 
 from node.asked import Asked, Refusal, Setting, json_table, table_of
-from node.listed import LINKS, OFF, PATHS, RANGE, SERVER, SETTINGS, bound_of
+from node.listed import LINKS, OFF, OWNER, PATHS, RANGE, SERVER, SETTINGS, bound_of
 from node.policy import Policy
 from protocol.arguments import method_settings
 from protocol.messages import PACE
@@ -135,7 +135,7 @@ def _listed(policy: Policy, asked: Asked) -> Refusal | None:
             return Refusal("settings", f"listed, and {setting} is not on the list (leave it out)")
         if bound == OFF and setting.value is not False:
             return Refusal("settings", f"listed, and the run asks for {setting} (set it to false)")
-        if bound not in (SERVER, LINKS) and _is_a_path(setting.value):
+        if bound not in (SERVER, LINKS, OWNER) and _is_a_path(setting.value):
             return Refusal("paths", f"named, and the run asks for {setting} (name no path)")
     try:
         TaskSettings.checked(asked.run_config, "run config")

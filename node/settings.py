@@ -19,6 +19,8 @@ from protocol.messages import EDGE, FEWEST_OF_A_CLASS, FILE, HOLDOUT, HOLDOUT_SE
 from task.auxiliary_names import OWN_FILE
 
 NodeConfigValue = bool | int | float | str
+DATA_ROOT = "data-root"
+"""Key of the node config: folder of named data sets, before the run's."""
 NODE_CONFIG = "node-config.toml"
 """File in the state directory with what apps see of these settings."""
 
@@ -206,6 +208,11 @@ class NodeSettings(BaseModel):
         return self
 
     @property
+    def _data_root(self) -> str:
+        """Folder of named data sets, where a run's own ``data-root`` may not count."""
+        return os.environ.get("FLWR_DISTILL_DATA_ROOT", "data")
+
+    @property
     def app_config(self) -> dict[str, NodeConfigValue]:
         """The node config that apps see in ``context.node_config``."""
         values: dict[str, NodeConfigValue | Path | None] = {
@@ -226,6 +233,7 @@ class NodeSettings(BaseModel):
             EDGE: self.edge,
             FEWEST_OF_A_CLASS: fewest if (fewest := self.policy.fewest_of_a_class) > 1 else None,
             HOLDOUT: self.policy.holdout,
+            DATA_ROOT: self._data_root if self.policy.settings == "listed" else None,
             **{f"{FILE}@{name}": path for name, path in self.files.items()},
         }
         config = {

@@ -152,6 +152,7 @@ def test_each_row_of_a_rule_holds(key: str, bound: str) -> None:
         ({"train.lr": "fast"}, "settings: listed, and run config: train.lr"),
         ({"private.shape": "3x3"}, "settings: listed, and run config: private.shape"),
         ({"train.feature-layer": "/etc"}, "paths: named, and the run asks for train.feature-layer"),
+        ({"data-root": "/data"}, ""),  # which the node's own comes before
         ({"hfldd.auxiliary": "@own"}, ""),
         ({"backbone.weights": "@own.st"}, ""),
         ({"backbone.weights": "noise"}, "paths: named"),

@@ -186,3 +186,14 @@ def test_what_draws_the_held_out_samples_stays_and_is_the_nodes_own(tmp_path: Pa
     assert secret("one") == secret("one") != secret("two")
     assert (tmp_path / "one" / "holdout-secret").stat().st_mode & 0o777 == 0o600
     assert secret("one", OPEN) is None, "then the run draws"
+
+
+def test_a_runs_data_root_does_not_count_where_the_list_does(monkeypatch: Any) -> None:
+    monkeypatch.delenv("FLWR_DISTILL_DATA_ROOT", raising=False)
+    policy = HOSPITAL.model_copy(update={"fewest_of_a_class": 1})
+    assert NodeSettings(policy=policy).app_config["data-root"] == "data"
+    monkeypatch.setenv("FLWR_DISTILL_DATA_ROOT", "/data")
+    assert NodeSettings(policy=policy).app_config["data-root"] == "/data"
+    own = {"data-root": "/own"}
+    assert NodeSettings(policy=policy, node_config=own).app_config["data-root"] == "/own"
+    assert "data-root" not in NodeSettings().app_config
