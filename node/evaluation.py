@@ -1,4 +1,4 @@
-"""What an evaluation tells under a policy: one rounded rate, with noise that the node itself adds.
+"""What leaves of an evaluation under a policy: a rounded rate, with noise that the node adds.
 
 The server chooses the model, so an exact accuracy is an answer to any question about the held-out
 samples: some dozens of crafted models read an image out of it, pixel by pixel.
@@ -54,9 +54,9 @@ def blur(policy: Policy, asked: Asked, reply: RecordDict) -> float:
     epsilon, phase = policy.evaluation_epsilon, asked.phase
     if epsilon is None or not asked.evaluates or phase is None:
         return 0.0
-    told = cast(dict[str, float], reply.metric_records[METRICS])
-    samples = int(told[NUM_EXAMPLES])
-    rates = {name: noisy_rate(told[name], samples, epsilon) for name in phase.rates}
+    metrics = cast(dict[str, float], reply.metric_records[METRICS])
+    samples = int(metrics[NUM_EXAMPLES])
+    rates = {name: noisy_rate(metrics[name], samples, epsilon) for name in phase.rates}
     reply[METRICS] = MetricRecord({NUM_EXAMPLES: samples, **rates})
     return epsilon * len(rates)
 

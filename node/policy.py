@@ -328,9 +328,9 @@ def _evaluation_in_words(p: Policy) -> str:
     if p.fewest_held_out > 1:
         which += f" and at least {p.fewest_held_out:,}"
     what = (
-        "tells accuracy and loss as they are"
+        "sends accuracy and loss unchanged"
         if p.evaluation_epsilon is None
-        else f"tells accuracy with noise, at an epsilon of {p.evaluation_epsilon:g} each time"
+        else f"sends accuracy with noise, at an epsilon of {p.evaluation_epsilon:g} each time"
     )
     often = "" if p.most_evaluations is None else f", {p.most_evaluations:,} times at most, ever"
     return f"Evaluates on {which}; {what}{often}."

@@ -173,7 +173,7 @@ def _check_declared(asked: Asked, reply: RecordDict) -> None:
 
 
 def _check_metrics(policy: Policy, asked: Asked, reply: RecordDict) -> None:
-    """Check that a reply tells no exact number of samples where differential privacy is asked for.
+    """Check that a reply holds no exact number of samples where differential privacy is asked for.
 
     Raises
     ------
@@ -190,7 +190,7 @@ def _check_metrics(policy: Policy, asked: Asked, reply: RecordDict) -> None:
     follows = asked.phase is not None and asked.phase.own_privacy is not None
     exact = {name for name in names if METRIC_ROWS.get(name) == EXACT}
     if exact and not follows:
-        raise ValueError(f"{min(exact)!r} is not told with differential privacy")
+        raise ValueError(f"{min(exact)!r} does not leave with differential privacy")
 
 
 def _check_own_words(reply: RecordDict, own: OwnWords) -> None:

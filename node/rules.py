@@ -160,7 +160,7 @@ def _evaluations(policy: Policy, asked: Asked) -> Refusal | None:
     if policy.evaluation_epsilon is None or not asked.evaluates:
         return None
     if asked.phase is None or not asked.phase.rates:
-        what = f"{asked.message_type!r:.60} tells more than the received model's accuracy"
+        what = f"{asked.message_type!r:.60} gives more than the received model's accuracy"
         return Refusal("evaluation-epsilon", f"{policy.evaluation_epsilon:g}, and {what}")
     return None
 

@@ -16,7 +16,7 @@ def appio_secret(folder: Path) -> Path:
 
 
 def holdout_secret(folder: Path) -> bytes:
-    """What draws the samples that a node holds out, if its policy fixes these; kept for good."""
+    """What draws the samples that a node holds out, if its policy fixes these; never changes."""
     return _secret(folder / "holdout-secret").read_bytes()
 
 

@@ -2,7 +2,8 @@
 
 A message that the policy refuses is answered with an error that names the rule, and the app never
 sees it. A reply is read from what the app handed in, judged, and written anew from what was read:
-whatever else the app put beside it does not leave. Everything that leaves is in the outbox first.
+whatever else the app put beside it does not leave. An evaluation gets noise here, not in the app.
+Everything that leaves is in the outbox first.
 """
 
 from __future__ import annotations

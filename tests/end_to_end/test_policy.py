@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -51,16 +52,24 @@ def test_a_hospitals_node_trains_with_noise_and_has_no_part_in_raw_data(tmp_path
             runs = {"runs-dir": str(tmp_path / "runs")}
             private = federation.run(ROOT, PRIVATE | runs, timeout=120)
             raw = federation.run(ROOT, RAW | runs, timeout=120)
+            np.savez(
+                tmp_path / "images.npz", images=np.zeros((30, 8, 8), np.uint8), labels=[0] * 30
+            )
+            named = {"hfldd.share-raw-data": False, "hfldd.auxiliary": str(tmp_path / "images.npz")}
+            path = federation.run(ROOT, RAW | named | runs, timeout=120)
         finally:
             stop([process])
     assert private.completed, "\n".join(private.lines)
     assert raw.completed, "\n".join(raw.lines)
     refusal = "hospital: the node's policy refuses it: raw-data: never"
     assert refusal in " ".join(read_run(tmp_path / "runs" / str(raw.run_id)).about["warnings"])
-    trained, refused = (
+    trained, refused, asked_for_a_path = (
         [line for line in entries(hospital / FOLDER) if line["run"] == str(run.run_id)]
-        for run in (private, raw)
+        for run in (private, raw, path)
     )
+    assert path.completed, "\n".join(path.lines)  # by the other node, which is open
+    assert {line["type"] for line in asked_for_a_path} == {"query.describe"}
+    assert all("paths: named" in line["error"] for line in asked_for_a_path)
     assert [line["type"] for line in trained] == ["query.describe", "train", "evaluate"]
     assert trained[1]["lifetime"] == trained[1]["epsilon"] > 0, trained[1]
     assert trained[2]["what"] == ["metrics: eval-accuracy, num-examples"]

@@ -24,7 +24,7 @@ def replied(**more: float) -> RecordDict:
 
 
 def frequencies(count: int, epsilon: float, draws: int) -> np.ndarray:
-    """How often each of 0 to 100 is told for a count of 100 samples."""
+    """How often each of 0 to 100 leaves for a count of 100 samples."""
     told = Counter(round(100 * noisy_rate(count / 100, 100, epsilon)) for _ in range(draws))
     return np.array([told[k] for k in range(101)])
 
