@@ -278,8 +278,8 @@ def _on(device: torch.device, generator: torch.Generator) -> torch.Generator:
 def _without_infinite(parameters: Sequence[nn.Parameter]) -> None:
     """Put zeros in place of the gradients of samples for which one is infinite or not a number.
 
-    They would pass the clip, and make the whole model so: a server could craft one that is so only where
-    a certain sample is present, and would learn that at no epsilon.
+    They would pass the clip, and make the whole model so. A server could craft one that is so only
+    where a certain sample is present, and would learn that at no epsilon.
     """
     gradients = [p.grad_sample for p in parameters]  # type: ignore[attr-defined]
     finite = torch.stack([g.flatten(1).isfinite().all(1) for g in gradients]).all(0)
