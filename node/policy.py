@@ -73,8 +73,9 @@ class Policy(Block):
         their ranges, and the other bounds there hold. Needs ``replies: declared`` and ``paths:
         named``.
     paths : str (default: "named")
-        ``named``: a run names no path on the node, only public sets, and files by the names that
-        the owner gives them (``files`` of the node's settings).
+        ``named``: a run names no file or folder on the node, only public sets, and what the owner
+        has given a name (``files`` of the node's settings). Its ``data-root``, where named data
+        sets lie, counts unless settings are ``listed``.
     raw_data : str (default: "never")
         Whether its samples may leave it as they are: ``never``, ``allowed``, or ``ask``: in runs
         that its owner has allowed by id (`node.permissions`).
@@ -277,10 +278,10 @@ def in_words(policy: Policy) -> list[str]:
         "Sends what the strategy declares, and nothing else."
         if p.replies == "declared"
         else "Sends whatever the app sends.",
-        "Refuses settings and messages that are not on the list of docs/what-leaves.md."
+        "Refuses settings and messages that are not on the list of docs/asks.md."
         if p.settings == "listed"
         else "Takes any setting of a run that no other rule refuses.",
-        "Reads files of its owner's names only, and public sets."
+        "Reads files that its owner has named only, and public sets."
         if p.paths == "named"
         else "Reads any file that a run names.",
         {
