@@ -146,6 +146,7 @@ bench: $(READY)
 
 settings: $(READY)
 	$(BIN)/python -m server.settings_catalogue
+	$(BIN)/python -m node.list_page
 
 lock: $(READY)
 	echo flwr==$(FLOWER) | $(COMPILE) --upgrade --constraint - --output-file requirements.lock

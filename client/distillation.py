@@ -11,7 +11,7 @@ from torch import nn
 
 from client.features import seen_data
 from client.private_distillation import distil_privately
-from client.session import Session
+from client.session import Session, own_file
 from client.simulation import in_simulation, locked, session_of
 from client.terms import extractor
 from distill.auto import choose
@@ -103,7 +103,10 @@ def refined(
 def _distil(sessions: list[Session], request: Distillation) -> list[VirtualData]:
     """Distil for nodes of one run; nodes with the same size per class go together."""
     own_network = network_arguments(
-        request.distiller, request.network, request.network_weights, sessions[0].device
+        request.distiller,
+        request.network,
+        own_file(sessions[0].node_config, request.network_weights),
+        sessions[0].device,
     )
     sharing: dict[int, list[Session]] = {}
     for session in sessions:

@@ -207,6 +207,7 @@ class PrivateTraining:
                 loss = functional.cross_entropy(logits, labels)
                 loss = _plus(loss, terms, "sample", inputs, labels, logits)
                 loss.backward()  # type: ignore[no-untyped-call]
+                _without_infinite(parameters)
             else:
                 logits = labels
                 for p in parameters:
@@ -272,6 +273,18 @@ def _on(device: torch.device, generator: torch.Generator) -> torch.Generator:
     own = torch.Generator(device).manual_seed(seed)
     own.set_offset(4 * offset)
     return own
+
+
+def _without_infinite(parameters: Sequence[nn.Parameter]) -> None:
+    """Put zeros in place of the gradients of samples for which one is infinite or not a number.
+
+    They would pass the clip, and make the whole model so. A server could craft one that is so only
+    where a certain sample is present, and would learn that at no epsilon.
+    """
+    gradients = [p.grad_sample for p in parameters]  # type: ignore[attr-defined]
+    finite = torch.stack([g.flatten(1).isfinite().all(1) for g in gradients]).all(0)
+    for g in gradients:  # in place, and whether or not there are any: asking would wait for a GPU
+        g.masked_fill_(~finite.view(-1, *[1] * (g.ndim - 1)), 0)
 
 
 def _plus(

@@ -12,7 +12,7 @@ from torch.nn import functional
 from client.dp_sgd import require_no_privacy
 from client.local_round import LocalRound
 from client.own_model import keep_own_model, own_model, with_own_model
-from client.session import Session, held_out
+from client.session import Session, held_out, own_file
 from client.training import epoch_batches
 from protocol.arrays import arrays_of
 from protocol.fedmd import DIGEST, LOGITS, FedMDSettings
@@ -112,7 +112,7 @@ def _train(local: LocalRound, epochs: int) -> RecordDict:
 
 def _public_samples(session: Session, settings: FedMDSettings) -> Tensor:
     root = str(session.node_config.get("data-root", "")) or session.task.data_root or None
-    name, size = settings.auxiliary, settings.auxiliary_size
+    name, size = own_file(session.node_config, settings.auxiliary), settings.auxiliary_size
     return _auxiliary(name, session.data.spec, size, session.task.seed, root)
 
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load, save
 
 from client.dp_sgd import PrivateTraining
 from client.local_round import LocalRound, received_arrays
-from client.session import Session, deadline_of
+from client.session import Session, deadline_of, own_file
 from client.training import soft_labels
 from links import LinkError, receive, send
 from protocol.arrays import Arrays, arrays_of, as_record, check_arrays, not_finite
@@ -134,6 +134,7 @@ def _sent(session: Session, route: ConfigRecord, payload: bytes, deadline: float
 
 def _auxiliary(session: Session, request: Pretraining) -> torch.Tensor:
     root = str(session.node_config.get("data-root", "")) or session.task.data_root or None
+    name = own_file(session.node_config, request.auxiliary)
     return auxiliary_images(
-        request.auxiliary, session.data.spec, request.auxiliary_size, session.task.seed, root
+        name, session.data.spec, request.auxiliary_size, session.task.seed, root
     )

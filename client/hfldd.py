@@ -15,7 +15,7 @@ from client.distillation import distilled, refined
 from client.dp_sgd import PrivacyAccount, PrivateTraining, require_no_privacy
 from client.features import as_seen, seen_data
 from client.local_round import LocalRound, build_model, received_arrays
-from client.session import Session, deadline_of
+from client.session import Session, deadline_of, own_file
 from client.training import soft_labels
 from distill.audited import audited
 from distill.errors import VirtualDataError
@@ -63,7 +63,11 @@ SMALLEST_PROBABILITY = 1e-10
 def needs(session: Session, settings: HFLDDSettings) -> Iterator[Callable[[], object]]:
     """Calls that fail where the node lacks the distiller or the auxiliary set."""
     yield partial(formation_arguments, settings.distiller, settings.formation)
-    yield partial(network_arguments, settings.distiller, settings.network, settings.network_weights)
+    yield lambda: network_arguments(
+        settings.distiller,
+        settings.network,
+        own_file(session.node_config, settings.network_weights),
+    )
     if settings.auxiliary != NOISE:
         yield partial(_auxiliary, session, settings)
 
@@ -238,8 +242,9 @@ def _divergence(first: torch.Tensor, second: torch.Tensor) -> float:
 def _auxiliary(session: Session, request: LabelKnowledge) -> torch.Tensor:
     """The global auxiliary set D_g, (|D_g|, C, H, W)."""
     root = str(session.node_config.get("data-root", "")) or session.task.data_root or None
+    name = own_file(session.node_config, request.auxiliary)
     return auxiliary_images(
-        request.auxiliary, session.data.spec, request.auxiliary_size, session.task.seed, root
+        name, session.data.spec, request.auxiliary_size, session.task.seed, root
     )
 
 

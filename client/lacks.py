@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from flwr.app import Context
 
-from client.session import Session
+from client.session import Session, task_of
 from links import introduce
 from protocol.meeting import MOST_REASONS, Requirement, one_line
 from protocol.method import Method
@@ -27,12 +27,11 @@ def lacking(context: Context, requirement: Requirement | None) -> list[str]:
     Tried are the node's data and links, the model, and what the method needs: its code and, by
     `Method.needs`, distillers and files.
     """
-    task = TaskSettings.from_run_config(context.run_config)
     data_root = str(context.node_config.get("data-root", ""))
     reasons = _failing(
         [
             lambda: introduce(Session.of(context)),
-            lambda: _check_model(context.run_id, task, data_root, requirement),
+            lambda: _check_model(context.run_id, task_of(context), data_root, requirement),
             lambda: _import_code(requirement),
         ]
     )

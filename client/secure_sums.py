@@ -224,14 +224,25 @@ def unmask(message: Message, context: Context) -> Message:
 
 
 def _summed_phase(message: Message, context: Context) -> Phase | None:
-    """The phase of a message whose answers are summed; None if they are not."""
+    """The phase of a message whose answers are summed; None if they are not.
+
+    Raises
+    ------
+    SumRefusedError
+        If the message has no part in a run with secure sums, such as plain training where the
+        method sums something else.
+    """
     if not context.run_config.get("secure-sums"):
         return None
     method = find_method(str(context.run_config.get("strategy", "")))
     message_type = message.metadata.message_type
-    if method is None or message_type not in method.summed:
+    if method is None or not method.summed:
         return None
-    return phases_of(method)[message_type]
+    if message_type not in phases_of(method, secure_sums=True):
+        raise SumRefusedError(
+            f"secure-sums = true, and strategy = {method.name!r} has no masks for {message_type!r}"
+        )
+    return phases_of(method)[message_type] if message_type in method.summed else None
 
 
 def _refused_keys(peers: Peers, context: Context) -> list[int]:

@@ -5,13 +5,16 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from hashlib import blake2b
 
 import numpy as np
 import torch
 from flwr.app import Context, Message
+from torch import Tensor
 
 from links.store import NodeStore
-from protocol.messages import FEWEST_OF_A_CLASS
+from protocol.messages import FEWEST_OF_A_CLASS, FILE, HOLDOUT, HOLDOUT_SECRET
+from task.auxiliary_names import OWN_FILE
 from task.compute.device import choose_device, place
 from task.datasets import DataSpec, Samples, load_private_data
 from task.settings import SettingsError, TaskSettings
@@ -31,8 +34,8 @@ class LocalData:
     train : Samples
         Training samples.
     holdout : Samples
-        Evaluation samples: the test set of the node's own data set, else the share
-        ``train.holdout`` of its data, possibly empty.
+        Evaluation samples: the test set of the node's own data set, else a share of its data,
+        possibly empty: ``train.holdout`` and the run's draw, or what the node's owner has fixed.
     """
 
     spec: DataSpec
@@ -75,8 +78,8 @@ class Session:
     def of(cls, context: Context) -> "Session":
         """Session of the node that Flower's context describes.
 
-        Reads ``device``, ``data``, ``dataset``, ``data-root``, ``state-dir``, ``partition-id`` and
-        ``num-partitions`` from the node config.
+        Reads ``device``, ``data``, ``dataset``, ``data-root``, ``state-dir``, ``partition-id``,
+        ``num-partitions``, ``holdout`` and ``holdout-secret`` from the node config.
 
         Raises
         ------
@@ -84,7 +87,7 @@ class Session:
             If a setting is wrong, or the node has neither ``data`` nor a partition.
         """
         node = dict(context.node_config)
-        task = TaskSettings.from_run_config(context.run_config)
+        task = task_of(context)
         device = choose_device(str(node.get("device", "auto")), "node config: device")
         return cls(
             task=task,
@@ -106,6 +109,43 @@ class Session:
     def generator(self, purpose: str, server_round: int = 0) -> torch.Generator:
         """CPU generator seeded by the run's seed, the node, the purpose and the round."""
         return _generator(self.task.seed, self.identity, purpose, server_round)
+
+
+def task_of(context: Context) -> TaskSettings:
+    """The run's task, with the owner's files in place of the names that the run gives (``@NAME``).
+
+    Raises
+    ------
+    SettingsError
+        If a setting is wrong, or the owner has no file of a name.
+    """
+    task = TaskSettings.from_run_config(context.run_config)
+    weights = own_file(context.node_config, task.backbone.weights)
+    index_file = own_file(context.node_config, task.partition.index_file)
+    return task.model_copy(
+        update={
+            "backbone": task.backbone.model_copy(update={"weights": weights}),
+            "partition": task.partition.model_copy(update={"index_file": index_file}),
+        }
+    )
+
+
+def own_file(node_config: Mapping[str, NodeConfigValue], name: str) -> str:
+    """The path of the owner's file or folder for ``@NAME``; any other name is unchanged.
+
+    Raises
+    ------
+    SettingsError
+        If the owner has none of this name.
+    """
+    if not OWN_FILE.fullmatch(name):
+        return name
+    if (path := node_config.get(f"{FILE}{name}")) is None:
+        raise SettingsError(
+            f"this node has no file called {name} (its owner can add it to `files` of the node's "
+            "settings)"
+        )
+    return str(path)
 
 
 def held_out(session: Session) -> Samples:
@@ -167,9 +207,15 @@ def _local_data(
     else:
         raw = partition_samples(task, identity, int(node["num-partitions"]), data_root)
     samples = raw.to_samples(spec)
+    chosen = _chosen_by_owner(node, len(samples))
     if fewest := int(node.get(FEWEST_OF_A_CLASS, 0)):
-        samples = _of_large_classes(samples, fewest)
+        large = _in_large_classes(samples, fewest)
+        samples, chosen = samples.subset(large), chosen[large]
     samples = place(samples, device)
+    if HOLDOUT in node:
+        chosen = chosen.to(samples.labels.device)
+        held, rest = (samples.subset(part.nonzero().flatten()) for part in (chosen, ~chosen))
+        return LocalData(spec, train=rest, holdout=held)
     order = torch.randperm(len(samples), generator=_generator(task.seed, identity, "holdout"))
     num_held_out = int(task.train.holdout * len(samples))
     order = order.to(samples.labels.device)
@@ -180,13 +226,29 @@ def _local_data(
     )
 
 
-def _of_large_classes(samples: Samples, fewest: int) -> Samples:
-    """The samples of classes that have so many, as the node's owner demands."""
+def _chosen_by_owner(node: Mapping[str, NodeConfigValue], num_samples: int) -> Tensor:
+    """Which samples the owner holds out, bool (n,): by place in the data, and a secret of the node.
+
+    Places are those before anything that a run chooses, and each draw is by itself, so no run can
+    have other samples held out. All are False where the owner leaves it to the run.
+    """
+    if HOLDOUT not in node:
+        return torch.zeros(num_samples, dtype=torch.bool)
+    secret, below = bytes.fromhex(str(node[HOLDOUT_SECRET])), int(float(node[HOLDOUT]) * 2**64)
+    draws = (
+        blake2b(place.to_bytes(8, "big"), key=secret, digest_size=8).digest()
+        for place in range(num_samples)
+    )
+    return torch.tensor([int.from_bytes(draw, "big") < below for draw in draws], dtype=torch.bool)
+
+
+def _in_large_classes(samples: Samples, fewest: int) -> Tensor:
+    """Places of the samples of classes that have so many, as the node's owner demands."""
     sizes = samples.labels.bincount()
-    kept = samples.subset((sizes[samples.labels] >= fewest).nonzero().flatten())
-    if not len(kept):
+    places = (sizes[samples.labels] >= fewest).nonzero().flatten()
+    if not len(places):
         raise SettingsError(
             f"the node's policy: fewest-of-a-class = {fewest}, and its largest class has "
             f"{int(sizes.max())} samples"
         )
-    return kept
+    return places

@@ -33,6 +33,10 @@ class LifetimeAccount:
         """Epsilon that has left on a data set."""
         return float(self._read().get(data, {}).get("left", 0.0))
 
+    def evaluations(self, data: str) -> int:
+        """Evaluations on a data set that have left."""
+        return int(self._read().get(data, {}).get("evaluations", 0))
+
     def after(self, data: str, run: str, claim: float | None) -> float:
         """Epsilon that will have left on a data set.
 
@@ -55,7 +59,22 @@ class LifetimeAccount:
         """
         if claim is None:
             return
-        accounts = self._changed(self._read(), data, run, claim)
+        self._write(self._changed(self._read(), data, run, claim))
+
+    def book_evaluation(self, data: str, epsilon: float) -> None:
+        """Book an evaluation and what it costs; call it before the reply leaves.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be written.
+        """
+        accounts = self._read()
+        own = {"left": 0.0, "runs": {}, "evaluations": 0} | accounts.get(data, {})
+        own |= {"left": own["left"] + epsilon, "evaluations": own["evaluations"] + 1}
+        self._write({**accounts, data: own})
+
+    def _write(self, accounts: Mapping[str, Any]) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(self._file) as partial:
             partial.touch(mode=0o600)
@@ -72,7 +91,7 @@ class LifetimeAccount:
             claim = math.inf
         added = claim - last if claim >= last else claim
         runs = {**own["runs"], run: claim}
-        return {**accounts, data: {"left": own["left"] + added, "runs": runs}}
+        return {**accounts, data: {**own, "left": own["left"] + added, "runs": runs}}
 
     def _read(self) -> dict[str, Any]:
         try:

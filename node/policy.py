@@ -2,6 +2,7 @@
 
 Whoever may submit a run executes code on every node. The policy is the owner's word on that, and is
 kept outside the submitted app (`node.flower_1_32.guard`). What it cannot hold: `docs/policy.md`.
+What a strict one lets a run ask, and what leaves: `node.listed`.
 """
 
 from __future__ import annotations
@@ -67,6 +68,14 @@ class Policy(Block):
     replies : str (default: "any")
         ``declared``: message types must be of the run's strategy, and a reply must have the
         records, keys, types and array shapes that the strategy declares for it, and nothing else.
+    settings : str (default: "any")
+        ``listed``: settings of runs and keys of messages must be on a list (`node.listed`), in
+        their ranges, and the other bounds there hold. Needs ``replies: declared`` and ``paths:
+        named``.
+    paths : str (default: "named")
+        ``named``: a run names no file or folder on the node, only public sets, and what the owner
+        has given a name (``files`` of the node's settings). Its ``data-root``, where named data
+        sets lie, counts unless settings are ``listed``.
     raw_data : str (default: "never")
         Whether its samples may leave it as they are: ``never``, ``allowed``, or ``ask``: in runs
         that its owner has allowed by id (`node.permissions`).
@@ -85,6 +94,16 @@ class Policy(Block):
         Most epsilon that leaves the node over all runs on its data set, ever.
     most_epochs : int, optional (default: any)
         Most epochs of each kind of training that a message may ask for.
+    holdout : float, optional (default: any)
+        Share of its samples that the node holds out of training to evaluate on, always the same
+        ones, drawn by a secret of its own. ``any`` leaves share and draw to the run.
+    fewest_held_out : int (default: 1)
+        Held-out samples that an evaluation must be on.
+    evaluation_epsilon : float, optional (default: any)
+        Epsilon that each evaluation costs each held-out sample: accuracy leaves rounded, with noise
+        that the node adds, and nothing else does. Needs ``replies: declared`` and `holdout`.
+    most_evaluations : int, optional (default: any)
+        Evaluations on the node's data set over all runs, ever.
     direct_links : bool (default: True)
         Whether the app may send to other nodes itself, past the node. Otherwise parcels go through
         the server, and the node opens each before it leaves.
@@ -109,6 +128,8 @@ class Policy(Block):
         None
     )
     replies: Literal["declared", "any"] = "any"
+    paths: Literal["named", "any"] = "named"
+    settings: Literal["listed", "any"] = "any"
     raw_data: Literal["never", "ask", "allowed"] = "never"
     starts: Annotated[list[Name] | None, _OrAny] = Field(default_factory=lambda: [*_NOT_REAL])
     fewest_of_a_class: Count = 1
@@ -116,6 +137,10 @@ class Policy(Block):
     most_delta: Annotated[float, Field(gt=0, le=1)] = 1.0
     most_epsilon: Annotated[Annotated[float, Field(gt=0)] | None, _OrAny] = None
     most_epochs: Annotated[Count | None, _OrAny] = None
+    holdout: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, _OrAny] = None
+    fewest_held_out: Count = 1
+    evaluation_epsilon: Annotated[Annotated[float, Field(gt=0)] | None, _OrAny] = None
+    most_evaluations: Annotated[Count | None, _OrAny] = None
     direct_links: bool = True
     single_updates: Literal["never", "allowed"] = "allowed"
     most_bytes_a_day: Annotated[Count | None, _OrAny] = None
@@ -128,6 +153,23 @@ class Policy(Block):
     def _is_counted(cls, epsilon: float | None, info: ValidationInfo) -> float | None:
         if epsilon is not None and not info.data.get("least_noise"):
             raise ValueError("needs least-noise above 0: without noise, epsilon has no bound")
+        return epsilon
+
+    @field_validator("settings")
+    @classmethod
+    def _are_all_read(cls, settings: str, info: ValidationInfo) -> str:
+        for key, needed in (("replies", "declared"), ("paths", "named")):
+            if settings == "listed" and info.data.get(key) != needed:
+                raise ValueError(f"listed needs {key}: {needed}")
+        return settings
+
+    @field_validator("evaluation_epsilon")
+    @classmethod
+    def _is_of_fixed_samples(cls, epsilon: float | None, info: ValidationInfo) -> float | None:
+        if epsilon is not None and info.data.get("replies") != "declared":
+            raise ValueError("needs replies: declared, else accuracy can leave in another record")
+        if epsilon is not None and info.data.get("holdout") is None:
+            raise ValueError("needs holdout, else a run chooses the samples (set it to 0.1)")
         return epsilon
 
     @field_validator("single_updates")
@@ -167,10 +209,12 @@ class Policy(Block):
 
 
 STANDARD = Policy()
-OPEN = Policy(raw_data="allowed", starts=None)
+OPEN = Policy(paths="any", raw_data="allowed", starts=None)
 HOSPITAL = Policy(
     strategies=["agreement", "fedavg", "fedlgd", "fedprox", "hfldd"],
     replies="declared",
+    paths="named",
+    settings="listed",
     raw_data="never",
     starts=["noise"],
     fewest_of_a_class=20,
@@ -178,6 +222,10 @@ HOSPITAL = Policy(
     most_delta=1e-5,
     most_epsilon=10.0,
     most_epochs=10,
+    holdout=0.1,
+    fewest_held_out=100,
+    evaluation_epsilon=0.1,
+    most_evaluations=50,
     direct_links=False,
     sandbox="where-possible",
 )
@@ -230,6 +278,12 @@ def in_words(policy: Policy) -> list[str]:
         "Sends what the strategy declares, and nothing else."
         if p.replies == "declared"
         else "Sends whatever the app sends.",
+        "Refuses settings and messages that are not on the list of docs/asks.md."
+        if p.settings == "listed"
+        else "Takes any setting of a run that no other rule refuses.",
+        "Reads files that its owner has named only, and public sets."
+        if p.paths == "named"
+        else "Reads any file that a run names.",
         {
             "never": "Never sends its samples as they are.",
             "ask": "Sends its samples as they are in runs that its owner has allowed to have them "
@@ -247,6 +301,7 @@ def in_words(policy: Policy) -> list[str]:
         "Trains for as many epochs as a run asks for."
         if p.most_epochs is None
         else f"Trains for {p.most_epochs} epochs a message at most.",
+        _evaluation_in_words(p),
         "Lets the app send to other nodes directly, unseen."
         if p.direct_links
         else "Sends to other nodes through the server only, and looks into each parcel first.",
@@ -263,6 +318,23 @@ def in_words(policy: Policy) -> list[str]:
             "required": f"Boxes the app in, or does not start: {box}",
         }[p.sandbox],
     ]
+
+
+def _evaluation_in_words(p: Policy) -> str:
+    which = (
+        "samples that the run draws"
+        if p.holdout is None
+        else f"the share {p.holdout:g} of its samples, always the same"
+    )
+    if p.fewest_held_out > 1:
+        which += f" and at least {p.fewest_held_out:,}"
+    what = (
+        "sends accuracy and loss unchanged"
+        if p.evaluation_epsilon is None
+        else f"sends accuracy with noise, at an epsilon of {p.evaluation_epsilon:g} each time"
+    )
+    often = "" if p.most_evaluations is None else f", {p.most_evaluations:,} times at most, ever"
+    return f"Evaluates on {which}; {what}{often}."
 
 
 def cannot_hold(policy: Policy) -> list[str]:

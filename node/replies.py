@@ -16,8 +16,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from links.records import VIRTUAL_DATA, Parcel
+from node.asked import Asked, Form, Refusal, forms_of
+from node.listed import EXACT
+from node.listed import METRICS as METRIC_ROWS
 from node.policy import Policy
-from node.rules import EPSILON, Asked, Form, Refusal, forms_of
+from node.rules import EPSILON
 from protocol.arrays import Arrays, check_arrays
 from protocol.messages import (
     ARRAYS,
@@ -83,8 +86,7 @@ def judge_reply(
         try:
             _check_declared(asked, reply)
             _check_own_words(reply, own)
-            if policy.least_noise and "classes" in reply.config_records.get(CONFIG, {}):
-                raise ValueError("classes are not told with differential privacy")
+            _check_metrics(policy, asked, reply)
             for name in parcels_of(reply):
                 _check_parcel(policy, asked, name, reply.config_records[name], opened)
         except ValueError as error:
@@ -168,6 +170,27 @@ def _check_declared(asked: Asked, reply: RecordDict) -> None:
         except ValueError as error:
             reasons.append(str(error))
     raise ValueError(reasons[0])
+
+
+def _check_metrics(policy: Policy, asked: Asked, reply: RecordDict) -> None:
+    """Check that a reply holds no exact number of samples where differential privacy is asked for.
+
+    Raises
+    ------
+    ValueError
+        If it does, or with ``settings: listed`` holds a metric that is not on the list.
+    """
+    names = reply.metric_records.get(METRICS, MetricRecord()).keys()
+    if policy.settings == "listed" and (odd := names - METRIC_ROWS.keys()):
+        raise ValueError(f"{min(odd)!r:.60} is not on the list of metrics")
+    if not policy.least_noise:
+        return
+    if "classes" in reply.config_records.get(CONFIG, {}):
+        raise ValueError("classes are not told with differential privacy")
+    follows = asked.phase is not None and asked.phase.own_privacy is not None
+    exact = {name for name in names if METRIC_ROWS.get(name) == EXACT}
+    if exact and not follows:
+        raise ValueError(f"{min(exact)!r} does not leave with differential privacy")
 
 
 def _check_own_words(reply: RecordDict, own: OwnWords) -> None:

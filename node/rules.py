@@ -7,197 +7,30 @@ refused. Replies are judged in `node.replies`.
 from __future__ import annotations
 
 import datetime
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from typing import Any
 
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 
+from node.asked import Asked, Refusal, Setting, json_table, table_of
+from node.listed import LINKS, OFF, OWNER, PATHS, RANGE, SERVER, SETTINGS, bound_of
 from node.policy import Policy
-from protocol.arguments import method_settings, read_arguments
-from protocol.messages import ARRAYS, ROUTE
-from protocol.method import EVALUATE_PHASE, Method, Phase
-from protocol.registry import COMMON, find_method, phases_of
-from task.settings import SettingsError, TrainSettings, nested
+from protocol.arguments import method_settings
+from protocol.messages import PACE
+from protocol.method import Method
+from protocol.registry import COMMON, all_methods
+from protocol.schema import Pace
+from task.auxiliary_names import NAMED, NOISE, OWN_FILE
+from task.settings import SettingsError, TaskSettings, TrainSettings
 
-Form = tuple[tuple[int, ...], str]
-"""Shape and type of an array."""
 _CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 _NO_CODE = "torchvision:"
 """Begins names of models that are no code of the submitter's."""
-_TRAIN_DEFAULTS = TrainSettings().model_dump(by_alias=True)
+_TASK_TABLES = {n for n, v in TaskSettings().model_dump(by_alias=True).items() if type(v) is dict}
 EPSILON = "dp-epsilon"
 """Metric of a reply: what the run has spent on this node. Setting: what it may spend."""
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """The rule of a policy that refuses something, and why, with the remedy.
-
-    The detail is for the node's own log: it quotes the app, which must not send in this way either.
-    """
-
-    rule: str
-    reason: str
-    detail: str = ""
-
-    def __str__(self) -> str:
-        return f"the node's policy refuses it: {self.rule}: {self.reason}"
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A setting of the run (``train.``, ``hfldd.``) or of a message's record."""
-
-    where: str
-    name: str
-    value: object
-
-    def __str__(self) -> str:
-        return f"{self.where}{self.name} = {self.value!r:.60}"
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a message asks of this node.
-
-    Parameters
-    ----------
-    message_type : str
-        Flower's.
-    bundle : str
-        SHA-256 of the app bundle that would answer.
-    run_config : Mapping[str, object]
-        In nested tables.
-    said : tuple of Setting
-        What the message itself says.
-    routes : Mapping[str, Mapping[str, object]]
-        Routes of parcels to other nodes, by the name of the record.
-    model : Mapping[str, Form]
-        Shapes and types of the arrays of the model that was sent, by name.
-    """
-
-    message_type: str
-    bundle: str
-    run_config: Mapping[str, Any]
-    said: tuple[Setting, ...]
-    routes: Mapping[str, Mapping[str, Any]]
-    model: Mapping[str, Form]
-
-    @classmethod
-    def by(
-        cls,
-        content: RecordDict,
-        *,
-        message_type: str,
-        bundle: str,
-        run_config: Mapping[str, Any],
-        model: Mapping[str, Form] | None = None,
-    ) -> Asked:
-        """Read a message.
-
-        Parameters
-        ----------
-        model : Mapping[str, Form], optional (default: None)
-            That which the run's messages before have brought, if this one brings none.
-
-        Raises
-        ------
-        SettingsError
-            If the run config cannot be read.
-        """
-        records = content.config_records
-        said = [
-            Setting(f"message {record}.", name, value)
-            for record, values in records.items()
-            for name, value in values.items()
-            if not isinstance(value, bytes)  # parcels are large
-        ]
-        sent = content.array_records.get(ARRAYS) or next(iter(content.array_records.values()), None)
-        if sent is not None:
-            model = forms_of(sent)
-        return cls(
-            message_type=message_type,
-            bundle=bundle,
-            run_config=nested(run_config),
-            said=tuple(said),
-            routes={
-                name: dict(record)
-                for name, record in records.items()
-                if name.partition(".")[0] == ROUTE
-            },
-            model=model or {},
-        )
-
-    @cached_property
-    def settings(self) -> tuple[Setting, ...]:
-        """Settings of training, of the run's method, and of the message."""
-        values = {**_TRAIN_DEFAULTS, **_table(self.run_config, "train")}
-        train = [Setting("train.", *item) for item in values.items()]
-        return (*train, *_settings_of(self.method, self.run_config), *self.said)
-
-    @property
-    def said_by_record(self) -> dict[str, dict[str, object]]:
-        """What the message itself says, by the name of its record and the key."""
-        records: dict[str, dict[str, object]] = {}
-        for setting in self.said:
-            name = setting.where.removeprefix("message ").removesuffix(".")
-            records.setdefault(name, {})[setting.name] = setting.value
-        return records
-
-    @cached_property
-    def all_settings(self) -> tuple[Setting, ...]:
-        """All settings of the run config, and those in settings that are JSON."""
-        found, waiting = list[Setting](), [("", dict[str, Any](self.run_config))]
-        waiting += [(s.where, {s.name: s.value}) for s in self.said]
-        while waiting:
-            where, table = waiting.pop()
-            for name, value in table.items():
-                inner = _json_table(value) if isinstance(value, str) else value
-                if isinstance(inner, dict):
-                    waiting.append((f"{where}{name}.", inner))
-                else:
-                    found.append(Setting(where, name, value))
-        return tuple(found)
-
-    @property
-    def strategy(self) -> str:
-        """The run's strategy; empty if it names none."""
-        return str(self.run_config.get("strategy", ""))
-
-    @cached_property
-    def method(self) -> Method | None:
-        """The strategy's declaration, if it has one here; to look for it reads all packages."""
-        return find_method(self.strategy)
-
-    @property
-    def start(self) -> str:
-        """The strategy that makes the run's first model; empty if that is random."""
-        return str(self.run_config.get("start", ""))
-
-    @cached_property
-    def method_of_start(self) -> Method | None:
-        """The method of that strategy; None if there is none."""
-        return find_method(self.start) if self.start else None
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """The run's strategies: the one that makes its first model, if any, and its own."""
-        return (self.start, self.strategy) if self.start else (self.strategy,)
-
-    @property
-    def phase(self) -> Phase | None:
-        """The phase of the run's strategies that the message is of, if they declare one."""
-        secure_sums = bool(self.run_config.get("secure-sums"))
-        phases = phases_of(self.method, self.method_of_start, secure_sums=secure_sums)
-        return phases.get(self.message_type)
-
-    def values(self, name: str) -> list[Setting]:
-        """Settings of the run or the message that have this name."""
-        return [setting for setting in self.settings if setting.name == name]
 
 
 def judge_message(policy: Policy, asked: Asked, now: datetime.datetime) -> Refusal | None:
@@ -214,8 +47,35 @@ def judge_message(policy: Policy, asked: Asked, now: datetime.datetime) -> Refus
     return next((refusal for refusal in refusals if refusal), None)
 
 
+def judge_request(policy: Policy, asked: Asked, content: RecordDict) -> Refusal | None:
+    """Why a policy refuses a message for the records and keys in it; None if it does not.
+
+    Parameters
+    ----------
+    content : RecordDict
+        The message's.
+    """
+    if policy.settings == "any":
+        return None
+    phase = asked.phase
+    if phase is None or phase.request is None:
+        reason = f"listed, and no request {asked.message_type!r:.60} is on the list"
+        return Refusal("settings", reason)
+    try:
+        phase.request.check(RecordDict({k: v for k, v in content.items() if k != PACE}))
+        Pace.checked(content.config_records.get(PACE, ConfigRecord()), f"message {PACE}")
+    except ValueError as error:
+        return Refusal("settings", f"listed, and in {asked.message_type}: {error}")
+    return None
+
+
 def judge_spending(
-    policy: Policy, *, epsilon: float, num_bytes: int, counted: bool = True
+    policy: Policy,
+    *,
+    epsilon: float,
+    num_bytes: int,
+    counted: bool = True,
+    evaluations: int = 0,
 ) -> Refusal | None:
     """Why a policy refuses to let more leave; None if it does not.
 
@@ -227,7 +87,12 @@ def judge_spending(
         What has left in the last 24 hours, with the reply at hand.
     counted : bool (default: True)
         Whether the reply says what it costs, or costs nothing.
+    evaluations : int (default: 0)
+        Evaluations over all runs on the node's data set, with the one at hand.
     """
+    if policy.most_evaluations is not None and evaluations > policy.most_evaluations:
+        reason = f"{policy.most_evaluations:,} over all runs on this node's data, and all are spent"
+        return Refusal("most-evaluations", f"{reason} (set fraction-evaluate to 0)")
     most, most_bytes = policy.most_epsilon, policy.most_bytes_a_day
     if most is not None and not counted:
         return Refusal("most-epsilon", "the reply does not say what epsilon it costs")
@@ -256,12 +121,53 @@ def _bundles(policy: Policy, asked: Asked) -> Refusal | None:
 
 
 def _named_code(policy: Policy, asked: Asked) -> Refusal | None:
-    if policy.bundles is None and policy.publishers is None:
+    if policy.bundles is None and policy.publishers is None and policy.settings == "any":
         return None
     named = [s for s in (*asked.all_settings, *asked.settings) if _code_in(s.value)]
     odd = [setting for setting in named if setting.name not in ("strategy", "start")]
-    rule = "publishers" if policy.bundles is None else "bundles"
+    rule = "publishers" if policy.publishers is not None else "settings"
+    rule = "bundles" if policy.bundles is not None else rule
     return _first(rule, "runs no other code", odd, "name what the bundle has itself")
+
+
+def _listed(policy: Policy, asked: Asked) -> Refusal | None:
+    """Refuse settings that have no row, paths under other names, and values out of range."""
+    if policy.settings == "any":
+        return None
+    for setting in asked.all_settings:
+        bound = _bound_of(asked, setting)
+        if bound is None:
+            return Refusal("settings", f"listed, and {setting} is not on the list (leave it out)")
+        if bound == OFF and setting.value is not False:
+            return Refusal("settings", f"listed, and the run asks for {setting} (set it to false)")
+        if bound not in (SERVER, LINKS, OWNER) and _is_a_path(setting.value):
+            return Refusal("paths", f"named, and the run asks for {setting} (name no path)")
+    try:
+        TaskSettings.checked(asked.run_config, "run config")
+    except SettingsError as error:
+        return Refusal("settings", f"listed, and {error}")
+    return None
+
+
+def _paths(policy: Policy, asked: Asked) -> Refusal | None:
+    if policy.paths == "any":
+        return None
+    odd = (
+        s
+        for s in asked.all_settings
+        if SETTINGS.get(s.name.replace("_", "-")) == PATHS and not _is_a_name(s)
+    )
+    remedy = "the node's owner can name a file, `files` of the node's settings, for @NAME"
+    return _first("paths", "named", odd, remedy)
+
+
+def _evaluations(policy: Policy, asked: Asked) -> Refusal | None:
+    if policy.evaluation_epsilon is None or not asked.evaluates:
+        return None
+    if asked.phase is None or not asked.phase.rates:
+        what = f"{asked.message_type!r:.60} gives more than the received model's accuracy"
+        return Refusal("evaluation-epsilon", f"{policy.evaluation_epsilon:g}, and {what}")
+    return None
 
 
 def _strategies(policy: Policy, asked: Asked) -> Refusal | None:
@@ -332,14 +238,14 @@ def _own_epsilons(asked: Asked) -> list[float]:
     if method is None or method.own_privacy is None or asked.start:
         return []
     arguments = str(asked.run_config.get("strategy-args", ""))
-    table = _table(asked.run_config, method.table_name)
+    table = table_of(asked.run_config, method.table_name)
     epsilons = [method.own_privacy(method_settings(method, table, arguments))]
     if not epsilons[0] > 0:
         return []
     phase = asked.phase
     if phase is not None and phase.own_privacy is not None:
         epsilons.append(phase.own_privacy(asked.said_by_record))
-    elif phase is not EVALUATE_PHASE and phase not in COMMON:
+    elif not (phase and phase.rates) and phase not in COMMON:
         epsilons.append(0.0)  # such as plain training, which would see the samples
     return epsilons
 
@@ -400,6 +306,9 @@ def _single_updates(policy: Policy, asked: Asked) -> Refusal | None:
     if asked.method is None or not asked.method.summed:
         reason = f"never, and strategy = {asked.strategy!r:.60} has no secure sums (take fedavg)"
         return Refusal("single-updates", reason)
+    if asked.phase is None:
+        what = f"{asked.message_type!r:.60} of strategy = {asked.strategy!r:.60} has no masks"
+        return Refusal("single-updates", f"never, and {what}")
     return None
 
 
@@ -407,15 +316,60 @@ _RULES: tuple[Callable[[Policy, Asked], Refusal | None], ...] = (
     _bundles,
     _named_code,
     _strategies,
+    _single_updates,
     _message_types,
+    _paths,
     _raw_data,
     _starts,
     _noise,
     _delta,
     _epochs,
     _links,
-    _single_updates,
+    _evaluations,
+    _listed,
 )
+
+
+def _bound_of(asked: Asked, setting: Setting) -> str | None:
+    """What bounds a setting, by `node.listed`; None if it is not on the list."""
+    table, _, inner = setting.where.rstrip(".").partition(".")
+    name = setting.name
+    if table == "aggregator-args":
+        return SERVER
+    if table.startswith("message "):
+        if not inner or inner.isdecimal():  # a key of the record, which its request declares
+            return bound_of("", name) or RANGE
+        table, inner = "", ""  # of the settings in it, which are JSON
+    if table == "strategy-args":
+        table, name = asked.method.table_name if asked.method else "", name.replace("_", "-")
+    own = _settings_by_table()
+    if inner or (table in own and name not in own[table]):
+        return None
+    if table not in own and table not in ("", *_TASK_TABLES):
+        return None
+    is_plug_in = asked.method is not None and asked.method.package and name in own.get(table, ())
+    return bound_of(table, name) or (RANGE if is_plug_in else None)
+
+
+@cache
+def _settings_by_table() -> dict[str, set[str]]:
+    """Settings of all methods, by the name of their table."""
+    tables: dict[str, set[str]] = {}
+    for method in all_methods().values():
+        if method.settings is not None:
+            names = method.settings().model_dump(by_alias=True)
+            tables.setdefault(method.table_name, set()).update(names)
+    return tables
+
+
+def _is_a_name(setting: Setting) -> bool:
+    public = (NOISE, *NAMED) if setting.name == "auxiliary" else ()
+    value = setting.value
+    return value in ("", *public) or (isinstance(value, str) and bool(OWN_FILE.fullmatch(value)))
+
+
+def _is_a_path(value: object) -> bool:
+    return isinstance(value, str) and any(c in value for c in "/\\") and not json_table(value)
 
 
 def _first(rule: str, allowed: str, odd: Iterable[Setting], remedy: str) -> Refusal | None:
@@ -423,16 +377,6 @@ def _first(rule: str, allowed: str, odd: Iterable[Setting], remedy: str) -> Refu
     if setting is None:
         return None
     return Refusal(rule, f"{allowed}, and the run asks for {setting} ({remedy})")
-
-
-def _settings_of(method: Method | None, config: Mapping[str, Any]) -> list[Setting]:
-    """Settings of the run's method: defaults, its table, ``strategy-args``; as they are said."""
-    if method is None or method.settings is None:
-        return []
-    values = {**method.settings().model_dump(by_alias=True), **_table(config, method.table_name)}
-    arguments = read_arguments(str(config.get("strategy-args", "")), "strategy-args")
-    values |= {name.replace("_", "-"): value for name, value in arguments.items()}
-    return [Setting(f"{method.table_name}.", *item) for item in values.items()]
 
 
 def _uncovered(asked: Asked) -> str:
@@ -449,26 +393,9 @@ def _uncovered_of(method: Method | None, config: Mapping[str, Any], arguments: s
         if method.phases or method.terms:
             return f"{method.name} does not declare what differential privacy covers"
         return ""
-    settings = method_settings(method, _table(config, method.table_name), arguments)
-    train = TrainSettings.checked(_table(config, "train"), "run config")
+    settings = method_settings(method, table_of(config, method.table_name), arguments)
+    train = TrainSettings.checked(table_of(config, "train"), "run config")
     return method.unprotected(settings, train)
-
-
-def forms_of(record: ArrayRecord) -> dict[str, Form]:
-    """Shapes and types of a record's arrays, as they are said."""
-    return {name: (tuple(array.shape), array.dtype) for name, array in record.items()}
-
-
-def _table(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    table = config.get(name, {})
-    return table if isinstance(table, dict) else {}
-
-
-def _json_table(text: str) -> object:
-    try:
-        return json.loads(text) if text.lstrip().startswith("{") else None
-    except (ValueError, RecursionError):
-        return None
 
 
 def _code_in(value: object) -> bool:

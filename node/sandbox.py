@@ -163,6 +163,7 @@ def _readable(settings: NodeSettings) -> list[Path]:
         *(settings.peer_certificate, settings.peer_key, settings.peer_revocations),
         settings.root_certificates,
         settings.edge,
+        *settings.files.values(),
     ]
     return [path for path in files if path is not None]
 

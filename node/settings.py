@@ -15,9 +15,12 @@ from pydantic_core import ErrorDetails
 from links.loopback import is_loopback
 from links.records import NodeName
 from node.policy import STANDARD, Policy, read_policy
-from protocol.messages import EDGE, FEWEST_OF_A_CLASS
+from protocol.messages import EDGE, FEWEST_OF_A_CLASS, FILE, HOLDOUT, HOLDOUT_SECRET
+from task.auxiliary_names import OWN_FILE
 
 NodeConfigValue = bool | int | float | str
+DATA_ROOT = "data-root"
+"""Key of the node config: folder of named data sets, before the run's."""
 NODE_CONFIG = "node-config.toml"
 """File in the state directory with what apps see of these settings."""
 
@@ -26,6 +29,8 @@ FLOWER_HOME = "flower"
 
 _OWN_KEYS = {
     FEWEST_OF_A_CLASS,
+    HOLDOUT,
+    HOLDOUT_SECRET,
     EDGE,
     *("name", "partition-id", "num-partitions", "sector", "device", "data", "dataset"),
     "state-dir",
@@ -59,6 +64,8 @@ class NodeSettings(BaseModel):
     dataset : str | None (default: None)
         Named data set that this node holds in place of the run's, converted to the run's image
         shape; the node is tested on that set's own test samples.
+    files : dict[str, Path] (default: {})
+        Files and folders that runs may name, each as ``@NAME``: auxiliary images, network weights.
     device : str (default: "auto")
         See `node.device.take_device`; apps see the device that was taken, as in ``cuda:1``.
     preload : tuple[str, ...] (default: ("torch",))
@@ -101,6 +108,7 @@ class NodeSettings(BaseModel):
     sector: int | None = Field(default=None, ge=0)
     data: Path | None = None
     dataset: str | None = Field(default=None, min_length=1)
+    files: dict[str, Path] = {}
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     threads: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
     state_dir: Path = Path("state/node")
@@ -134,6 +142,16 @@ class NodeSettings(BaseModel):
         if not path.exists():
             raise ValueError(f"{path} does not exist")
         return path
+
+    @field_validator("files")
+    @classmethod
+    def _check_files(cls, files: dict[str, Path]) -> dict[str, Path]:
+        for name, path in files.items():
+            if not OWN_FILE.fullmatch(f"@{name}"):
+                raise ValueError(f"{name!r}: a name has letters, digits, and - _ . in it")
+            if not path.expanduser().exists():
+                raise ValueError(f"{name}: {path} does not exist")
+        return {name: path.expanduser().resolve() for name, path in files.items()}
 
     @field_validator("state_dir")
     @classmethod
@@ -187,9 +205,15 @@ class NodeSettings(BaseModel):
                 f"peer-address={peer} is reached from other machines: give "
                 "peer-certificate and peer-key, or an address on loopback"
             )
-        if options := _OWN_KEYS & self.node_config.keys():
+        own = {key for key in self.node_config if key.startswith(FILE)}
+        if options := own | (_OWN_KEYS & self.node_config.keys()):
             raise ValueError(f"node-config: {min(options)} is an option of its own, use that")
         return self
+
+    @property
+    def _data_root(self) -> str:
+        """Folder of named data sets, where a run's own ``data-root`` may not count."""
+        return os.environ.get("FLWR_DISTILL_DATA_ROOT", "data")
 
     @property
     def app_config(self) -> dict[str, NodeConfigValue]:
@@ -211,6 +235,9 @@ class NodeSettings(BaseModel):
             "peer-names": self.peer_names,
             EDGE: self.edge,
             FEWEST_OF_A_CLASS: fewest if (fewest := self.policy.fewest_of_a_class) > 1 else None,
+            HOLDOUT: self.policy.holdout,
+            DATA_ROOT: self._data_root if self.policy.settings == "listed" else None,
+            **{f"{FILE}@{name}": path for name, path in self.files.items()},
         }
         config = {
             key: str(value) if isinstance(value, Path) else value

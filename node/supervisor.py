@@ -37,8 +37,15 @@ from node.policy import OPEN, Policy, cannot_hold, in_words
 from node.processes import Process, start_bound, start_nursery, stop
 from node.reachability import check_superlink
 from node.sandbox import DOOR, box, why_exposed, why_no_box
-from node.secret import appio_secret
-from node.settings import FLOWER_HOME, NODE_CONFIG, NodeError, NodeSettings, flat_toml
+from node.secret import appio_secret, holdout_secret
+from node.settings import (
+    FLOWER_HOME,
+    NODE_CONFIG,
+    NodeConfigValue,
+    NodeError,
+    NodeSettings,
+    flat_toml,
+)
 from node.stock import (
     appio_arguments,
     check_another,
@@ -48,6 +55,7 @@ from node.stock import (
     is_stock,
     supernode_command,
 )
+from protocol.messages import HOLDOUT, HOLDOUT_SECRET
 
 MAILBOX_ENVIRONMENT = {"GRPC_VERBOSITY": "info"}
 """Makes gRPC log refused TLS handshakes, which Flower silences."""
@@ -119,7 +127,9 @@ class Node:
     def _prepare(self) -> None:
         settings = self._settings
         settings.state_dir.mkdir(parents=True, exist_ok=True)
-        self._node_config.write_text(flat_toml(settings.app_config), encoding="utf-8")
+        self._node_config.touch(mode=0o600)
+        self._node_config.chmod(0o600)  # one that an earlier version made
+        self._node_config.write_text(flat_toml(app_config(settings)), encoding="utf-8")
         if is_another():
             print(check_another(settings), file=sys.stderr, flush=True)
         else:
@@ -343,6 +353,14 @@ def _checked(report: list[Any]) -> tuple[str, int | str]:
 def status_file(state_dir: Path) -> Path:
     """Return the file with the state and process ids of a running node."""
     return state_dir / "node.json"
+
+
+def app_config(settings: NodeSettings) -> dict[str, NodeConfigValue]:
+    """The node config that apps see, with the secret that draws its held-out samples."""
+    config = settings.app_config
+    if HOLDOUT in config:
+        config[HOLDOUT_SECRET] = holdout_secret(settings.state_dir).hex()
+    return config
 
 
 def _log_policy(policy: Policy) -> None:

@@ -11,8 +11,17 @@ from flwr.app import ArrayRecord, RecordDict
 from pydantic import Field
 
 from protocol.arrays import Arrays, as_record, finite_arrays
+from protocol.messages import CONFIG
 from protocol.method import Method, Phase
-from protocol.schema import LARGEST_NUMBER, EvaluateMetrics, Reply, Share, TrainMetrics
+from protocol.schema import (
+    LARGEST_NUMBER,
+    EvaluateMetrics,
+    Reply,
+    Request,
+    Share,
+    TrainMetrics,
+    TrainRequest,
+)
 from task.settings import Block, TrainSettings
 
 if TYPE_CHECKING:
@@ -228,6 +237,8 @@ METHODS = (
                 "nodes sum their features",
                 (Reply(metrics=TrainMetrics, arrays={SUMS: _check_sums}),),
                 "client.analytic:send_sums",
+                request=Request({CONFIG: TrainRequest, FEATURES: SumsRequest}),
+                leaves="sums over its samples' features and their products, and samples by class",
                 quorum=True,
                 summed=_summed,
                 shortened=False,
@@ -237,6 +248,8 @@ METHODS = (
                 "nodes evaluate heads of their own",
                 (Reply(metrics=OwnHeadMetrics),),
                 "client.analytic:evaluate_own",
+                request=Request({FEATURES: AnalyticSettings}, (SUMS,)),
+                leaves="accuracies and loss on held-out samples of heads of all sums and its own",
             ),
         ),
         unprotected=_unprotected,

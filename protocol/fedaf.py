@@ -10,8 +10,9 @@ from links.records import VIRTUAL_DATA
 from protocol.arrays import Arrays
 from protocol.class_means import check_distributions, class_means
 from protocol.feddm import DistilledMetrics, SentData
+from protocol.messages import ARRAYS, CONFIG
 from protocol.method import Method, Phase
-from protocol.schema import LARGEST_NUMBER, Reply
+from protocol.schema import LARGEST_NUMBER, Reply, Request, TrainRequest
 from task.settings import Block, TrainSettings
 
 CLASS_KNOWLEDGE = "query.class_knowledge"
@@ -159,6 +160,10 @@ METHODS = (
                 "nodes say what the model predicts",
                 (Reply(metrics=KnowledgeMetrics, arrays={KNOWLEDGE: _check}),),
                 "client.fedaf:tell",
+                request=Request(
+                    {CONFIG: TrainRequest, CLASS_KNOWLEDGE: SoftLabelRequest}, (ARRAYS,)
+                ),
+                leaves="what the model predicts on average on its samples of each class",
                 compared=True,
             ),
             Phase(
@@ -166,6 +171,10 @@ METHODS = (
                 "nodes distil their data with their peers",
                 (Reply(metrics=DistilledMetrics, configs={VIRTUAL_DATA: SentData}),),
                 "client.fedaf:distill",
+                request=Request(
+                    {CONFIG: TrainRequest, DISTILL_WITH_PEERS: WithPeers}, (KNOWLEDGE,)
+                ),
+                leaves="virtual data, not sealed, and their privacy card",
                 quorum=True,
                 needed=True,
             ),

@@ -5,8 +5,9 @@ from typing import Annotated
 from pydantic import Field
 
 from links.records import VIRTUAL_DATA
+from protocol.messages import ARRAYS, CONFIG
 from protocol.method import Method, Phase
-from protocol.schema import Count, Reply
+from protocol.schema import Count, Reply, Request, TrainRequest
 from task.settings import Block, TrainSettings
 
 DISTILL_AROUND = "train.feddm_distill"
@@ -96,6 +97,8 @@ METHODS = (
                 "nodes distil their data around the model",
                 (Reply(metrics=DistilledMetrics, configs={VIRTUAL_DATA: SentData}),),
                 "client.feddm:distill",
+                request=Request({CONFIG: TrainRequest, DISTILL_AROUND: AroundModel}, (ARRAYS,)),
+                leaves="virtual data, not sealed, and their privacy card",
                 quorum=True,
                 needed=True,
             ),

@@ -1,10 +1,12 @@
 """FedDyn: settings, which are also its request to nodes, and declaration."""
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
-from protocol.method import Method, all_protected
+from protocol.method import TRAIN_PHASE, Method, all_protected
+from protocol.schema import TRAIN_REQUEST
 from task.settings import Block
 
 DYNAMIC = "dynamic-regularisation"
@@ -29,6 +31,7 @@ METHODS = (
         strategy="strategies.feddyn:FedDyn",
         summary="Nodes' objectives are regularised so that their optima agree.",
         settings=FedDynSettings,
+        phases=(replace(TRAIN_PHASE, request=TRAIN_REQUEST.plus({DYNAMIC: FedDynSettings})),),
         terms={DYNAMIC: "client.feddyn:Dynamic"},
         unprotected=all_protected,
     ),

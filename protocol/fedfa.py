@@ -47,7 +47,13 @@ METHODS = (
         strategy="strategies.fedfa:FedFA",
         summary="Weights by training accuracy and participation; momentum on both sides.",
         settings=FedFASettings,
-        phases=(replace(TRAIN_PHASE, replies=(TRAIN.plus(metrics=AccuracyMetrics),)),),
+        phases=(
+            replace(
+                TRAIN_PHASE,
+                replies=(TRAIN.plus(metrics=AccuracyMetrics),),
+                leaves="the model, trained on its samples, and its training accuracy",
+            ),
+        ),
         unprotected=_unprotected,
     ),
 )

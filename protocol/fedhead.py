@@ -4,13 +4,21 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from links.records import Parcel
+from links.records import Delivery, Parcel, Route
 from protocol.ensemble import EnsembleDistillation
 from protocol.meeting import LONGEST_REASON
-from protocol.messages import ARRAYS, CONFIG, PARCEL
+from protocol.messages import ARRAYS, CONFIG, DELIVERY, PARCEL, ROUTE
 from protocol.method import Method, Phase
 from protocol.robust import Rule
-from protocol.schema import Count, PrivacyMetrics, Reply, TrainMetrics, like_the_model
+from protocol.schema import (
+    Count,
+    PrivacyMetrics,
+    Reply,
+    Request,
+    TrainMetrics,
+    TrainRequest,
+    like_the_model,
+)
 from task.auxiliary_names import check_auxiliary
 from task.settings import Block, TrainSettings
 
@@ -107,6 +115,36 @@ class FedHEADSettings(EnsembleDistillation):
         return EnsembleDistillation(**self.model_dump(include=fields))
 
 
+class SectorRequest(TrainRequest):
+    """Config of a message to train: whether the node leads its sector."""
+
+    leads: bool = False
+
+
+class AverageRequest(Block):
+    """Config of the request to average a sector.
+
+    Beside the fields, ``num-examples.<rank>`` and ``update-norm.<rank>`` of each member.
+    """
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
+
+    server_round: Annotated[int, Field(ge=0)]
+    rule: Rule = "mean"
+    longest: Annotated[float, Field(ge=0)] | None = None
+    __pydantic_extra__: dict[
+        Annotated[str, Field(pattern=r"^(num-examples|update-norm)\.[0-9]+$")],
+        Annotated[int | float, Field(ge=0)],
+    ]
+
+
+class DistillSectorRequest(EnsembleDistillation):
+    """Config of the request to distil a sector's ensemble."""
+
+    server_round: Annotated[int, Field(ge=0)]
+    least_gain: Annotated[float, Field(ge=0, lt=1)]
+
+
 class LinkReport(Block):
     """Why a parcel could not be sent."""
 
@@ -157,6 +195,8 @@ PHASES = (
             ),
         ),
         "client.fedhead:train_sector",
+        request=Request({CONFIG: SectorRequest, ROUTE: Route, DELIVERY: Delivery}, (ARRAYS,)),
+        leaves="the model, trained on its samples, sealed for the sector's leader",
         quorum=True,
         compared=True,
     ),
@@ -165,18 +205,23 @@ PHASES = (
         "leaders hand the model to their members",
         (Reply(configs={f"{PARCEL}.*": Parcel}),),
         "client.fedhead:hand_out",
+        request=Request({f"{ROUTE}.*": Route}, (ARRAYS,)),
     ),
     Phase(
         HAND_IN,
         "members send again to a new leader",
         (Reply(configs={PARCEL: Parcel, CONFIG: LinkReport}, optional={PARCEL, CONFIG}),),
         "client.fedhead:hand_in",
+        request=Request({ROUTE: Route}),
+        leaves="the model, trained on its samples, sealed for the sector's leader",
     ),
     Phase(
         AGGREGATE_SECTOR,
         "leaders average their sector",
         (Reply(arrays={ARRAYS: like_the_model}, configs={CONFIG: RejectedModels}),),
         "client.fedhead:aggregate_sector",
+        request=Request({CONFIG: AverageRequest, f"{DELIVERY}.*": Delivery}),
+        leaves="the mean of its sector's models",
     ),
     Phase(
         DISTILL_SECTOR,
@@ -189,6 +234,8 @@ PHASES = (
             ),
         ),
         "client.fedhead:distill_sector",
+        request=Request({CONFIG: DistillSectorRequest}, (ARRAYS,)),
+        leaves="the model, distilled on its samples",
         needed=True,
     ),
 )

@@ -8,7 +8,7 @@ from pydantic import Field
 from protocol.arrays import Arrays
 from protocol.class_means import check_distributions, class_means
 from protocol.method import Method, Phase
-from protocol.schema import TRAIN
+from protocol.schema import TRAIN, TRAIN_REQUEST
 from task.settings import Block, TrainSettings
 
 TRAIN_KNOWLEDGE = "train.knowledge"
@@ -102,6 +102,8 @@ METHODS = (
                 "nodes train with hyper-knowledge",
                 (TRAIN.plus(arrays={HYPER_KNOWLEDGE: _check}),),
                 "client.fedhkd:train_knowledge",
+                request=TRAIN_REQUEST.plus({KNOWLEDGE_LOSS: FedHKDSettings}, (HYPER_KNOWLEDGE,)),
+                leaves="the model, and mean features and predictions of each class with counts",
                 quorum=True,
                 compared=True,
             ),

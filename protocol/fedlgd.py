@@ -7,9 +7,9 @@ from flwr.app import RecordDict
 from pydantic import Field, ValidationInfo, field_validator
 
 from protocol.arrays import Arrays
-from protocol.messages import ARRAYS
+from protocol.messages import ARRAYS, CONFIG
 from protocol.method import Method, Phase
-from protocol.schema import TRAIN, Reply, part_of_the_model
+from protocol.schema import TRAIN, Reply, Request, TrainRequest, part_of_the_model
 from task.settings import Block, TrainSettings
 
 TRAIN_VIRTUAL = "train.virtual"
@@ -177,6 +177,11 @@ METHODS = (
                     Reply(metrics=LacksGlobalData),
                 ),
                 "client.fedlgd:train_virtual",
+                request=Request(
+                    {CONFIG: TrainRequest, VIRTUAL: VirtualTraining, GLOBAL_DATA: GlobalData},
+                    (ARRAYS,),
+                ),
+                leaves="the model, trained on its virtual data, and the loss's gradient on these",
                 quorum=True,
                 compared=True,
                 summed=_summed,

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from protocol.arrays import Arrays, finite_arrays
 from protocol.method import Method, Phase
-from protocol.schema import EVALUATE, Reply, TrainMetrics
+from protocol.schema import EVALUATE, EVALUATE_REQUEST, TRAIN_REQUEST, Reply, TrainMetrics
 from task.auxiliary_names import check_auxiliary
 from task.settings import Block, TrainSettings
 
@@ -32,7 +32,8 @@ class FedMDSettings(Block):
     ----------
     auxiliary : str (default: "noise")
         Public samples, which every node builds for itself: ``noise``, ``fashion-mnist``,
-        ``tiny-imagenet``, or a folder or npz that is on every node.
+        ``tiny-imagenet``, or a folder or npz that is on every node, or
+        ``@NAME`` for what nodes' owners call so.
     auxiliary_size : int (default: 5000)
         Number of public samples.
     pretrain_epochs : int (default: 25)
@@ -112,6 +113,8 @@ METHODS = (
                 "nodes learn the consensus and train",
                 (Reply(metrics=TrainMetrics, arrays={LOGITS: _check_logits}),),
                 "client.fedmd:train_consensus",
+                request=TRAIN_REQUEST.plus({DIGEST: FedMDSettings}, (LOGITS,)),
+                leaves="logits of its own model on public samples",
                 quorum=True,
                 compared=True,
             ),
@@ -120,6 +123,8 @@ METHODS = (
                 "nodes evaluate their own models",
                 (EVALUATE,),
                 "client.fedmd:evaluate_own",
+                request=EVALUATE_REQUEST,
+                leaves="accuracy and loss of its own model on held-out samples",
                 compared=True,
             ),
         ),

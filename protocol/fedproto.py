@@ -8,7 +8,14 @@ from pydantic import Field
 from protocol.arrays import Arrays
 from protocol.class_means import class_means
 from protocol.method import Method, Phase
-from protocol.schema import EvaluateMetrics, Reply, Share, TrainMetrics
+from protocol.schema import (
+    EVALUATE_REQUEST,
+    TRAIN_REQUEST,
+    EvaluateMetrics,
+    Reply,
+    Share,
+    TrainMetrics,
+)
 from task.settings import Block, TrainSettings
 
 TRAIN_PROTOTYPES = "train.prototypes"
@@ -76,6 +83,8 @@ METHODS = (
                 "nodes train their own models",
                 (Reply(metrics=TrainMetrics, arrays={PROTOTYPES: _check_prototypes}),),
                 "client.fedproto:train_prototypes",
+                request=TRAIN_REQUEST.plus({PROTOTYPE_DISTANCE: FedProtoSettings}, (PROTOTYPES,)),
+                leaves="mean features of each class, with counts",
                 quorum=True,
                 compared=True,
             ),
@@ -84,6 +93,10 @@ METHODS = (
                 "nodes evaluate their own models",
                 (Reply(metrics=PrototypeEvaluation),),
                 "client.fedproto:evaluate_prototypes",
+                request=EVALUATE_REQUEST.plus(
+                    {PROTOTYPE_DISTANCE: FedProtoSettings}, (PROTOTYPES,)
+                ),
+                leaves="accuracies and loss of its own model on held-out samples",
                 compared=True,
             ),
         ),

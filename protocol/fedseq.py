@@ -4,11 +4,19 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from links.records import Parcel
+from links.records import Delivery, Parcel, Route
 from protocol.fedhead import LinkReport
-from protocol.messages import ARRAYS, CONFIG, PARCEL
+from protocol.messages import ARRAYS, CONFIG, DELIVERY, PARCEL, ROUTE
 from protocol.method import Method, Phase, all_protected
-from protocol.schema import Count, Reply, Share, TrainMetrics, like_the_model
+from protocol.schema import (
+    TRAIN_REQUEST,
+    Count,
+    Reply,
+    Request,
+    Share,
+    TrainMetrics,
+    like_the_model,
+)
 from task.auxiliary_names import check_auxiliary
 from task.settings import Block
 
@@ -40,7 +48,8 @@ class Pretraining(Block):
         Epochs that a node trains the initial model before it tells what that predicts.
     auxiliary : str (default: "noise")
         Samples for these predictions, which every node builds for itself: ``noise``,
-        ``fashion-mnist``, ``tiny-imagenet``, or a folder or npz that is on every node.
+        ``fashion-mnist``, ``tiny-imagenet``, or a folder or npz that is on every node, or
+        ``@NAME`` for what nodes' owners call so.
     auxiliary_size : int (default: 1000)
         Number of these samples.
     """
@@ -83,6 +92,9 @@ class Rejected(Block):
     rejected: Literal[1]
 
 
+_IN_TURN = TRAIN_REQUEST.plus({ROUTE: Route, DELIVERY: Delivery})
+
+
 def _disclosed(settings: FedSeqSettings) -> str:
     return (
         "Nodes told the server what a model trained on their data alone predicts on average, and "
@@ -102,6 +114,8 @@ METHODS = (
                 "nodes tell what they predict",
                 (Reply(metrics=ConfidenceMetrics),),
                 "client.fedseq:tell_confidence",
+                request=Request({CONFIG: Pretraining}),
+                leaves="what a model trained on its samples predicts on average",
             ),
             Phase(
                 TRAIN_IN_TURN,
@@ -115,6 +129,8 @@ METHODS = (
                     Reply(metrics=Rejected),
                 ),
                 "client.fedseq:train_in_turn",
+                request=_IN_TURN,
+                leaves="the model, trained on its samples after others', sealed for the next node",
             ),
             Phase(
                 PASS_AGAIN,
@@ -124,6 +140,8 @@ METHODS = (
                     Reply(arrays={ARRAYS: like_the_model}),
                 ),
                 "client.fedseq:pass_again",
+                request=Request({ROUTE: Route}),
+                leaves="the model, trained on its samples after others'",
             ),
             Phase(
                 TRAIN_LAST,
@@ -133,6 +151,8 @@ METHODS = (
                     Reply(metrics=Rejected),
                 ),
                 "client.fedseq:train_in_turn",
+                request=_IN_TURN,
+                leaves="the model, trained on its samples after others'",
                 quorum=True,
                 compared=True,
             ),

@@ -5,8 +5,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from protocol.messages import ARRAYS, CLIPPING_NORM, CONFIG
 from protocol.method import TRAIN_PHASE, Method, all_protected
-from protocol.schema import TRAIN, TrainMetrics
+from protocol.schema import TRAIN, Request, TrainMetrics, TrainRequest
 from task.settings import Block, TrainSettings
 
 Positive = Annotated[float, Field(gt=0)]
@@ -178,6 +179,12 @@ class ClippedMetrics(TrainMetrics):
     norm_bit: Annotated[int, Field(alias="norm_bit", ge=0, le=1)]
 
 
+class ClippedRequest(TrainRequest):
+    """Config of a message to train: the longest update that the node may send."""
+
+    clipping_norm: Annotated[float, Field(alias=CLIPPING_NORM, gt=0)]
+
+
 class LossMetrics(TrainMetrics):
     """Metrics of local training whose loss the rule needs."""
 
@@ -191,7 +198,12 @@ def _losses_are_private(settings: Any, train: TrainSettings) -> str:
     )
 
 
-_CLIPPED_TRAIN_PHASE = replace(TRAIN_PHASE, replies=(TRAIN.plus(metrics=ClippedMetrics),))
+_CLIPPED_TRAIN_PHASE = replace(
+    TRAIN_PHASE,
+    replies=(TRAIN.plus(metrics=ClippedMetrics),),
+    request=Request({CONFIG: ClippedRequest}, (ARRAYS,)),
+    leaves="the model, its update clipped, and whether it was longer",
+)
 _SUMMED = (TRAIN_PHASE.message_type,)
 _SERVER_SIDE = "DifferentialPrivacyServerSide"
 _CLIENT_SIDE = "DifferentialPrivacyClientSide"
@@ -251,7 +263,13 @@ METHODS = (
         "q-FedAvg: nodes with a high loss weigh more.",
         "QFedAvg",
         QFedAvgSettings,
-        phases=(replace(TRAIN_PHASE, replies=(TRAIN.plus(metrics=LossMetrics),)),),
+        phases=(
+            replace(
+                TRAIN_PHASE,
+                replies=(TRAIN.plus(metrics=LossMetrics),),
+                leaves="the model, trained on its samples, and its training loss",
+            ),
+        ),
         unprotected=_losses_are_private,
     ),
     _fitted(

@@ -1,17 +1,26 @@
 """HFLDD: messages between server and nodes, settings and declaration."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-from links.records import Parcel
+from links.records import Delivery, Parcel, Route
 from protocol.arrays import Arrays, finite_arrays
-from protocol.messages import ARRAYS, CONFIG, PARCEL
+from protocol.messages import ARRAYS, CONFIG, PARCEL, ROUTE
 from protocol.method import Method, Phase
-from protocol.schema import TRAIN, Count, PrivacyMetrics, Reply, Share, TrainMetrics
+from protocol.schema import (
+    TRAIN,
+    Count,
+    PrivacyMetrics,
+    Reply,
+    Request,
+    Share,
+    TrainMetrics,
+    TrainRequest,
+)
 from task.auxiliary_names import check_auxiliary
 from task.settings import Block, TrainSettings
 
@@ -78,7 +87,8 @@ class LabelKnowledge(Block):
         Minibatch of these steps.
     auxiliary : str (default: "noise")
         Global auxiliary set D_g, which every node builds for itself: ``noise``, ``fashion-mnist``,
-        ``tiny-imagenet``, or a folder or npz that is on every node.
+        ``tiny-imagenet``, or a folder or npz that is on every node, or
+        ``@NAME`` for what nodes' owners call so.
     auxiliary_size : int (default: 1000)
         |D_g|, its number of samples.
     """
@@ -126,7 +136,7 @@ class Distillation(Block):
         Network whose features ``dm`` matches in place of random ones', ``module:Class`` of a
         package that is on every node; called without arguments.
     network_weights : str (default: "")
-        Safetensors file with its weights, on every node.
+        Safetensors file with its weights, on every node; or ``@NAME``.
     start : str (default: "class-stats")
         What virtual images start from: ``class-stats``, ``pixel-stats``, ``noise`` or ``real``.
     allow_real_start : bool (default: False)
@@ -259,6 +269,33 @@ class ParcelBounds(Block):
     of_a_class: Annotated[int, Field(ge=1)]
     formation: Annotated[int, Field(ge=1, le=4)] = 1
     server_round: Annotated[int, Field(ge=1)]
+
+
+class PoolRequest(TrainRequest):
+    """Config of a message to a head to train on D_h.
+
+    Parameters
+    ----------
+    balanced : bool (default: False)
+        Whether classes are drawn evenly.
+    average_last : float (default: 0.0)
+        Share of its steps over which it averages its weights.
+    left_out : list of int (default: [])
+        Ranks of the members whose virtual data were voted out.
+    """
+
+    balanced: bool = False
+    average_last: Share = 0.0
+    left_out: list[Count] = Field(default_factory=list)
+
+
+class VoteRequest(Block):
+    """Config of the request for votes: ranks, and classes by voter as ``known.<place>``."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
+
+    ranks: list[Count]
+    __pydantic_extra__: dict[Annotated[str, Field(pattern=r"^known\.[0-9]+$")], list[Count]]
 
 
 _NO_VOTERS = {
@@ -450,24 +487,34 @@ METHODS = (
                 "soft labels on the auxiliary set",
                 (Reply(metrics=LabelKnowledgeMetrics, arrays={ARRAYS: _check_soft_labels}),),
                 "client.hfldd:label_knowledge",
+                request=Request({CONFIG: LabelRequest}),
+                leaves="soft labels on an auxiliary set, and how unlike those of its halves are",
+                single=False,
             ),
             Phase(
                 DISTILL,
                 "members distil their data",
                 (Reply(metrics=DistillMetrics, configs={PARCEL: Parcel}),),
                 "client.hfldd:distill",
+                request=Request(
+                    {CONFIG: Distillation, ROUTE: Route, REFINEMENT: Refinement}, (ARRAYS,)
+                ),
+                leaves="virtual data, sealed for the cluster's head, and their privacy card",
             ),
             Phase(
                 RECEIVE,
                 "heads get their members' virtual data",
                 (Reply(metrics=ReceiveMetrics),),
                 "client.hfldd:receive",
+                request=Request({CONFIG: ParcelBounds, f"{PARCEL}.*": Delivery}),
             ),
             Phase(
                 TRAIN_POOL,
                 "heads train",
                 (TRAIN.plus(metrics=PoolMetrics),),
                 "client.hfldd:train_pool",
+                request=Request({CONFIG: PoolRequest}, (ARRAYS,)),
+                leaves="the model, trained on its samples and its members' virtual data",
                 quorum=True,
                 compared=True,
                 pooled=True,
@@ -478,6 +525,7 @@ METHODS = (
                 "heads' models vote on virtual data",
                 (Reply(metrics=VoteMetrics),),
                 "client.hfldd:vote",
+                request=Request({CONFIG: VoteRequest}, (f"{VOTER}.*",)),
             ),
         ),
         needs="client.hfldd:needs",

@@ -19,7 +19,7 @@ from protocol.messages import (
     SECTOR,
 )
 from protocol.method import Method, Phase
-from protocol.schema import Count, Reply
+from protocol.schema import Count, Reply, Request
 from task.image_files import LONGEST_NAME
 from task.settings import Block
 
@@ -166,11 +166,14 @@ PHASES = (
             ),
         ),
         "client.app:describe",
+        request=Request({CONFIG: Requirement}),
+        leaves="who it is, how many samples it has, its labels, and why it cannot take part",
     ),
     Phase(
         CONTINUE,
         "nodes take over what they kept",
         (Reply(metrics=ContinueMetrics),),
         "client.app:continue_run",
+        request=Request({CONFIG: Continuation}),
     ),
 )

@@ -53,6 +53,14 @@ message."""
 FEWEST_OF_A_CLASS = "fewest-of-a-class"
 """Key of the node config: samples that a class must have for the app to use it."""
 
+HOLDOUT = "holdout"
+HOLDOUT_SECRET = "holdout-secret"
+"""Keys of the node config: share of its samples that a node holds out whatever runs say, and the
+secret that draws them, as hexadecimal text."""
+
+FILE = "file."
+"""Beginning of keys of the node config, ``file.@NAME``: paths that runs name as ``@NAME``."""
+
 DATASET = "dataset"
 """Key of the node config and of the describe reply's config: the node's own data set."""
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from flwr.app import RecordDict
 
+from links.records import VIRTUAL_DATA
 from protocol.arrays import Arrays
-from protocol.schema import EVALUATE, TRAIN, Reply
+from protocol.schema import EVALUATE, EVALUATE_REQUEST, TRAIN, TRAIN_REQUEST, Reply, Request
 from task.settings import Block, TrainSettings
 
 
@@ -29,6 +30,19 @@ class Phase:
         Schemas; a reply must fit one of them.
     handler : str (default: "")
         ``module:function`` on the node, ``(message, context) -> message`` as Flower's are.
+    request : Request, optional (default: None)
+        Records and keys that its messages may hold. A node whose policy has ``settings: listed``
+        refuses any other, and every message of a phase without one.
+    leaves : str (default: "")
+        What its answers hold that was made from samples, for docs/what-leaves.md; empty if nothing.
+    rates : tuple of str (default: ())
+        Metrics of its answers that are shares of the node's held-out samples, of which the received
+        model alone decides. A policy with ``evaluation-epsilon`` adds noise to these, drops other
+        metrics, and refuses phases that evaluate and name none.
+    single : bool (default: True)
+        Whether arrays in its answers that secure sums do not mask are a single node's model, or as
+        telling. A policy with ``single-updates: never`` refuses these, and so do nodes in a run
+        with ``secure-sums``. Soft labels are not.
     quorum : bool (default: False)
         Whether a share ``quorum`` of the nodes must send usable replies.
     needed : bool (default: False)
@@ -59,6 +73,10 @@ class Phase:
     title: str
     replies: tuple[Reply, ...]
     handler: str = ""
+    request: Request | None = None
+    leaves: str = ""
+    rates: tuple[str, ...] = ()
+    single: bool = True
     quorum: bool = False
     needed: bool = False
     compared: bool = False
@@ -67,6 +85,13 @@ class Phase:
     shortened: bool = True
     own: tuple[str, ...] = ()
     own_privacy: Callable[[Mapping[str, Mapping[str, object]]], float] | None = None
+
+    @property
+    def shows_single(self) -> bool:
+        """Whether the server may read a single node's model, or virtual data, in an answer."""
+        return self.single and any(
+            reply.arrays or VIRTUAL_DATA in reply.configs for reply in self.replies
+        )
 
 
 @dataclass(frozen=True)
@@ -177,5 +202,21 @@ def all_protected(settings: Any, train: TrainSettings) -> str:
     return ""
 
 
-TRAIN_PHASE = Phase("train", "nodes train", (TRAIN,), quorum=True, compared=True)
-EVALUATE_PHASE = Phase("evaluate", "nodes evaluate", (EVALUATE,), compared=True)
+TRAIN_PHASE = Phase(
+    "train",
+    "nodes train",
+    (TRAIN,),
+    request=TRAIN_REQUEST,
+    leaves="the model, trained on its samples",
+    quorum=True,
+    compared=True,
+)
+EVALUATE_PHASE = Phase(
+    "evaluate",
+    "nodes evaluate",
+    (EVALUATE,),
+    request=EVALUATE_REQUEST,
+    leaves="accuracy and loss on held-out samples, and their number",
+    rates=("eval-accuracy",),
+    compared=True,
+)

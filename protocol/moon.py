@@ -1,10 +1,12 @@
 """MOON: settings, which are also its request to nodes, and declaration."""
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
-from protocol.method import Method, all_protected
+from protocol.method import TRAIN_PHASE, Method, all_protected
+from protocol.schema import TRAIN_REQUEST
 from task.settings import Block
 
 MODEL_CONTRAST = "model-contrast"
@@ -32,6 +34,7 @@ METHODS = (
         strategy="strategies.moon:MOON",
         summary="Nodes keep their features near the global model's.",
         settings=MOONSettings,
+        phases=(replace(TRAIN_PHASE, request=TRAIN_REQUEST.plus({MODEL_CONTRAST: MOONSettings})),),
         terms={MODEL_CONTRAST: "client.moon:ModelContrastive"},
         unprotected=all_protected,
         defence={"aggregator": "agreement"},

@@ -87,13 +87,15 @@ def phases_of(
 ) -> dict[str, Phase]:
     """Phases of a run by message type: the method's, its start's, and those that all runs have.
 
-    With `secure_sums`, answers that the method has summed are masked, in further phases.
+    With `secure_sums`, answers that the method has summed are masked, in further phases. Phases
+    that would send a single node's model without masks are not among them.
     """
     own = [phase for each in (start, method) if each for phase in each.phases]
     phases = {p.message_type: p for p in (*MEETING, TRAIN_PHASE, EVALUATE_PHASE, *own)}
     if secure_sums and method and method.summed:
-        phases |= {phase.message_type: phase for phase in SECURE_SUMS}
         phases |= {name: in_secure_sums(phases[name]) for name in method.summed}
+        phases = {name: phase for name, phase in phases.items() if not phase.shows_single}
+        phases |= {phase.message_type: phase for phase in SECURE_SUMS}
     return phases
 
 

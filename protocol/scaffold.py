@@ -1,7 +1,9 @@
 """SCAFFOLD: record names and declaration."""
 
-from protocol.method import Method, Phase, all_protected
-from protocol.schema import TRAIN, part_of_the_model
+from dataclasses import replace
+
+from protocol.method import TRAIN_PHASE, Method, all_protected
+from protocol.schema import TRAIN, TRAIN_REQUEST, part_of_the_model
 
 CONTROL_VARIATE = "control-variate"
 """Name of the second array record: the server's c; in a reply the change of c_i."""
@@ -13,12 +15,11 @@ METHODS = (
         strategy="strategies.scaffold:SCAFFOLD",
         summary="Control variates correct the drift of nodes.",
         phases=(
-            Phase(
-                "train",
-                "nodes train",
-                (TRAIN.plus(arrays={CONTROL_VARIATE: part_of_the_model}),),
-                quorum=True,
-                compared=True,
+            replace(
+                TRAIN_PHASE,
+                replies=(TRAIN.plus(arrays={CONTROL_VARIATE: part_of_the_model}),),
+                request=TRAIN_REQUEST.plus(arrays=(CONTROL_VARIATE,)),
+                leaves="the model, trained on its samples, and the change of its control variate",
             ),
         ),
         terms={CONTROL_VARIATE: "client.scaffold:ControlVariate"},

@@ -1,4 +1,4 @@
-"""Schemas of nodes' replies: which records, with which keys, types and ranges."""
+"""Schemas of requests to nodes and of their replies: which records, keys, types and ranges."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -9,8 +9,8 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from pydantic import Field
 
 from protocol.arrays import Arrays, finite_arrays, model_arrays
-from protocol.messages import METRICS
-from task.settings import Block, SettingsError
+from protocol.messages import ARRAYS, CONFIG, METRICS
+from task.settings import Block, SettingsError, TrainSettings
 
 LARGEST_NUMBER = 1e15
 """Bound of the size of any number in a reply's metrics: sums over nodes stay finite and exact."""
@@ -51,6 +51,68 @@ class EvaluateMetrics(Block):
 
 class NoMetrics(Block):
     """An empty record, or none."""
+
+
+class TrainRequest(TrainSettings):
+    """Config of a message to train: settings that override the run's, and the round.
+
+    Parameters
+    ----------
+    server_round : int (default: 0)
+        The round.
+    """
+
+    server_round: Annotated[int, Field(ge=0)] = 0
+
+
+class Pace(Block):
+    """Record ``pace`` of any message, for the node's process: seconds between its polls."""
+
+    look_every: Annotated[float, Field(ge=0)] = 0.0
+
+
+class EvaluateRequest(Block):
+    """Config of a message to evaluate: the round."""
+
+    server_round: Annotated[int, Field(ge=0)] = 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """Records that a message to a node may hold, any of which may be missing.
+
+    Parameters
+    ----------
+    configs : Mapping[str, type[Block]]
+        Keys, types and ranges of each config record, by name. ``route.*`` matches ``route.1`` and
+        so on.
+    arrays : Collection[str]
+        Names of array records: models and means, which nodes read as such.
+    """
+
+    configs: Mapping[str, type[Block]] = field(default_factory=dict)
+    arrays: Collection[str] = ()
+
+    def plus(
+        self, configs: Mapping[str, type[Block]] | None = None, arrays: Collection[str] = ()
+    ) -> "Request":
+        """A copy with more records."""
+        return Request({**self.configs, **(configs or {})}, (*self.arrays, *arrays))
+
+    def check(self, content: RecordDict) -> None:
+        """Check that a message asks for nothing else.
+
+        Raises
+        ------
+        ValueError
+            If a record or a key is not declared, or a value out of range; the text names it.
+        """
+        for name, record in content.items():
+            stem = _stem(name)
+            if isinstance(record, ConfigRecord) and stem in self.configs:
+                _check_block(self.configs[stem], record, f"message {name}")
+            elif not (isinstance(record, ArrayRecord) and stem in self.arrays):
+                raise ValueError(f"a record {name!r:.60} is not on the list")
 
 
 @dataclass(frozen=True)
@@ -167,6 +229,10 @@ def _stem(name: str) -> str:
     return f"{stem}.*" if dot and rank.isdecimal() else name
 
 
+TRAIN_REQUEST = Request({CONFIG: TrainRequest}, (ARRAYS,))
+"""Request of Flower's plain ``train``."""
+EVALUATE_REQUEST = Request({CONFIG: EvaluateRequest}, (ARRAYS,))
+"""Request of Flower's plain ``evaluate``."""
 TRAIN = Reply(metrics=TrainMetrics, arrays={"arrays": like_the_model})
 """Reply to Flower's plain ``train``."""
 EVALUATE = Reply(metrics=EvaluateMetrics)

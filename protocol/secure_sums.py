@@ -30,7 +30,7 @@ from protocol.messages import (
     TRAIN_LOSS,
 )
 from protocol.method import Phase
-from protocol.schema import Reply
+from protocol.schema import Reply, Request
 from task.settings import Block
 
 ANNOUNCE = "query.secure_keys"
@@ -306,7 +306,11 @@ def in_secure_sums(phase: Phase) -> Phase:
     Answers that hold no arrays stay as they are.
     """
     replies = tuple(_masked(reply) if reply.arrays else reply for reply in phase.replies)
-    return replace(phase, replies=replies, compared=False)
+    request = phase.request and phase.request.plus({SECURE: SumRequest})
+    leaves = f"under masks: {phase.leaves}"
+    return replace(
+        phase, replies=replies, request=request, leaves=leaves, compared=False, single=False
+    )
 
 
 def _masked(reply: Reply) -> Reply:
@@ -328,17 +332,20 @@ PHASES = (
         "nodes publish keys for a secure sum",
         (Reply(configs={SECURE: Keys}),),
         "client.secure_sums:announce",
+        request=Request({SECURE: Announcement}),
     ),
     Phase(
         SHARE,
         "nodes share their masks' secrets",
         (Reply(configs={SECURE: Shares}), Reply(configs={REFUSED_KEYS: RefusedKeys})),
         "client.secure_sums:share",
+        request=Request({SECURE: Peers}),
     ),
     Phase(
         UNMASK,
         "nodes take the masks off the sum",
         (Reply(configs={SECURE: Unmasked}),),
         "client.secure_sums:unmask",
+        request=Request({SECURE: Unmasking}),
     ),
 )

@@ -1,10 +1,12 @@
 """VHL: settings, request to nodes and declaration."""
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
-from protocol.method import Method
+from protocol.method import TRAIN_PHASE, Method
+from protocol.schema import TRAIN_REQUEST
 from task.settings import Block, TrainSettings
 
 VIRTUAL_TASK = "virtual-task"
@@ -60,6 +62,9 @@ METHODS = (
         strategy="strategies.vhl:VHL",
         summary="Nodes learn shared images of noise too, and align their features with these.",
         settings=VHLSettings,
+        phases=(
+            replace(TRAIN_PHASE, request=TRAIN_REQUEST.plus({VIRTUAL_TASK: VirtualTaskRequest})),
+        ),
         terms={VIRTUAL_TASK: "client.vhl:VirtualTask"},
         unprotected=_unprotected,
     ),

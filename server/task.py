@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from logging import INFO
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,9 +15,11 @@ from protocol.arrays import as_arrays
 from server.evaluation import server_evaluation
 from server.settings import RunSettings
 from task.augmentation import chosen_changes
+from task.auxiliary_names import OWN_FILE
 from task.backbones import whole_state
 from task.compute.device import choose_device, describe_device
 from task.datasets import DataSpec
+from task.datasets.registry import data_root
 from task.models import ModelError, last_dense, model_of
 from task.settings import SettingsError
 from task.source import check_partition_settings, data_spec, test_samples
@@ -52,6 +55,7 @@ class Task:
         DatasetError, ModelError, PartitionError
             If data, model or partition are not possible.
         """
+        settings = _with_own_weights(settings)
         spec = data_spec(settings)
         check_partition_settings(settings)
         chosen_changes(settings.train.augment, spec)
@@ -89,6 +93,16 @@ class Task:
                     "the file or package again that it had then, or start a new run)"
                 )
         return ArrayRecord({name: whole[name] for name in self.start})
+
+
+def _with_own_weights(settings: RunSettings) -> RunSettings:
+    """The settings with a path for ``backbone.weights = "@NAME"``: here, NAME in the data root."""
+    name = settings.backbone.weights
+    if not OWN_FILE.fullmatch(name):
+        return settings
+    folder = Path(settings.data_root) if settings.data_root else data_root()
+    backbone = settings.backbone.model_copy(update={"weights": str(folder / name[1:])})
+    return settings.model_copy(update={"backbone": backbone})
 
 
 def _check_layer(model: nn.Module, name: str) -> None:

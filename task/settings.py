@@ -260,8 +260,9 @@ class BackboneSettings(Block):
     Parameters
     ----------
     weights : str (default: "")
-        File of its weights (safetensors), at the same path on the server and on every node; empty
-        for those that come with the model.
+        File of its weights (safetensors), at the same path on the server and on every node; or
+        ``@NAME``, which nodes' owners map to a file (``files``) and the server to NAME in its
+        ``data-root``. Empty for those that come with the model.
     trains : str (default: "head")
         What local training changes: ``head``, ``last-block`` (the head and the network's last part)
         or ``all``. The network's batch normalisation keeps its statistics.

@@ -38,8 +38,8 @@ from flwr.supercore.run import Run, RunStatus
 from flwr.supercore.utils import int64_to_uint64, uint64_to_int64
 from flwr.superlink.servicer.serverappio import serverappio_grpc
 
-from fleet.flower_1_32.callers import BoundAdapterServicer, BoundServicer
 from fleet.flower_1_32.bundle import bound_bundles
+from fleet.flower_1_32.callers import BoundAdapterServicer, BoundServicer
 from fleet.flower_1_32.store import OneConnectionStore, PlainQueries
 from fleet.flower_1_32.together import CallsTogether
 from fleet.flower_1_32.waiting import MOST, Doorbell, WaitingLooks

@@ -2,7 +2,8 @@
 
 A message that the policy refuses is answered with an error that names the rule, and the app never
 sees it. A reply is read from what the app handed in, judged, and written anew from what was read:
-whatever else the app put beside it does not leave. Everything that leaves is in the outbox first.
+whatever else the app put beside it does not leave. An evaluation gets noise here, not in the app.
+Everything that leaves is in the outbox first.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ from links.records import Delivery, Parcel, Peered, Route
 from links.seal import unseal
 from links.store import NodeStore
 from node.account import LifetimeAccount
+from node.asked import Asked, Form, Refusal
 from node.bundle import BundleError, check_hash, folder_of_bundles, unpack
+from node.evaluation import blur, judge_evaluation
 from node.flower.app_config import run_config_of
 from node.flower.timing import can_override
 from node.outbox import FOLDER, Outbox, OutboxError
@@ -68,7 +71,7 @@ from node.replies import (
     route_of,
     virtual_data,
 )
-from node.rules import Asked, Form, Refusal, judge_bundle, judge_message, judge_spending
+from node.rules import judge_bundle, judge_message, judge_request, judge_spending
 from node.settings import FLOWER_HOME
 from protocol.meeting import DESCRIBE, identity, one_line
 from protocol.messages import CONFIG, DELIVERY, METRICS
@@ -142,11 +145,20 @@ class Guard:
         return Outbox(self._state_dir / FOLDER)
 
     @cached_property
+    def _counts(self) -> list[int]:
+        """Samples of each class of the node's data."""
+        data = Path(self._node_config["data"])
+        found = survey_class_folders(data) if data.is_dir() else survey(data)
+        return list(found.counts.values())
+
     def _large_classes(self) -> int:
         """Classes of the node's data that are large enough to be used."""
-        data, fewest = Path(self._node_config["data"]), self._policy.fewest_of_a_class
-        found = survey_class_folders(data) if data.is_dir() else survey(data)
-        return sum(count >= fewest for count in found.counts.values())
+        return sum(count >= self._policy.fewest_of_a_class for count in self._counts)
+
+    def _num_samples(self, asked: Asked) -> int | None:
+        """Samples of the node's data, where an evaluation may not claim more; None if unknown."""
+        bounded = asked.evaluates and self._policy.evaluation_epsilon is not None
+        return sum(self._counts) if bounded and "data" in self._node_config else None
 
     def _own_words(self) -> OwnWords:
         metrics, config = identity(self._node_config)
@@ -194,12 +206,15 @@ class Guard:
             if refusal is None:  # only then it is opened
                 asked = self._asked(message, run, bundle)
                 data = _data_of(self._node_config, asked.run_config)
-                refusal = judge_message(
-                    self._policy_for(message), asked, self._now()
-                ) or judge_spending(
-                    self._policy,
-                    epsilon=self._account.left(data),
-                    num_bytes=self._outbox.bytes_of_a_day(self._now()),
+                refusal = (
+                    judge_message(self._policy_for(message), asked, self._now())
+                    or judge_request(self._policy, asked, message.content)
+                    or judge_spending(
+                        self._policy,
+                        epsilon=self._account.left(data),
+                        num_bytes=self._outbox.bytes_of_a_day(self._now()),
+                        evaluations=self._account.evaluations(data) + asked.evaluates,
+                    )
                 )
             if refusal is None:
                 self._unpack(bundle)
@@ -340,16 +355,23 @@ class Guard:
             content,
             opened,
             self._own_words(),
-            None if policy.fewest_of_a_class == 1 else lambda: self._large_classes,
-        ) or judge_spending(
+            None if policy.fewest_of_a_class == 1 else self._large_classes,
+        ) or judge_evaluation(policy, asked, content, self._num_samples(asked))
+        if refusal is not None:
+            return refusal
+        cost = blur(policy, asked, content)
+        refusal = judge_spending(
             self._policy,
-            epsilon=self._account.after(pending.data, run, claim),
+            epsilon=self._account.after(pending.data, run, claim) + cost,
             num_bytes=self._outbox.bytes_of_a_day(self._now()) + num_bytes,
             counted=claim is not None or not releases(asked, content),
+            evaluations=self._account.evaluations(pending.data) + asked.evaluates,
         )
         if refusal is not None:
             return refusal
         self._account.book(pending.data, run, claim)
+        if asked.evaluates:
+            self._account.book_evaluation(pending.data, cost)
         self._record(
             pending,
             num_bytes,

@@ -108,6 +108,8 @@ class ScreeningGrid(MeteredGrid):
             for reply in replies
             if reply.has_content() and NUM_EXAMPLES in reply.content.metric_records.get(METRICS, {})
         }
+        if phase.rates:
+            _drop_what_some_lack(trained, {NUM_EXAMPLES, *phase.rates})
         reasons = _lacking_what_most_have(trained)
         trained = {node: content for node, content in trained.items() if node not in reasons}
         says = self._says(by_node, trained, own=not phase.pooled)
@@ -236,6 +238,18 @@ def _check_readable(content: RecordDict, model: Arrays) -> None:
 
 Part = tuple[str, str, int]
 """Name of a record, key of a metric in it if any, and the length of its list."""
+
+
+def _drop_what_some_lack(replies: Mapping[int, RecordDict], needed: Collection[str]) -> None:
+    """Remove metrics that are not needed and not in all replies, such as a loss.
+
+    A node's policy may hold them back (`node.evaluation`), and its rate counts all the same.
+    """
+    metrics = [content.metric_records[METRICS] for content in replies.values()]
+    for record in metrics:
+        for key in record.keys() - needed:
+            if not all(key in other for other in metrics):
+                del record[key]
 
 
 def _lacking_what_most_have(replies: Mapping[int, RecordDict]) -> dict[int, str]:

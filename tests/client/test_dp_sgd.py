@@ -120,6 +120,24 @@ def test_one_sample_moves_a_step_by_no_more_than_the_clip(account, model):
     assert 0.4 < float((moved[0] - moved[1]).norm()) < 0.5001
 
 
+def test_a_sample_whose_gradient_is_not_a_number_moves_a_step_by_nothing(account):
+    """Or a model that only a certain sample makes infinite would tell whether that is here."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    nn.init.constant_(model[1].weight, 1e20)
+    inputs = torch.randn(6, 1, 4, 4, generator=generator(2))
+    inputs[5] = 1e20
+    assert model(inputs).isfinite().all(1).tolist() == [True] * 5 + [False]
+    before, moved = model[1].bias.detach().clone(), []
+    for n in (6, 5):
+        twin, samples = copy.deepcopy(model), Samples(inputs[:n], torch.zeros(n).long())
+        optimizer = torch.optim.SGD(twin.parameters(), lr=1.0)
+        training = PrivateTraining(1e-9, 0.5, account, generator())
+        training.fit(twin, samples, optimizer, batch_size=6, steps=1)
+        moved.append((before - twin[1].bias.detach()) * n)
+    assert moved[1].abs().max() > 0.1
+    torch.testing.assert_close(moved[0], moved[1])
+
+
 def test_a_round_s_steps_and_rate_are_those_of_its_epochs_and_batches(private, samples, model):
     train = TrainSettings(local_epochs=2, batch_size=8, dp_noise=0.7)
     trained = train_round(model, samples, train, generator(), privacy=private)

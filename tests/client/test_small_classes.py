@@ -11,8 +11,8 @@ from client.distillation import distilled
 from client.fedlgd import virtual_samples
 from client.session import Session
 from distill.virtual_data import VirtualData
+from node.asked import Asked
 from node.replies import virtual_data
-from node.rules import Asked
 from protocol.fedaf import CLASS_KNOWLEDGE, DISTILL_WITH_PEERS, KNOWLEDGE
 from protocol.feddm import DISTILL_AROUND
 from protocol.fedlgd import VirtualTraining

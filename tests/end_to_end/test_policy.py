@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -19,8 +20,14 @@ from server.page import read_run
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = {"num-rounds": 1, "min-nodes": 1, "train.local-epochs": 1, "phase-timeout": 60.0}
-PRIVATE = {**QUICK, "strategy": "fedavg", "min-nodes": 2, "train.dp-noise": 1.0}
-OF_A_PARTITION = {"extends": "hospital", "fewest-of-a-class": 1}
+PRIVATE = {
+    **QUICK,
+    "strategy": "fedavg",
+    "min-nodes": 2,
+    "train.dp-noise": 1.0,
+    "fraction-evaluate": 1.0,
+}
+OF_A_PARTITION = {"extends": "hospital", "fewest-of-a-class": 1, "fewest-held-out": 10}
 """Of a node without data of its own, which it could count."""
 RAW = {**QUICK, "strategy": "hfldd", "hfldd.share-raw-data": True, "hfldd.auxiliary-size": 20}
 
@@ -45,18 +52,28 @@ def test_a_hospitals_node_trains_with_noise_and_has_no_part_in_raw_data(tmp_path
             runs = {"runs-dir": str(tmp_path / "runs")}
             private = federation.run(ROOT, PRIVATE | runs, timeout=120)
             raw = federation.run(ROOT, RAW | runs, timeout=120)
+            np.savez(
+                tmp_path / "images.npz", images=np.zeros((30, 8, 8), np.uint8), labels=[0] * 30
+            )
+            named = {"hfldd.share-raw-data": False, "hfldd.auxiliary": str(tmp_path / "images.npz")}
+            path = federation.run(ROOT, RAW | named | runs, timeout=120)
         finally:
             stop([process])
     assert private.completed, "\n".join(private.lines)
     assert raw.completed, "\n".join(raw.lines)
     refusal = "hospital: the node's policy refuses it: raw-data: never"
     assert refusal in " ".join(read_run(tmp_path / "runs" / str(raw.run_id)).about["warnings"])
-    trained, refused = (
+    trained, refused, asked_for_a_path = (
         [line for line in entries(hospital / FOLDER) if line["run"] == str(run.run_id)]
-        for run in (private, raw)
+        for run in (private, raw, path)
     )
-    assert [line["type"] for line in trained] == ["query.describe", "train"]
+    assert path.completed, "\n".join(path.lines)  # by the other node, which is open
+    assert {line["type"] for line in asked_for_a_path} == {"query.describe"}
+    assert all("paths: named" in line["error"] for line in asked_for_a_path)
+    assert [line["type"] for line in trained] == ["query.describe", "train", "evaluate"]
     assert trained[1]["lifetime"] == trained[1]["epsilon"] > 0, trained[1]
+    assert trained[2]["what"] == ["metrics: eval-accuracy, num-examples"]
+    assert trained[2]["lifetime"] == pytest.approx(trained[1]["lifetime"] + 0.1)
     assert {line["type"] for line in refused} == {"query.describe"}
     assert all("raw-data" in line["error"] for line in refused)
     assert "raw" not in json.dumps([line for line in entries(others / FOLDER) if "error" in line])
@@ -123,6 +140,7 @@ def test_a_hospitals_node_keeps_every_rule_against_real_runs_and_changed_apps(
             return str(of(run)[-1]["error"])
 
         alone = PRIVATE | {"min-nodes": 1, "partition.classes": 5, "train.dp-noise": 3.0}
+        alone["fraction-evaluate"] = 0.0
         hfldd = alone | {
             **{"strategy": "hfldd", "hfldd.dp-epsilon": 3.0, "hfldd.start": "noise"},
             **{"hfldd.balanced": False, "hfldd.auxiliary-size": 20, "hfldd.distill-steps": 5},

@@ -140,7 +140,7 @@ class Node:
     def takes(self, content: RecordDict, message_type: str) -> Message | None:
         """Send a message; the app's task, or None if it never sees it."""
         self.count += 1
-        content["count"] = MetricRecord({"n": self.count})  # no two messages are the same
+        content["pace"] = ConfigRecord({"look-every": self.count / 1000})  # no two are the same
         message = Message(content, NODE, message_type)
         message.metadata.__dict__.update(_run_id=self.run_id, _src_node_id=SERVER)
         message.metadata.__dict__["_message_id"] = message.object_id
@@ -689,6 +689,7 @@ def test_a_model_for_another_node_is_the_runs_and_holds_nothing_else(
 ) -> None:
     node = make_node(SEALED.model_copy(update={"strategies": None}), strategy="fedseq")
     message, reply = parcel_of(node, payload, PASSED_MODEL)
+    del message["config"]
     message["arrays"] = model()
     reply["metrics"] = MetricRecord({"num-examples": 3, "num-steps": 1})
     answer = node.answers(message, TRAIN_IN_TURN, reply)
@@ -812,7 +813,7 @@ def test_a_run_is_read_once_and_its_method_looked_up_once_a_message(
         read.append(node.run_id)
         return run_config_of(content, overrides)
 
-    monkeypatch.setattr("node.rules.find_method", find)
+    monkeypatch.setattr("node.asked.find_method", find)
     monkeypatch.setattr("node.flower_1_32.guard.run_config_of", read_config)
     node = make_node(SEALED, **PRIVATE)
     for run_id in (7, 7, 8):

@@ -5,7 +5,11 @@ from typing import Any
 
 import pytest
 
-from node.settings import NodeError, load_settings
+from client.session import own_file
+from node.policy import HOSPITAL, OPEN, Policy
+from node.settings import NodeError, NodeSettings, load_settings
+from node.supervisor import app_config
+from task.settings import SettingsError
 
 
 def test_options_come_before_the_file_and_the_file_before_defaults(tmp_path: Path) -> None:
@@ -144,3 +148,52 @@ def test_a_file_that_holds_no_settings_is_refused(tmp_path: Path, content: str) 
     file.write_text(content)
     with pytest.raises(NodeError, match=r"node\.yaml"):
         load_settings(file, {})
+
+
+def test_runs_name_the_owners_files_and_apps_find_them(tmp_path: Path) -> None:
+    (tmp_path / "pets").mkdir()
+    settings = load_settings(None, {"files": {"pets": tmp_path / "pets"}})
+    assert settings.app_config["file.@pets"] == str(tmp_path / "pets")
+    assert own_file(settings.app_config, "@pets") == str(tmp_path / "pets")
+    assert own_file(settings.app_config, "noise") == "noise"
+    with pytest.raises(SettingsError, match=r"no file called @cats .*`files` of the node's"):
+        own_file(settings.app_config, "@cats")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"files": {"a/b": "."}}, "'a/b': a name has letters, digits"),
+        ({"files": {"pets": "/nowhere"}}, "pets: /nowhere does not exist"),
+        ({"node_config": {"file.@pets": "/"}}, "file.@pets is an option of its own"),
+        ({"node_config": {"holdout": 0.9}}, "holdout is an option of its own"),
+        ({"node_config": {"holdout-secret": "00"}}, "holdout-secret is an option of its own"),
+    ],
+)
+def test_files_have_names_and_exist_and_nothing_else_sets_them(
+    options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(NodeError, match=said):
+        load_settings(None, options)
+
+
+def test_what_draws_the_held_out_samples_stays_and_is_the_nodes_own(tmp_path: Path) -> None:
+    def secret(name: str, policy: Policy = HOSPITAL) -> Any:
+        settings = NodeSettings(policy=policy, data=tmp_path, state_dir=tmp_path / name)
+        return app_config(settings).get("holdout-secret")
+
+    assert len(bytes.fromhex(secret("one"))) == 32
+    assert secret("one") == secret("one") != secret("two")
+    assert (tmp_path / "one" / "holdout-secret").stat().st_mode & 0o777 == 0o600
+    assert secret("one", OPEN) is None, "then the run draws"
+
+
+def test_a_runs_data_root_does_not_count_where_the_list_does(monkeypatch: Any) -> None:
+    monkeypatch.delenv("FLWR_DISTILL_DATA_ROOT", raising=False)
+    policy = HOSPITAL.model_copy(update={"fewest_of_a_class": 1})
+    assert NodeSettings(policy=policy).app_config["data-root"] == "data"
+    monkeypatch.setenv("FLWR_DISTILL_DATA_ROOT", "/data")
+    assert NodeSettings(policy=policy).app_config["data-root"] == "/data"
+    own = {"data-root": "/own"}
+    assert NodeSettings(policy=policy, node_config=own).app_config["data-root"] == "/own"
+    assert "data-root" not in NodeSettings().app_config

@@ -13,9 +13,10 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from node.asked import Asked
 from node.policy import HOSPITAL, OPEN, PRESETS, Policy, in_words, read_policy
 from node.replies import OwnWords, judge_reply
-from node.rules import Asked, judge_message, judge_spending
+from node.rules import judge_message, judge_spending
 from node.settings import NodeError, NodeSettings, load_settings
 from protocol.arrays import as_record
 from protocol.fedlgd import TRAIN_VIRTUAL

@@ -19,9 +19,10 @@ from distill.gradient_matching import match_gradient
 from distill.virtual_data import VirtualData
 from links.store import NodeStore
 from node.account import LifetimeAccount
+from node.asked import Asked
 from node.policy import HOSPITAL
 from node.replies import OwnWords, claimed_epsilon, judge_reply
-from node.rules import Asked, judge_message, judge_spending
+from node.rules import judge_message, judge_spending
 from protocol.fedlgd import GLOBAL_DATA, GRADIENT, VIRTUAL
 from strategies.agreement import Agreement
 from strategies.fedlgd import FedLGD

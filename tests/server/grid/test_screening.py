@@ -529,3 +529,19 @@ def test_a_reply_has_at_most_the_bytes_that_its_phase_needs(monkeypatch, caplog)
     replies = asked([telling(**large), telling()], "query.of_another_strategy")
     assert [reply is None for reply in replies] == [True, False]
     assert re.search(r"Its reply has more than [\d,]+ bytes", caplog.text)
+
+
+def test_a_rate_counts_without_the_loss_that_a_nodes_policy_keeps_back(memory_grid, tmp_path):
+    def node(place):
+        more = {} if place in HOSTILE else {"eval-loss": 1.0}
+        numbers = {"num-examples": 10, "eval-accuracy": 0.5, **more}
+        return lambda message: RecordDict({"metrics": MetricRecord(numbers)})
+
+    inner = memory_grid({FIRST + place: node(place) for place in range(NODES)})
+    grid = ScreeningGrid(inner, deadline=60, journal=Journal(tmp_path / "journal.jsonl"))
+    content = RecordDict({"arrays": as_record(START)})
+    messages = [Message(content, FIRST + place, "evaluate") for place in range(NODES)]
+    replies = list(grid.send_and_receive(messages))
+    assert len(replies) == NODES
+    for reply in replies:
+        assert reply.content["metrics"] == {"num-examples": 10, "eval-accuracy": 0.5}

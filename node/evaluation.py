@@ -1,0 +1,80 @@
+"""What leaves of an evaluation under a policy: a rounded rate, with noise that the node adds.
+
+The server chooses the model, so an exact accuracy is an answer to any question about the held-out
+samples: some dozens of crafted models read an image out of it, pixel by pixel.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from typing import cast
+
+from flwr.app import MetricRecord, RecordDict
+
+from node.asked import Asked, Refusal
+from node.policy import Policy
+from protocol.messages import METRICS, NUM_EXAMPLES
+
+DECIMALS = 2
+"""Of a rate that leaves: fewer bits than its noise has, for an app to hide others in."""
+
+
+def judge_evaluation(
+    policy: Policy, asked: Asked, reply: RecordDict, samples: int | None
+) -> Refusal | None:
+    """Why a policy refuses an evaluation; None if it does not.
+
+    Parameters
+    ----------
+    samples : int, optional
+        Of the node's data, as it counts them itself; None if it cannot.
+    """
+    if not asked.evaluates:
+        return None
+    said = reply.metric_records.get(METRICS, MetricRecord()).get(NUM_EXAMPLES, 0)
+    number = said if isinstance(said, int) else 0
+    if number < policy.fewest_held_out:
+        reason = f"{policy.fewest_held_out:,}, and fewer samples of this node are held out"
+        return Refusal("fewest-held-out", f"{reason} (leave it out, fraction-evaluate = 0)")
+    if samples is not None and number > samples:
+        return Refusal("replies", "the app says that it evaluates on more samples than there are")
+    return None
+
+
+def blur(policy: Policy, asked: Asked, reply: RecordDict) -> float:
+    """Put noise on the rates of an evaluation, in place, and drop its other metrics.
+
+    Returns
+    -------
+    float
+        Epsilon that it costs each held-out sample; 0 if the policy lets evaluations leave as they
+        are.
+    """
+    epsilon, phase = policy.evaluation_epsilon, asked.phase
+    if epsilon is None or not asked.evaluates or phase is None:
+        return 0.0
+    metrics = cast(dict[str, float], reply.metric_records[METRICS])
+    samples = int(metrics[NUM_EXAMPLES])
+    rates = {name: noisy_rate(metrics[name], samples, epsilon) for name in phase.rates}
+    reply[METRICS] = MetricRecord({NUM_EXAMPLES: samples, **rates})
+    return epsilon * len(rates)
+
+
+def noisy_rate(rate: float, samples: int, epsilon: float) -> float:
+    """A share of samples with noise on their number, rounded, in [0, 1].
+
+    The geometric mechanism (Ghosh et al. 2009): the number moves by 1 with a sample, and noise k
+    has probability in proportion to ``exp(-epsilon |k|)``. Rounding and clipping cost nothing.
+    """
+    count = round(rate * samples) + _geometric(epsilon) - _geometric(epsilon)
+    return round(min(max(count / samples, 0.0), 1.0), DECIMALS)
+
+
+def _geometric(epsilon: float) -> int:
+    """Failures before a success of probability ``1 - exp(-epsilon)``, from the system's randomness.
+
+    The uniform number has 64 bits: noise ends beyond ``44 / epsilon``, which happens with 2^-64.
+    """
+    uniform = (secrets.randbits(64) + 1) / 2**64
+    return int(-math.log(uniform) / epsilon)

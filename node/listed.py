@@ -1,0 +1,130 @@
+"""The list of what a run may ask of a node, and of each number that may leave it, with its bound.
+
+With ``settings: listed`` a node refuses whatever is not on it. Message types and the records and
+keys of messages are declared by the methods (`protocol.method.Phase`); here is, by the name of each
+setting and metric, what bounds it. Tests check that nothing has no row, and that each row holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+SERVER = "server"
+RANGE = "range"
+LINKS = "links"
+OWNER = "owner"
+OFF = "off"
+PATHS = "paths"
+CODE = "code"
+BOUNDS: Mapping[str, str] = {
+    SERVER: "only the server reads it",
+    RANGE: "any value in its range: it decides how a node computes, not what may leave",
+    LINKS: "keys, tokens and places of other nodes, checked as docs/what-leaves.md says",
+    OWNER: "the node's owner decides; the run's value does not count",
+    OFF: "refused unless it is false",
+    PATHS: "a name: of a public set, or `@NAME` of the owner's `files`; no path",
+    CODE: "a name; no code to import as `module:attribute`",
+}
+"""What bounds a setting; other bounds are keys of the policy."""
+
+
+def _rows(bound: str, names: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), bound)
+
+
+SETTINGS: Mapping[str, str] = {
+    **_rows(
+        SERVER,
+        """num-rounds min-nodes fraction-train phase-timeout quorum patience-failed server-device
+        runs-dir resume keep-checkpoints edge defence most-samples aggregator aggregator-args
+        norm-threshold secure-sums-norm fraction-evaluate
+
+        aggregation most-say main-cluster trajectory follow-steps image-lr tune-steps
+        tune-lr num-malicious-nodes num-nodes-to-select noise-multiplier initial-clipping-norm
+        target-clipped-quantile clip-norm-lr clipped-count-stddev clipping-norm eta tau beta beta-1
+        beta-2 server-learning-rate server-momentum q server-lr server-epochs server-batch-size
+        sectors fixed-leader least-classes audit reference reference-size global-weight
+        global-per-class global-steps every selections match groups votes refresh-every
+        refresh-steps rotate complete-clusters most-nodes least-samples""",
+    ),
+    **_rows(
+        RANGE,
+        """seed trains fourier scheme classes alpha clusters shape together
+
+        optimizer lr lr-schedule momentum weight-decay batch-size proximal-mu kd-lambda
+        feature-layer precision augment dp-clip server-round clipping_norm
+
+        num-classes package frozen regularisation virtual-batch weight alignment
+
+        projection clip head personal width distill-steps per-class radius local-weight gamma
+        temperature distill-lr distill-weight-decay distill-batch-size patience average least-gain
+        rule longest leads prediction-weight feature-weight noise formation first-steps contrast
+        gradient auxiliary-size digest-lr digest-batch-size mu initial-steps initial-lr
+        initial-batch-size distilled-size bits own-divergence balanced average-last left-out ranks
+        images of-a-class steps method settings run-id node-id round refine-steps""",
+    ),
+    **_rows(
+        LINKS,
+        """sender receiver purpose token largest peer-key peer-name peer-certificate peer-signature
+        permit payload digest number nodes names seal-keys mask-keys commitments certificates
+        signatures members sealed most survivors""",
+    ),
+    **_rows(OWNER, "holdout data-root"),
+    **_rows(OFF, "download allow-real-start"),
+    **_rows(PATHS, "weights index-file auxiliary network-weights"),
+    **_rows(CODE, "dataset model distiller network"),
+    **_rows("strategies", "strategy start strategy-args"),
+    **_rows("starts", "hfldd.start"),
+    **_rows("raw-data", "share-raw-data"),
+    **_rows("least-noise", "dp-noise dp-epsilon"),
+    **_rows("most-delta", "dp-delta"),
+    **_rows(
+        "most-epochs",
+        "local-epochs distill-epochs pretrain-epochs digest-epochs private-epochs "
+        "pretraining-epochs",
+    ),
+    **_rows("single-updates", "secure-sums"),
+    **_rows("direct-links", "links link address"),
+}
+"""What bounds each setting of a run and each key of a message, by its name or its dotted name."""
+
+EXACT = "exact"
+COUNTED = "counted"
+EVALUATED = "evaluation-epsilon"
+METRIC_BOUNDS: Mapping[str, str] = {
+    COUNTED: "counts, what privacy has cost, and what follows from a model that leaves anyway",
+    EXACT: "exact numbers of samples: with `least-noise` above 0 they do not leave, but for what "
+    "follows from virtual data under differential privacy",
+    EVALUATED: "with `evaluation-epsilon`: accuracy is rounded, has noise, and is booked; others "
+    "do not leave",
+}
+
+METRICS: Mapping[str, str] = {
+    **_rows(
+        COUNTED,
+        """num-examples num-steps partition-id sector together files dp-epsilon dp-epsilon-of-all
+        dp-delta virtual-epsilon num-values kept-parcels rejected num-parcels votes norm_bit
+        update-norm confidence lacks-global-data""",
+    ),
+    **_rows(
+        EXACT,
+        """train-loss train-accuracy own-divergence highest-cosine median-cosine least-distance
+        median-distance nearer-to-own by-chance audited-ordinary audited-worst distill-loss
+        distill-epochs""",
+    ),
+    **_rows(EVALUATED, "eval-accuracy eval-loss shared-accuracy classifier-accuracy"),
+}
+"""What bounds each metric of a reply, by its name."""
+
+
+def bound_of(where: str, name: str) -> str | None:
+    """What bounds a setting; None if it is not on the list.
+
+    Parameters
+    ----------
+    where : str
+        Its table, such as ``train``; empty for those outside of tables, and for keys of messages.
+    """
+    dotted = f"{where}.{name}" if where else name
+    stem = name.rpartition(".")[0] if name.rpartition(".")[2].isdecimal() else name
+    return SETTINGS.get(dotted) or SETTINGS.get(stem)

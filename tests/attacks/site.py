@@ -1,0 +1,96 @@
+"""A node of a site with images of its own: the real guard and the real app, in this process."""
+
+import json
+import zipfile
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.fab import Fab
+from flwr.supercore.run import Run
+from numpy.typing import NDArray
+
+from client.app import app
+from node.flower_1_32.guard import Guard
+from node.policy import Policy
+from node.settings import NodeSettings
+from node.supervisor import app_config
+from protocol.registry import built_in_methods
+from server.settings_catalogue import settings_tables
+
+RUN, NODE, SERVER = 7, 5, 1
+PYPROJECT = """
+[project]
+name = "app"
+version = "1.0.0"
+description = ""
+license = "Apache-2.0"
+[tool.flwr.app]
+publisher = "tests"
+[tool.flwr.app.components]
+serverapp = "a:b"
+clientapp = "a:b"
+[tool.flwr.app.config]
+"""
+
+
+def images(number: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Images of 4 x 4 pixels and their labels, ten of each class at least."""
+    rng = np.random.default_rng(3)
+    pixels = rng.integers(0, 256, (number, 1, 4, 4), dtype=np.uint8)
+    return pixels, np.arange(number) % 10
+
+
+class Site:
+    """A node with a policy and `number` images; a hostile server asks it what it likes."""
+
+    def __init__(self, folder: Path, policy: Policy, number: int = 300, **more: Any) -> None:
+        folder.mkdir(exist_ok=True)
+        self.file = folder / "images.npz"
+        self.images, self.labels = images(number)
+        np.savez(self.file, images=self.images[:, 0], labels=self.labels)
+        state = folder / "state"
+        settings = NodeSettings(policy=policy, data=self.file, state_dir=state, **more)
+        self.node_config = app_config(settings)
+        self.state_dir = settings.state_dir
+        self.guard = Guard(policy, settings.state_dir, self.node_config)
+        self.config: dict[str, Any] = {}
+        self._count = 0
+
+    def run(self, **settings: Any) -> None:
+        """Begin a run with these settings, and the defaults of all others."""
+        defaults = {
+            s.key: s.default for t in settings_tables(built_in_methods()) for s in t.settings
+        }
+        task = {"dataset": "private", "private.shape": "1x4x4", "model": "digits-cnn"}
+        own = {key.replace("__", ".").replace("_", "-"): v for key, v in settings.items()}
+        self.config = {**defaults, **task, **own}
+        lines = "".join(f"{json.dumps(k)} = {json.dumps(v)}\n" for k, v in self.config.items())
+        content = BytesIO()
+        with zipfile.ZipFile(content, "w") as file:
+            file.writestr(zipfile.ZipInfo("pyproject.toml"), PYPROJECT + lines)
+        archive = content.getvalue()
+        self._bundle = Fab(sha256(archive).hexdigest(), archive, {})
+
+    def ask(self, message_type: str, content: RecordDict) -> Message:
+        """Send a message; what the SuperLink gets for it."""
+        self._count += 1
+        asked, handed_on = (
+            Message(RecordDict(dict(content)), NODE, message_type, ttl=600.0) for _ in range(2)
+        )
+        for message in (asked, handed_on):
+            message.metadata.__dict__.update(
+                _run_id=RUN, _src_node_id=SERVER, _message_id=str(self._count)
+            )
+        refusal = self.guard.admit(asked, Run.create_empty(RUN), self._bundle)
+        if refusal is not None:
+            return self.guard.release(refusal, 0)
+        return self.guard.release(app(handed_on, self.context()), 1000)
+
+    def context(self) -> Context:
+        """What the app works with."""
+        config: Any = self.config
+        return Context(RUN, NODE, self.node_config, RecordDict(), config)

@@ -1,0 +1,239 @@
+"""What a hostile server could read out of a node under a strict policy, and what it gets now."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from torch import nn
+
+from client.secure_sums import SumRefusedError
+from client.session import _local_data, task_of
+from node.account import LifetimeAccount
+from node.outbox import FOLDER, entries
+from node.policy import HOSPITAL, OPEN, Policy
+from protocol.arrays import as_record
+from protocol.feddm import DISTILL_AROUND
+from protocol.hfldd import LABEL_KNOWLEDGE
+from protocol.replies import REFUSED
+from task.datasets import DataSpec
+from task.models import create_model
+from task.settings import SettingsError
+
+from .site import Site
+
+SPEC = DataSpec("private", (1, 4, 4), 10, (0.5,), (0.5,))
+PRIVATE = {"strategy": "fedavg", "train__dp_noise": 1.0}
+LIFT = 2.0
+"""Makes normalised pixels positive, for networks with ReLU."""
+
+
+def refused(answer: Message, rule: str) -> bool:
+    assert answer.has_error(), answer
+    assert answer.error.code == REFUSED, answer.error
+    assert answer.error.reason.startswith(f"the node's policy refuses it: {rule}: "), answer.error
+    return True
+
+
+def crafted(bias: Any = 0.0, place: int | None = None, label: int = 0) -> ArrayRecord:
+    """A model whose logits are `bias`, and of one label a pixel's value."""
+    model = create_model("digits-cnn", SPEC, seed=0)
+    assert isinstance(model, nn.Sequential)
+    state = {name: np.zeros(a.shape, np.float32) for name, a in model.state_dict().items()}
+    state["0.weight"][0, 0, 1, 1] = state["2.weight"][0, 0, 1, 1] = 1.0
+    state["0.bias"][0] = LIFT
+    if place is not None:
+        state["6.weight"][0, place] = state["8.weight"][label, 0] = 1.0
+    state["8.bias"] += np.asarray(bias, np.float32)
+    return as_record(state)
+
+
+def evaluated(site: Site, model: ArrayRecord) -> Message:
+    return site.ask("evaluate", RecordDict({"arrays": model, "config": ConfigRecord()}))
+
+
+def read_image(site: Site) -> tuple[np.ndarray, int]:
+    """A held-out image and its label, from the losses of 17 models; there must be one alone."""
+
+    def loss(model: ArrayRecord) -> float:
+        return float(evaluated(site, model).content.metric_records["metrics"]["eval-loss"])
+
+    biases = np.arange(10.0)
+    label = round(float(np.log(np.exp(biases).sum()) - loss(crafted(biases))))
+    pixels = []
+    for place in range(16):
+        share = math.exp(-loss(crafted(place=place, label=label)))
+        value = math.log(9 * share / (1 - share)) - LIFT
+        pixels.append(round((value + 1) / 2 * 255))
+    return np.array(pixels).reshape(1, 4, 4), label
+
+
+def test_evaluations_do_not_give_a_held_out_image_away(tmp_path: Path) -> None:
+    """The run had one sample held out, and 17 models read it from the losses, at epsilon 0."""
+    site = Site(tmp_path, HOSPITAL)
+    site.run(**PRIVATE, train__holdout=1 / 299, seed=11)
+    assert refused(evaluated(site, crafted()), "fewest-held-out")
+    with pytest.raises((KeyError, ValueError)):
+        read_image(site)
+
+
+def test_the_attack_by_evaluations_works_where_the_owner_lets_runs_choose(tmp_path: Path) -> None:
+    """So that the test above is of a real attack; `hospital` without its keys is the old one."""
+    old = {"holdout": None, "evaluation_epsilon": None, "fewest_held_out": 1}
+    site = Site(tmp_path, HOSPITAL.model_copy(update={**old, "most_evaluations": None}))
+    site.run(**PRIVATE, train__holdout=1 / 299, seed=11)
+    image, label = read_image(site)
+    (place,) = np.flatnonzero((site.images == image).all((1, 2, 3)))
+    assert site.labels[place] == label
+
+
+def test_a_site_tells_one_rounded_rate_with_noise_that_its_account_books(tmp_path: Path) -> None:
+    """With samples enough: no loss, no exact rate, no more evaluations than the owner allows."""
+    site = Site(tmp_path, HOSPITAL, number=1500)
+    site.run(**PRIVATE)
+    exact = (site.labels[held_out_places(site)] == 9).mean()
+    rates = []
+    most = HOSPITAL.most_evaluations
+    assert most
+    for number in range(1, most + 1):
+        (answer,) = evaluated(site, crafted(np.eye(10)[9])).content.values()
+        assert set(answer) == {"num-examples", "eval-accuracy"}
+        rates.append(float(answer["eval-accuracy"]))
+        assert rates[-1] == round(rates[-1], 2)
+        assert account(site) == pytest.approx(0.1 * number)
+    assert len(set(rates)) > 5, "the same question has different answers"
+    deviation = math.sqrt(2) / 0.1 / answer["num-examples"]
+    assert abs(np.mean(rates) - exact) < 5 * deviation / math.sqrt(most) + 0.02
+    assert refused(evaluated(site, crafted()), "most-evaluations")
+    told = [line for line in entries(site.state_dir / FOLDER) if line["type"] == "evaluate"]
+    assert [line["lifetime"] for line in told[:2]] == pytest.approx([0.1, 0.2])
+
+
+def account(site: Site) -> float:
+    return LifetimeAccount(site.state_dir / "lifetime-epsilon.json").left(str(site.file))
+
+
+def held_out_places(site: Site) -> list[int]:
+    """Places of the samples that the app holds out, in a run with these settings."""
+    context = site.context()
+    data = _local_data(
+        task_of(context), tuple(sorted(site.node_config.items())), torch.device("cpu")
+    )
+    shown = ((data.holdout.inputs.numpy() + 1) / 2 * 255).round().astype(np.uint8)
+    return sorted(int(np.flatnonzero((site.images == image).all((1, 2, 3)))[0]) for image in shown)
+
+
+def test_no_setting_of_a_run_changes_which_samples_are_held_out(tmp_path: Path) -> None:
+    site = Site(tmp_path, HOSPITAL)
+    drawn = []
+    for settings in ({}, {"seed": 5}, {"train__holdout": 0.5}, {"private__num_classes": 12}):
+        site.run(**PRIVATE, **settings)
+        drawn.append(held_out_places(site))
+    assert drawn[0]
+    assert drawn == drawn[:1] * 4
+    other = Site(tmp_path / "other", HOSPITAL)
+    other.run(**PRIVATE)
+    assert held_out_places(other) != drawn[0], "another node has another secret"
+
+
+HFLDD = {
+    "strategy": "hfldd",
+    "train__dp_noise": 1.0,
+    "hfldd__dp_epsilon": 3.0,
+    "hfldd__start": "noise",
+    "hfldd__balanced": False,
+}
+
+
+def soft_labels_of(site: Site, seed: int, auxiliary: str, number: int) -> Message:
+    """Ask for soft labels of a network that nobody trains, so that the server knows it."""
+    site.run(**HFLDD, seed=seed, train__holdout=0.1)
+    request = {"auxiliary": auxiliary, "auxiliary-size": number, "initial-lr": 1e-30}
+    config = ConfigRecord({**request, "initial-steps": 1, "initial-batch-size": 1})
+    return site.ask(LABEL_KNOWLEDGE, RecordDict({"config": config}))
+
+
+def read_all_images(site: Site, auxiliary: str, number: int, runs: int) -> np.ndarray:
+    """All images in a file of the node's, from the soft labels of known networks for them."""
+    networks, told = [], []
+    for seed in range(runs):
+        answer = soft_labels_of(site, seed, auxiliary, number)
+        labels = answer.content.array_records["arrays"]["soft-labels"].numpy()
+        order = np.random.default_rng(seed).choice(number, number, replace=False)
+        told.append(labels[np.argsort(order)])
+        networks.append(create_model("digits-cnn", SPEC, seed=seed).eval().requires_grad_(False))
+    weights, _ = torch.func.stack_module_state(networks)
+    target = torch.tensor(np.stack(told)).log()
+
+    def predicted(x: torch.Tensor) -> torch.Tensor:
+        def of_one(state: dict[str, torch.Tensor]) -> torch.Tensor:
+            return torch.func.functional_call(networks[0], state, (x,)).log_softmax(1)
+
+        return torch.vmap(of_one)(weights)
+
+    x = torch.zeros(number, 1, 4, 4, requires_grad=True)
+    never = {"tolerance_change": 0, "tolerance_grad": 0}
+    optimizer = torch.optim.LBFGS([x], max_iter=600, line_search_fn="strong_wolfe", **never)
+
+    def error() -> torch.Tensor:
+        optimizer.zero_grad()
+        difference = ((predicted(x) - target) * 1e3).square().sum()
+        difference.backward()
+        return difference
+
+    optimizer.step(error)
+    return ((x.detach().numpy() + 1) / 2 * 255).round()
+
+
+def test_auxiliary_may_not_name_a_path_on_the_node(tmp_path: Path) -> None:
+    """The node's own file was an auxiliary set, and 16 runs gave all of its images away."""
+    site = Site(tmp_path, HOSPITAL)
+    for path in (str(site.file), "images.npz", "../images.npz", "~/images.npz"):
+        assert refused(soft_labels_of(site, 0, path, 20), "paths")
+
+
+def test_what_the_owner_has_named_is_an_auxiliary_set(tmp_path: Path) -> None:
+    public = tmp_path / "public.npz"
+    np.savez(public, images=np.zeros((30, 4, 4), np.uint8), labels=np.zeros(30, np.int64))
+    site = Site(tmp_path, HOSPITAL, files={"public": public})
+    answer = soft_labels_of(site, 0, "@public", 20)
+    assert answer.content.array_records["arrays"]["soft-labels"].shape == (20, 10)
+    with pytest.raises(SettingsError, match="no file called @other"):
+        soft_labels_of(site, 0, "@other", 20)
+
+
+@pytest.mark.slow
+def test_the_attack_by_auxiliary_sets_works_where_runs_may_name_paths(tmp_path: Path) -> None:
+    old = {"paths": "any", "settings": "any"}
+    site = Site(tmp_path, HOSPITAL.model_copy(update=old))
+    np.testing.assert_array_equal(read_all_images(site, str(site.file), 300, 16), site.images)
+
+
+NEVER = Policy(replies="declared", single_updates="never")
+
+
+@pytest.mark.parametrize("strategy", ["hfldd", "fedlgd", "analytic", "fedavg"])
+def test_no_single_model_leaves_without_masks(strategy: str, tmp_path: Path) -> None:
+    """All but `fedavg` sum other messages, and a plain request to train gave one model away."""
+    site = Site(tmp_path, NEVER)
+    site.run(strategy=strategy, secure_sums=True)
+    message = RecordDict({"arrays": crafted(), "config": ConfigRecord({"server-round": 1})})
+    if strategy != "fedavg":
+        assert refused(site.ask("train", message), "single-updates")
+    site = Site(tmp_path / "open", OPEN)
+    site.run(strategy=strategy, secure_sums=True)
+    with pytest.raises(SumRefusedError, match="masks"):  # by the app, where no policy is
+        site.ask("train", message)
+
+
+def test_no_message_of_another_method_is_a_way_around_the_masks(tmp_path: Path) -> None:
+    """Nodes serve the messages of all methods, and one without policy had nothing against it."""
+    site = Site(tmp_path, OPEN)
+    site.run(strategy="fedavg", secure_sums=True)
+    request = ConfigRecord({"per-class": 1, "distill-steps": 1})
+    message = RecordDict({"arrays": crafted(), "config": ConfigRecord(), DISTILL_AROUND: request})
+    with pytest.raises(SumRefusedError, match="masks"):
+        site.ask(DISTILL_AROUND, message)
