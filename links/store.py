@@ -172,7 +172,7 @@ class NodeStore:
         return first
 
     def _chain(self) -> Iterator["NodeStore"]:
-        """This store, that of the run that this one resumes, and so on."""
+        """Stores of this run, of the one that it resumes, and so on."""
         store = self.at(None)
         yield store
         for _ in range(_MAX_CHAIN):
