@@ -549,7 +549,8 @@ class _GuardedState:
             message = cast(Message, inflate_object_from_contents(name, contents))
             message.metadata.__dict__["_message_id"] = name
         except Exception as error:  # whatever hostile objects make it raise, which ends the node
-            refusal = self._guard.refuse_unreadable(remove_content_from_message(header), error)
+            header = remove_content_from_message(header)
+            refusal: Message | None = self._guard.refuse_unreadable(header, error)
         else:
             run, bundle = self._state.get_run(run_id), self._state.get_fab(fab_hash)
             refusal = self._guard.admit(message, run, bundle)
