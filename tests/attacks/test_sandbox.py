@@ -342,6 +342,7 @@ def keys(tmp_path):
 def node_with(keys, state, **settings):
     files = {
         "root_certificates": keys / "ca.crt",
+        "peer_authority": keys / "nodes-ca.crt",
         "peer_certificate": keys / "ward-3" / "node.crt",
         "peer_key": keys / "ward-3" / "node.key",
         "auth_key": keys / "ward-3" / "login.key",
