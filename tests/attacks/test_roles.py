@@ -188,7 +188,8 @@ def test_only_nodes_open_a_connection_to_a_nodes_mailbox(folder, tmp_path, who, 
     server, port = start_server(Mailbox(tmp_path / "state"), "localhost:0", node_config)
     route = Route(
         **{"sender": "6", "receiver": "7", "purpose": "test", "token": "0" * 32, "largest": 9},
-        **{"address": f"localhost:{port}", "permit": "none", "link": "direct", "peer_key": b"k" * 32},
+        **{"address": f"localhost:{port}", "permit": "none", "link": "direct"},
+        peer_key=b"k" * 32,
     )
     held = ("nodes-ca.crt", f"{who}/{stem}.crt", f"{who}/{stem}.key")
     credentials = Credentials(*((certificates / file).read_bytes() for file in held))
