@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -265,3 +266,53 @@ def test_a_node_whose_peers_would_not_take_its_certificate_does_not_start(folder
         check_peers(NodeSettings(**files))
     with pytest.raises(NodeError, match=r"peer-authority=.*ca.crt has not signed peer-certificate"):
         check_peers(NodeSettings(**files, peer_authority=own / "ca.crt"))
+
+
+# ServerApps
+
+
+def compose():
+    """The services of compose.yaml with all that goes over it, and the networks of each."""
+    services, networks = {}, {}
+    for file in ("compose.yaml", "docker/gate.yaml", "docker/monitoring.yaml"):
+        for name, service in yaml.safe_load((ROOT / file).read_text())["services"].items():
+            services.setdefault(name, service)
+            networks.setdefault(name, set()).update(service.get("networks", ()))
+    return services, networks
+
+
+def listens(services, api):
+    """Networks on which the SuperLink serves an API, by the name that it listens at."""
+    words = services["superlink"]["command"].split()
+    host, _, _ = words[words.index(f"--{api}-api-address") + 1].rpartition(":")
+    of_superlink = services["superlink"]["networks"]
+    if host == "0.0.0.0":
+        return set(of_superlink)
+    return {name for name, how in of_superlink.items() if host in how.get("aliases", ())}
+
+
+def test_in_compose_no_serverapp_has_a_route_to_the_control_api():
+    services, networks = compose()
+    assert listens(services, "control") == {"control"}
+    assert listens(services, "serverappio") == {"serverapps"}
+    assert networks["serverapp"] == {"serverapps", "monitoring"}
+    assert "monitoring" not in networks["superlink"]
+    on_theirs = {name for name, on in networks.items() if "serverapps" in on}
+    assert on_theirs == {"superlink", "serverapp"}
+
+
+def test_in_compose_a_serverapp_has_a_folder_and_a_secret_that_no_node_and_no_user_has():
+    services, _ = compose()
+    holders = {
+        volume: {
+            name
+            for name, service in services.items()
+            if any(each.startswith(f"{volume}:") for each in service.get("volumes", ()))
+        }
+        for volume in ("appio", "./runs", "server", "authority", "superlink")
+    }
+    assert holders["appio"] == {"prepare", "certs", "superlink", "serverapp"}
+    assert holders["./runs"] == {"prepare", "serverapp", "run"}  # which shows the table
+    assert "./runs:/runs:ro" in services["run"]["volumes"]
+    for secret in ("server", "authority", "superlink"):
+        assert "serverapp" not in holders[secret]
