@@ -353,8 +353,8 @@ def node_with(keys, state, **settings):
 @needs_box
 def test_the_key_for_the_superlink_is_not_in_the_sandbox(keys, state):
     settings = node_with(keys, state)
-    told = probe(settings, read=[settings.peer_key, settings.auth_key])
-    assert told[str(settings.peer_key)] is True
+    told = probe(settings, read=[settings.peer_key, settings.peer_authority, settings.auth_key])
+    assert told[str(settings.peer_key)] is told[str(settings.peer_authority)] is True
     assert told[str(settings.auth_key)] == "FileNotFoundError"
 
 
