@@ -10,8 +10,8 @@
     NODE/                        ca.crt, nodes-ca.crt, node.crt, login.pub: for that node's machine
     USER/                        ca.crt, user.crt, user.key: for who submits runs
 
-Two authorities, because gRPC cannot be asked to tell a node from a SuperLink by anything else: a
-node's mailbox is a TLS server too. Nodes and users trust ``ca.crt`` for the SuperLink, so that no
+Two authorities, because gRPC distinguishes a node from a SuperLink by nothing else: a node's
+mailbox is a TLS server too. Nodes and users trust ``ca.crt`` for the SuperLink, so that no
 certificate of a node is good for its place, whichever hosts it names.
 
 A node makes its keys on its own machine, and asks with `fleet.node_request` for a certificate.
@@ -242,7 +242,7 @@ class CertificateFolder:
         return issued.signer != self._authority_of(issued.name, issued.role).name
 
     def mark_revoked(self, name: str) -> None:
-        """Record that all certificates with this name are revoked, and write the lists anew."""
+        """Record that all certificates with this name are revoked, and write the lists."""
         today = authority.now().date().isoformat()
         issued = [
             replace(each, revoked=today) if each.name == name and each.revoked is None else each
@@ -252,7 +252,7 @@ class CertificateFolder:
         self.write_revocations()
 
     def write_revocations(self) -> None:
-        """Write the revocation lists anew; each has all that is revoked, whoever signed it."""
+        """Write the revocation lists; each has all that is revoked, of both authorities."""
         revoked = {
             int(each.serial, 16): datetime.datetime.fromisoformat(each.revoked)
             for each in self.issued()

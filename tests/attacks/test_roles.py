@@ -232,6 +232,8 @@ def test_a_folder_of_an_earlier_version_gets_what_it_is_missing(tmp_path, monkey
     assert told.exit_code == 0
     assert "ward-3: its certificate, of an earlier version, names the SuperLink's" in told.stderr
     assert "ward-4" not in told.stderr
+    told = certs(made, "renew", "ward-3")
+    assert f"host={HOST} is server's until" in told.stderr
     login = made.valid("ward-4").registered_key
     assert certs(made, "node", "ward-4", "--keep").exit_code == 0  # it is renewed though it lasts
     assert made.valid("ward-4").registered_key == login
