@@ -33,7 +33,7 @@ ROUNDS ?=
 STRATEGY ?= hfldd
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-matrix test-faults test-faults-all test-docker test-flower test-chart gpu-kit gpu images fuzz mutants lint bench settings lock proto clean
+.PHONY: help setup demo test test-matrix test-attacks test-faults test-faults-all test-docker test-flower test-chart gpu-kit gpu images fuzz mutants lint bench settings lock proto clean
 
 help:
 	@echo "make demo    train on digits with FedAvg and HFLDD or FedHEAD, real processes; compare"
@@ -41,6 +41,7 @@ help:
 	@echo "make test    lint, types and tests (make test-faults: those that kill processes in mid-run;"
 	@echo "             make test-matrix: tests of each strategy for the other ones too;"
 	@echo "             make test-faults-all: every fault with every strategy)"
+	@echo "make test-attacks  the proofs of docs/promises.md against hostile nodes, apps and runs"
 	@echo "make test-flower VERSION=1.42.0  installs that Flower beside ours, and runs the app on its own"
 	@echo "             SuperLink and SuperNodes; minutes"
 	@echo "make test-chart  renders the Helm chart, and holds it to Kubernetes' schemas"
@@ -82,6 +83,9 @@ test-faults: $(READY)
 
 test-matrix: $(READY)
 	$(BIN)/pytest -m matrix -n 2
+
+test-attacks: $(READY)
+	$(BIN)/pytest tests/attacks -n 2 --dist loadfile
 
 test-faults-all: $(READY)
 	$(BIN)/pytest -m faults -n 2 --dist loadfile

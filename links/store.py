@@ -6,6 +6,7 @@ import re
 import secrets
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -110,16 +111,31 @@ class NodeStore:
         """Copy the blobs that a node had at the end of a round of another run; return their number.
 
         Files of links are not copied: they are valid for one run only.
+
+        Raises
+        ------
+        ValueError
+            If this run has spent of a privacy budget, or resumes another: its files would stay, and
+            what they have cost would no longer count.
         """
         other, plain = NodeStore(self.folder.parent.parent / run_id / node_id), self.at(None)
+        resumed = f"{run_id}/{node_id}".encode()
+        if plain.read(CONTINUES) != resumed:
+            if {CONTINUES, SPENT} & set(plain.names()):
+                raise ValueError(f"run {run_id} cannot be resumed: this one has begun")
+            chain = list(other._chain())
+            if plain in chain or len(chain) > _MAX_CHAIN:
+                raise ValueError(f"run {run_id} cannot be resumed: it resumes this one or too many")
+            plain.write(CONTINUES, resumed)
         count = 0
         with suppress(FileNotFoundError), untrusted.folder(other.folder) as folder:
             for name in other.names():
                 _, _, written = name.partition("@")
-                if untrusted.is_file(folder, name) and int(written or 0) <= server_round:
+                if name == CONTINUES or int(written or 0) > server_round:
+                    continue
+                if untrusted.is_file(folder, name):
                     plain.write(name, untrusted.read(folder, name))
                     count += 1
-        plain.write(CONTINUES, f"{run_id}/{node_id}".encode())
         return count
 
     def secret(self) -> bytes:
@@ -152,13 +168,19 @@ class NodeStore:
 
         It holds what concerns all of these runs together, such as the privacy budget.
         """
+        *_, first = self._chain()
+        return first
+
+    def _chain(self) -> Iterator["NodeStore"]:
+        """Stores of this run, of the one that it resumes, and so on."""
         store = self.at(None)
+        yield store
         for _ in range(_MAX_CHAIN):
             resumed = store.read(CONTINUES, most=64)
             if resumed is None or not _CHAIN.fullmatch(resumed):
-                break
+                return
             store = NodeStore(self.folder.parent.parent / resumed.decode())
-        return store
+            yield store
 
 
 def _newest(folder: int, name: str) -> str | None:

@@ -43,6 +43,7 @@ from fleet.flower_1_32.callers import BoundAdapterServicer, BoundServicer
 from fleet.flower_1_32.store import OneConnectionStore, PlainQueries
 from fleet.flower_1_32.together import CallsTogether
 from fleet.flower_1_32.waiting import MOST, Doorbell, WaitingLooks
+from protocol.flower_1_32.objects import MemoryObjectStore
 
 FRESH = 1.0
 """Seconds for which a running run's status is believed, and between searches for expired tasks."""
@@ -350,6 +351,7 @@ class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
 def main() -> None:
     """Be `flower-superlink`, with the states above, and calls bound to the nodes that make them."""
     object_store_factory.SqlObjectStore = OneConnectionStore  # type: ignore[attr-defined]
+    object_store_factory.InMemoryObjectStore = MemoryObjectStore  # type: ignore[attr-defined]
     linkstate_factory.SqlLinkState = RememberingLinkState  # type: ignore[attr-defined]
     linkstate_factory.InMemoryLinkState = MemoryLinkState  # type: ignore[attr-defined]
     app.FleetServicer = BoundServicer  # type: ignore[attr-defined]

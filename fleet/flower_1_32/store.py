@@ -12,7 +12,7 @@ from typing import Any
 
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.constant import FLWR_IN_MEMORY_SQLITE_DB_URL
-from flwr.supercore.inflatable.inflatable_object import is_valid_sha256_hash, iterate_object_tree
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.object_store import NoObjectInStoreError
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.sql_mixin import SqlMixin, _set_sqlite_pragmas
@@ -20,6 +20,8 @@ from flwr.supercore.utils import uint64_to_int64
 from sqlalchemy import StaticPool, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
+
+from protocol.flower_1_32.objects import children_in
 
 IN_MEMORY = 2**26
 """Bytes of objects that are kept in memory, besides in the database."""
@@ -129,15 +131,7 @@ class OneConnectionStore(PlainQueries, SqlObjectStore):
     def preregister(self, run_id: int, object_tree: ObjectTree) -> list[str]:
         """Register a tree's objects; return those whose content is not here."""
         parts = list(iterate_object_tree(object_tree))  # children before their parents
-        children: dict[str, set[str]] = {}
-        for part in parts:
-            if not is_valid_sha256_hash(part.object_id):
-                raise ValueError(f"Invalid object ID format: {part.object_id}")
-            told = {child.object_id for child in part.children}
-            if len(told) != len(part.children):
-                raise ValueError(f"Object {part.object_id} has duplicate children.")
-            if children.setdefault(part.object_id, told) != told:
-                raise ValueError(f"Object {part.object_id} has different children.")
+        children = children_in(object_tree)
         names = {"names": json.dumps(list(children))}
         with self.session():
             rows = self.query(

@@ -42,6 +42,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
     inflate_object_from_contents,
     push_object_contents_from_iterable,
 )
+from flwr.supercore.object_store import NoObjectInStoreError
 from flwr.supercore.run import Run
 from flwr.supernode.nodestate import NodeState
 
@@ -222,12 +223,25 @@ class Guard:
             refusal = Refusal("bundle", f"the app bundle {bundle.hash_str} is refused: {error}")
         except Exception as error:  # whatever a hostile message makes it raise
             refusal = Refusal("policy", f"{type(error).__name__}: {error}")
-        header, answer = remove_content_from_message(message), None
+        return self._open(remove_content_from_message(message), asked, data, refusal)
+
+    def refuse_unreadable(self, header: Message, error: Exception) -> Message:
+        """Refuse a message that cannot be read from its objects; return the answer."""
+        refusal = Refusal("policy", f"the message cannot be read ({type(error).__name__})")
+        answer = self._open(header, None, "", refusal)
+        assert answer is not None
+        return answer
+
+    def _open(
+        self, header: Message, asked: Asked | None, data: str, refusal: Refusal | None
+    ) -> Message | None:
+        """Wait for a message's reply; return the refusal to answer with, if there is one."""
+        answer = None
         if refusal is not None:
             log(WARNING, "%s", refusal)
             answer = _answer(header, refusal, self._node_config)
         # One at a time: the SuperNode waits for a reply before it looks for the next message.
-        self._pending = {message.metadata.message_id: _Pending(header, asked, data, answer)}
+        self._pending = {header.metadata.message_id: _Pending(header, asked, data, answer)}
         return answer
 
     def release(self, reply: Message, num_bytes: int) -> Message:
@@ -498,7 +512,12 @@ def patch_guard(guard: Guard) -> bool:
                 )
             return set()
 
-        push(state=state, object_store=object_store, send=send_released, push_object=push_object)
+        try:
+            push(
+                state=state, object_store=object_store, send=send_released, push_object=push_object
+            )
+        except NoObjectInStoreError as error:  # Flower catches none, and the SuperNode would end
+            log(WARNING, "A reply of the app is dropped: its objects are another's: %s", error)
 
     setattr(loop, "_pull_and_store_message", pull_and_store_message)  # noqa: B010 (not exported)
     setattr(loop, "_push_messages", push_messages)  # noqa: B010
@@ -525,11 +544,16 @@ class _GuardedState:
         header = self._message
         assert header is not None
         name = header.metadata.message_id
-        contents = _contents(self._store.get_object_tree(name), self._store)
-        message = cast(Message, inflate_object_from_contents(name, contents))
-        message.metadata.__dict__["_message_id"] = name
-        run, bundle = self._state.get_run(run_id), self._state.get_fab(fab_hash)
-        refusal = self._guard.admit(message, run, bundle)
+        try:
+            contents = _contents(self._store.get_object_tree(name), self._store)
+            message = cast(Message, inflate_object_from_contents(name, contents))
+            message.metadata.__dict__["_message_id"] = name
+        except Exception as error:  # whatever hostile objects make it raise, which ends the node
+            header = remove_content_from_message(header)
+            refusal: Message | None = self._guard.refuse_unreadable(header, error)
+        else:
+            run, bundle = self._state.get_run(run_id), self._state.get_fab(fab_hash)
+            refusal = self._guard.admit(message, run, bundle)
         if refusal is None:
             created: int | None = self._state.create_task(run_id=run_id, fab_hash=fab_hash, **task)
             return created

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from flwr.supercore.object_store import object_store_factory
+
 from node.flower_1_32.guard import Guard, patch_guard
 from node.flower_1_32.retries import patch_retries
 from node.flower_1_32.run_ends import patch_run_ends
@@ -13,6 +15,7 @@ from node.flower_1_32.waiting import patch_waiting
 from node.pace import Pace
 from node.policy import Policy
 from node.settings import NodeConfigValue
+from protocol.flower_1_32.objects import MemoryObjectStore
 
 
 def override(
@@ -24,4 +27,5 @@ def override(
     patch_waiting(pace)
     patch_calls()
     patch_run_ends(state_dir)
+    object_store_factory.InMemoryObjectStore = MemoryObjectStore  # type: ignore[attr-defined]
     return patch_guard(Guard(policy, state_dir, node_config))

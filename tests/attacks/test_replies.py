@@ -33,6 +33,7 @@ from flwr.proto.grpcadapter_pb2 import MessageContainer
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
+    ObjectTree,
     PullObjectRequest,
     PushObjectRequest,
 )
@@ -45,8 +46,7 @@ from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import (
 from flwr.server.superlink.linkstate import linkstate_factory
 from flwr.supercore.constant import NOOP_FEDERATION
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.object_store import object_store_factory
-from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.object_store import NoObjectInStoreError, object_store_factory
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.servicer.serverappio import serverappio_grpc
@@ -81,6 +81,7 @@ class SuperLink:
             (linkstate_factory, "SqlLinkState"),
             (linkstate_factory, "InMemoryLinkState"),
             (object_store_factory, "SqlObjectStore"),
+            (object_store_factory, "InMemoryObjectStore"),
             (app_of_flower, "FleetServicer"),
             (app_of_flower, "GrpcAdapterServicer"),
             (app_of_flower, "generic_create_grpc_server"),
@@ -117,7 +118,7 @@ class SuperLink:
             )
             self.state.initialize()
         else:
-            self.store = InMemoryObjectStore()
+            self.store = object_store_factory.InMemoryObjectStore()
             self.state = linkstate_factory.InMemoryLinkState(NoOpFederationManager(), self.store)
         states = SimpleNamespace(state=lambda: self.state)
         servicer = app_of_flower.FleetServicer(
@@ -453,3 +454,23 @@ def test_replies_that_share_objects_are_stored_whoever_sends_these_first(superli
         for each, message in ((one, own), (other, theirs), (one, own)):
             for request in objects(each, reply_to(message, "the same"))[:-1]:
                 assert each.stub.PushObject(request).stored
+
+
+def test_a_short_tree_of_objects_does_not_become_an_endless_one(superlink):
+    """Each level was there twice, once without its parts: 40 levels are 2^40 objects."""
+    message = superlink.send(0, 1)
+    with superlink.party(0) as attacker:
+        attacker.stub.PullMessages(PullMessagesRequest(node=attacker.node))
+        reply = reply_to(message, "large")
+        tree = ObjectTree(object_id=f"{0:064x}")
+        for level in range(1, 15):
+            again = ObjectTree(object_id=tree.object_id)
+            beside = ObjectTree(object_id=f"{level:063x}f", children=[again])
+            tree = ObjectTree(object_id=f"{level:063x}e", children=[tree, beside])
+        tree.object_id = reply.object_id
+        request = push(attacker, reply)
+        request.message_object_trees[0].CopyFrom(tree)
+        with pytest.raises(grpc.RpcError):
+            attacker.stub.PushMessages(request)
+    with pytest.raises(NoObjectInStoreError):
+        superlink.store.get_object_tree(reply.object_id)

@@ -298,7 +298,9 @@ def probe(settings, **wanted):
 
 
 @needs_box
-def test_of_a_checkout_packages_alone_are_in_the_sandbox(state):
+def test_of_a_checkout_packages_alone_are_in_the_sandbox(state, monkeypatch):
+    own = [path for path in sys.path if not Path(path).is_relative_to(ROOT / "tests")]
+    monkeypatch.setattr(sys, "path", own)  # other tests in this process may have added to it
     told = probe(
         NodeSettings(state_dir=state, policy=BOXED),
         root=ROOT,

@@ -24,6 +24,7 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
+from flwr.app.message import remove_content_from_message
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import (
@@ -903,3 +904,53 @@ def test_an_apps_errors_are_bounded_over_a_day(make_node: MakeNode) -> None:
     answer = node.arrived()
     assert answer
     assert answer.error.reason == "something else"
+
+
+def test_a_message_that_cannot_be_read_is_answered_and_does_not_end_the_node(
+    make_node: MakeNode,
+) -> None:
+    """Its objects have the right hashes. Whoever may submit a run ended each node with one."""
+    node = make_node()
+    message = Message(train_message(), NODE, "train")
+    message.metadata.__dict__.update(_run_id=7, _src_node_id=SERVER)
+    objects = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+    tree = get_object_tree(message).SerializeToString()
+    (broken,) = (name for name, content in objects.items() if content.startswith(b"ConfigRecord"))
+    content = b"ConfigRecord  3\x00\xff\xff\xff"
+    while broken is not None:  # and whatever holds it
+        name = hashlib.sha256(content).hexdigest()
+        del objects[broken]
+        objects[name], tree = content, tree.replace(broken.encode(), name.encode())
+        holders = (other for other in objects if broken.encode() in objects[other])
+        broken, before = next(holders, None), broken
+        if broken is not None:
+            content = objects[broken].replace(before.encode(), name.encode())
+    parsed = ObjectTree.FromString(tree)
+    message.metadata.__dict__["_message_id"] = parsed.object_id
+    loop._pull_and_store_message(
+        state=node.state,
+        object_store=node.store,
+        node_config={},
+        receive=lambda: (remove_content_from_message(message), parsed),
+        get_run=node.state.get_run,
+        get_fab=lambda *_: node.bundle,
+        pull_object=lambda _, name: objects[name],
+        confirm_message_received=lambda *_: None,
+        trusted_entities=None,
+    )
+    answer = node.arrived()
+    assert answer is not None
+    assert refused(answer, "policy")
+    assert not node.answers(train_message(), "train", trained()).has_error(), "it goes on"
+
+
+def test_a_reply_of_an_app_without_objects_does_not_end_the_node(make_node: MakeNode) -> None:
+    node = make_node()
+    message = node.takes(train_message(), "train")
+    assert message is not None
+    reply = Message(trained(), reply_to=message)
+    reply.metadata.__dict__["_message_id"] = "f" * 64
+    node.store.preregister(7, get_object_tree(reply))  # objects of a reply with another id
+    node.state.store_message(reply)
+    assert node.arrived() is None
+    assert not node.answers(train_message(), "train", trained()).has_error(), "it goes on"

@@ -1,0 +1,95 @@
+"""Runs that say that they resume others: what these have spent and kept is not to be had for less.
+
+A server names the run that is resumed, and honest nodes take over its files.
+"""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from links.masks import public_bytes
+from links.store import NodeStore
+from node.account import LifetimeAccount
+from node.policy import HOSPITAL
+from protocol.hfldd import DISTILL
+from protocol.meeting import CONTINUE
+
+from . import site as site_module
+from .site import NODE, Site
+from .test_policy_leaks import HFLDD, refused
+
+RECEIVER = X25519PrivateKey.generate()
+REQUEST = {"distiller": "dm", "distilled-size": 10, "distill-steps": 5, "start": "noise"}
+
+
+def distil(site: Site, **request: Any) -> Message:
+    """Ask for virtual data, sealed for the server itself."""
+    route = {
+        **{"sender": str(NODE), "receiver": "9", "purpose": "virtual-data", "token": "a" * 32},
+        **{"largest": 2**20, "peer-key": public_bytes(RECEIVER), "peer-name": "", "link": "relay"},
+        **{"peer-certificate": b"", "peer-signature": b"", "permit": "", "address": ""},
+    }
+    records = {"config": ConfigRecord(REQUEST | request), "route": ConfigRecord(route)}
+    return site.ask(DISTILL, RecordDict(dict(records)))
+
+
+def resume(site: Site, run: int) -> Message:
+    earlier = {"run-id": str(run), "node-id": str(NODE), "round": 5}
+    return site.ask(CONTINUE, RecordDict({"config": ConfigRecord(earlier)}))
+
+
+def epsilon(answer: Message) -> float:
+    assert not answer.has_error(), answer.error
+    return float(answer.content.metric_records["metrics"]["dp-epsilon"])
+
+
+def left(site: Site) -> float:
+    return LifetimeAccount(site.state_dir / "lifetime-epsilon.json").left(str(site.file))
+
+
+@pytest.fixture
+def begin(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Begin a run of this id at a site."""
+
+    def begun(site: Site, run: int, **settings: Any) -> None:
+        monkeypatch.setattr(site_module, "RUN", run)
+        site.run(**settings)
+
+    return begun
+
+
+def test_virtual_data_are_not_to_be_had_for_what_a_made_up_run_has_spent(
+    tmp_path: Path, begin: Any
+) -> None:
+    """Refused for their epsilon, they lay there; then the run resumed another, and they left at 0.
+
+    So any number of runs had a draw of their own noise.
+    """
+    site = Site(tmp_path, HOSPITAL)
+    begin(site, 7, **HFLDD)
+    assert epsilon(distil(site, **{"dp-epsilon": 9.0})) == pytest.approx(9, abs=0.1)
+    for run in (8, 9):
+        begin(site, run, **HFLDD)
+        assert refused(distil(site, **{"dp-epsilon": 9.0}), "most-epsilon")
+        with suppress(ValueError):
+            resume(site, 1000 + run)
+        assert refused(distil(site, **{"dp-epsilon": 9.0}), "most-epsilon")
+    assert left(site) == pytest.approx(9, abs=0.1)
+
+
+def test_no_chain_of_runs_leads_to_another_account(tmp_path: Path) -> None:
+    """In a cycle of two, an even and an odd number of steps ended at different accounts."""
+    first, second, third = (NodeStore.open(tmp_path, run, NODE) for run in (1, 2, 3))
+    first.take_over("2", str(NODE), 0)
+    with pytest.raises(ValueError, match="resumes this one"):
+        second.take_over("1", str(NODE), 0)
+    with pytest.raises(ValueError, match="resumes this one"):
+        third.take_over("3", str(NODE), 0)
+    with pytest.raises(ValueError, match="has begun"):
+        first.take_over("3", str(NODE), 0)
+    assert first.take_over("2", str(NODE), 0) == 0  # a message that comes twice
+    assert [store.origin for store in (first, second)] == [second, second]
