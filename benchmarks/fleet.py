@@ -42,7 +42,8 @@ from rich.table import Table
 
 from benchmarks.light_nodes import Door, Told, serve
 from benchmarks.rounds import APP_DIR
-from fleet.certificates import CertificateFolder, new_key
+from fleet.authority import new_key
+from fleet.certificates import CertificateFolder
 from fleet.flower_1_32.registration import SecureControl
 from fleet.local_federation import free_ports
 from fleet.submission import RunError, RunOutcome, submit

@@ -13,17 +13,12 @@ from rich.table import Table
 from cli.connection import UserCertificate, UserKey, user_of
 from cli.errors import exit_on
 from cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir, ControlAddress, Timeout
-from fleet.certificates import (
-    SERVER,
-    CertificateError,
-    CertificateFolder,
-    Issued,
-    Role,
-    request_node,
-)
+from fleet.authority import CertificateError
+from fleet.certificates import CertificateFolder, Issued, Role
+from fleet.node_request import SERVER, request_node
 
 certs = typer.Typer(
-    help="Issue keys and certificates for a federation, from its own authority.",
+    help="Issue keys and certificates for a federation, from its own authorities.",
     no_args_is_help=True,
 )
 
@@ -48,16 +43,25 @@ _RENEWED_WITHIN = 10
 def init(
     folder: CertificatesDir = DEFAULT_CERTIFICATES_DIR, days: Days = 3650, keep: Keep = False
 ) -> None:
-    """Make the authority: ca.crt for every machine, and ca.key, which stays here."""
+    """Make the authorities: ca.crt for every machine, nodes-ca.crt for nodes; keys stay here.
+
+    With --keep, a folder of an earlier version gets what it is missing.
+    """
     authority = CertificateFolder(folder)
     with exit_on(CertificateError, command="certs"):
         if keep and authority.certificate.exists():
-            if not authority.revocations.exists():
-                authority.write_revocations()
+            exposed = authority.complete(days)
             typer.echo(f"{authority.certificate} is kept")
+            for name in exposed:
+                typer.echo(
+                    f"{name}: its certificate, of an earlier version, names the SuperLink's host "
+                    "and is good for its place: make new authorities in another folder",
+                    err=True,
+                )
             return
         authority.create(days)
-    typer.echo(f"{authority.certificate}: for {days} days; {folder / 'ca.key'} must stay here")
+    keys = f"{folder / 'ca.key'} and nodes-ca.key"
+    typer.echo(f"{authority.certificate}: for {days} days; {keys} must stay here")
 
 
 @certs.command()
@@ -86,10 +90,10 @@ def node(
 ) -> None:
     """Issue a node's keys and certificate, into a folder with the node's name.
 
-    The node needs ca.crt (--root-certificates), login.key (--auth-key), node.crt
-    (--peer-certificate) and node.key (--peer-key). --host is where other nodes reach it, as in its
-    --peer-address; the default is its name. Register it with the SuperLink by
-    `flwr-distill register`.
+    The node needs ca.crt (--root-certificates), login.key (--auth-key), nodes-ca.crt
+    (--peer-authority), node.crt (--peer-certificate) and node.key (--peer-key). --host is where
+    other nodes reach it, as in its --peer-address; the default is its name. Register it with the
+    SuperLink by `flwr-distill register`.
 
     So the authority knows the node's keys. With `request` and `sign` it does not.
     """
@@ -134,8 +138,9 @@ def request(
 ) -> None:
     """On a node: make its keys, which stay here, and a request for its certificate.
 
-    Send node.csr to the authority for `flwr-distill certs sign`, and tell it the fingerprint over
-    another channel. Put what comes back, node.crt and ca.crt, beside the keys.
+    Send node.csr to the authority for `flwr-distill certs sign`, and read it the fingerprint and
+    each --host over another channel: who signs gives them too. Put what comes back, node.crt,
+    ca.crt and nodes-ca.crt, beside the keys.
     """
     with exit_on(CertificateError, command="certs"):
         fingerprint = request_node(folder, name, host or [])
@@ -151,15 +156,19 @@ def sign(
     fingerprint: Annotated[
         str | None, typer.Option("--fingerprint", help="Refuse a request with another key.")
     ] = None,
+    host: Hosts = None,
     days: Days = 30,
 ) -> None:
     """At the authority: issue the certificate that a node asks for, into a folder with its name.
 
-    Compare the fingerprint with what `certs request` printed on the node. Send ca.crt and node.crt
-    to the node, and register it with the SuperLink by `flwr-distill register`.
+    Compare the fingerprint with what `certs request` printed on the node. Other nodes reach it at
+    each --host, else at its name; a request that names any other host is refused, and the
+    SuperLink's hosts are never a node's. Send ca.crt, nodes-ca.crt and node.crt to the node, and
+    register it with the SuperLink by `flwr-distill register`.
     """
     with exit_on(CertificateError, command="certs"):
-        issued = CertificateFolder(folder).sign(file.read(_LARGEST_REQUEST), days, fingerprint)
+        content = file.read(_LARGEST_REQUEST)
+        issued = CertificateFolder(folder).sign(content, days, host or [], fingerprint)
     typer.echo(f"{_told(folder, issued)}; key {issued.fingerprint}")
 
 
@@ -201,8 +210,8 @@ def revoke(
 ) -> None:
     """Shut a node out: the SuperLink no longer admits its key, and `list` shows it as revoked.
 
-    The server introduces only registered nodes to each other. Nodes that have ca.crl, which this
-    writes, as --peer-revocations take no parcel from it either, whatever the server says.
+    The server introduces only registered nodes to each other. Nodes that have nodes-ca.crl, which
+    this writes, as --peer-revocations take no parcel from it either, whatever the server says.
     """
     from fleet.flower_1_32.registration import SecureControl  # imports Flower
     from fleet.flower_1_32.superlink import SuperLinkError
@@ -223,7 +232,8 @@ def revoke(
             except SuperLinkError as error:
                 raise CertificateError(f"{name} is not revoked: {error}") from error
         authority.mark_revoked(name)
-    typer.echo(f"{name} is revoked; give nodes {authority.revocations} as it is now")
+    lists = f"nodes {authority.nodes_revocations}, and a gate {authority.revocations}"
+    typer.echo(f"{name} is revoked; give {lists}, as they are now")
 
 
 def _issue(folder: Path, name: str, keep: bool, days: int, issue: Callable[[], Issued]) -> None:
@@ -232,7 +242,7 @@ def _issue(folder: Path, name: str, keep: bool, days: int, issue: Callable[[], I
         last = authority.valid(name) if keep else None
         if last is None:
             issued = issue()
-        elif last.days_left > _RENEWED_WITHIN:
+        elif last.days_left > _RENEWED_WITHIN and not authority.is_outdated(last):
             typer.echo(f"{folder / name} is kept")
             return
         else:

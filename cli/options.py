@@ -87,6 +87,14 @@ PeerAddress = Annotated[
     str | None,
     node_option("peer-address", "host:port where other nodes can send to this one directly."),
 ]
+PeerAuthority = Annotated[
+    Path | None,
+    node_option(
+        "peer-authority",
+        "PEM file of the authority that signs nodes (nodes-ca.crt).",
+        "root-certificates",
+    ),
+]
 PeerCertificate = Annotated[
     Path | None,
     node_option("peer-certificate", "PEM file of this node's certificate among its peers."),
@@ -96,7 +104,7 @@ PeerKey = Annotated[
 ]
 PeerRevocations = Annotated[
     Path | None,
-    node_option("peer-revocations", "PEM file with the certificates that are revoked (ca.crl)."),
+    node_option("peer-revocations", "PEM file with the nodes that are revoked (nodes-ca.crl)."),
 ]
 PeerNames = Annotated[
     str | None,

@@ -9,7 +9,8 @@ import typer
 from cli.connection import UserCertificate, UserKey, user_of
 from cli.errors import exit_on
 from cli.options import DEFAULT_CERTIFICATES_DIR, CertificatesDir, ControlAddress, Timeout
-from fleet.certificates import CertificateError, CertificateFolder
+from fleet.authority import CertificateError
+from fleet.certificates import CertificateFolder
 from task.durable import replacing
 
 

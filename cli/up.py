@@ -59,6 +59,9 @@ def up(
     Node i gets partition i of N for N nodes, or with --data its own data. Nodes that die are
     restarted; if one cannot work here, the federation ends and says why. The logs are in the state
     directory: superlink.log, node-0/node.log and so on.
+
+    For a machine of your own: all runs as one user, and who can reach its loopback, such as a run's
+    ServerApp, can start runs.
     """
     if data and nodes not in (None, len(data)):
         there = "is" if len(data) == 1 else "are"

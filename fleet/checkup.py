@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 
 from fleet.flower_1_32.clock import AHEAD_MOST, BEHIND_MOST, ClockError, clock_offset
 from fleet.gpu_speed import time_gpu
+from links.credentials import is_signed
 from node.gpus import describe_gpu, oldest_driver, pytorch_needs, why_unusable
 from node.reachability import check_superlink
 from node.settings import NodeError, NodeSettings
@@ -247,6 +248,9 @@ def _certificates(settings: NodeSettings) -> Iterator[Finding]:
     if settings.root_certificates is not None:
         authorities, finding = _dated("root-certificates", settings.root_certificates)
         yield finding
+    if settings.peer_authority is not None:
+        authorities, finding = _dated("peer-authority", settings.peer_authority)
+        yield finding
     if settings.peer_certificate is not None and settings.peer_key is not None:
         yield _peer_certificate(settings, settings.peer_certificate, settings.peer_key, authorities)
     if settings.auth_key is not None:
@@ -295,22 +299,15 @@ def _peer_certificate(
         return Finding(check, "failed", f"{key_file} cannot be read: {error}", issue)
     if key.public_key() != certificate.public_key():
         return Finding(check, "failed", f"{key_file} is not the key of {file}", issue)
-    if not any(_signed(certificate, by=authority) for authority in authorities):
-        found = f"{file} is not signed by {settings.root_certificates}"
+    if not is_signed(certificate, authorities):
+        by = settings.peer_authority or settings.root_certificates
+        found = f"{file} is not signed by {by}"
         return Finding(check, "failed", found, issue)
     host = (settings.peer_address or "").rpartition(":")[0].strip("[]")
     if host and host not in (names := _names(certificate)):
         found = f"{file} names {', '.join(names) or 'no host'}, not peer-address's {host}"
         return Finding(check, "failed", found, issue)
     return finding
-
-
-def _signed(certificate: x509.Certificate, *, by: x509.Certificate) -> bool:
-    try:
-        certificate.verify_directly_issued_by(by)
-    except Exception:  # several kinds, one for each thing that can be wrong
-        return False
-    return True
 
 
 def _names(certificate: x509.Certificate) -> list[str]:

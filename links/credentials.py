@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,8 +140,19 @@ class Credentials:
             raise LinkError(f"peer-revocations is no revocation list in PEM: {error}") from None
         keys = (authority.public_key() for authority in authorities)
         if not any(revoked.is_signature_valid(key) for key in keys):  # type: ignore[arg-type]
-            raise LinkError("peer-revocations is not signed by the authority in root-certificates")
+            raise LinkError("peer-revocations is not signed by the nodes' authority")
         return {each.serial_number for each in revoked}
+
+
+def is_signed(certificate: x509.Certificate, authorities: Sequence[x509.Certificate]) -> bool:
+    """Whether one of the authorities has signed a certificate."""
+    for authority in authorities:
+        try:
+            certificate.verify_directly_issued_by(authority)
+        except (ValueError, TypeError, InvalidSignature):
+            continue
+        return True
+    return False
 
 
 def name_of(certificate: bytes) -> str:

@@ -160,8 +160,8 @@ def _readable(settings: NodeSettings) -> list[Path]:
     files = [
         *map(Path, settings.policy.readable),
         *(settings.data, Path(str(root)).expanduser().absolute() if root else None),
-        *(settings.peer_certificate, settings.peer_key, settings.peer_revocations),
-        settings.root_certificates,
+        *(settings.peer_authority, settings.peer_certificate, settings.peer_key),
+        *(settings.peer_revocations, settings.root_certificates),
         settings.edge,
         *settings.files.values(),
     ]

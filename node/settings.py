@@ -55,7 +55,10 @@ class NodeSettings(BaseModel):
         Private key (OpenSSH, NIST curve), for SuperLinks that admit only registered nodes.
     peer_certificate : Path | None (default: None)
         PEM certificate for client and server authentication, on an elliptic curve, signed by the
-        authority in `root_certificates`. Needed to send directly to other machines.
+        authority in `peer_authority`. Needed to send directly to other machines.
+    peer_authority : Path | None (default: None)
+        PEM certificate of the authority that signs nodes; None for `root_certificates`, of an
+        authority that signs both SuperLink and nodes.
     peer_revocations : Path | None (default: None)
         PEM revocation list of that authority. It is read for every parcel.
     peer_names : str | None (default: None)
@@ -99,6 +102,7 @@ class NodeSettings(BaseModel):
     root_certificates: Path | None = None
     auth_key: Path | None = None
     peer_address: str | None = Field(default=None, pattern=r"^.+:[0-9]{1,5}$")
+    peer_authority: Path | None = None
     peer_certificate: Path | None = None
     peer_key: Path | None = None
     peer_revocations: Path | None = None
@@ -132,7 +136,7 @@ class NodeSettings(BaseModel):
 
     @field_validator(
         *("root_certificates", "auth_key", "peer_certificate", "peer_key", "peer_revocations"),
-        "data",
+        *("peer_authority", "data"),
     )
     @classmethod
     def _check_exists(cls, path: Path | None) -> Path | None:
@@ -194,7 +198,7 @@ class NodeSettings(BaseModel):
             raise ValueError("auth-key needs TLS: drop insecure, and give root-certificates")
         if (self.peer_certificate is None) != (self.peer_key is None):
             raise ValueError("peer-certificate and peer-key need each other: give both")
-        for name in ("peer_revocations", "peer_names"):
+        for name in ("peer_authority", "peer_revocations", "peer_names"):
             if getattr(self, name) is not None and self.peer_certificate is None:
                 raise ValueError(f"{name.replace('_', '-')} needs peer-certificate and peer-key")
         if self.peer_certificate is not None and self.root_certificates is None:
@@ -216,6 +220,12 @@ class NodeSettings(BaseModel):
         return os.environ.get("FLWR_DISTILL_DATA_ROOT", "data")
 
     @property
+    def _peer_authority(self) -> Path | None:
+        if self.peer_certificate is None:
+            return None
+        return self.peer_authority or self.root_certificates
+
+    @property
     def app_config(self) -> dict[str, NodeConfigValue]:
         """The node config that apps see in ``context.node_config``."""
         values: dict[str, NodeConfigValue | Path | None] = {
@@ -228,7 +238,7 @@ class NodeSettings(BaseModel):
             "data": self.data,
             "dataset": self.dataset,
             "peer-address": self.peer_address,
-            "peer-authority": self.root_certificates if self.peer_certificate else None,
+            "peer-authority": self._peer_authority,
             "peer-certificate": self.peer_certificate,
             "peer-key": self.peer_key,
             "peer-revocations": self.peer_revocations,

@@ -33,6 +33,7 @@ from node.bundle import folder_of_bundles
 from node.notes import Notes, NotesError
 from node.nursery import EXECUTOR, MAILBOX, NURSERY, PARTS, SUPERNODE
 from node.packages import installed_packages
+from node.peers import check_peers
 from node.policy import OPEN, Policy, cannot_hold, in_words
 from node.processes import Process, start_bound, start_nursery, stop
 from node.reachability import check_superlink
@@ -130,6 +131,8 @@ class Node:
         self._node_config.touch(mode=0o600)
         self._node_config.chmod(0o600)  # one that an earlier version made
         self._node_config.write_text(flat_toml(app_config(settings)), encoding="utf-8")
+        if exposed := check_peers(settings):
+            print(f"flwr-distill node: {exposed}", file=sys.stderr, flush=True)
         if is_another():
             print(check_another(settings), file=sys.stderr, flush=True)
         else:

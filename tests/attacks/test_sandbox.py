@@ -344,6 +344,7 @@ def keys(tmp_path):
 def node_with(keys, state, **settings):
     files = {
         "root_certificates": keys / "ca.crt",
+        "peer_authority": keys / "nodes-ca.crt",
         "peer_certificate": keys / "ward-3" / "node.crt",
         "peer_key": keys / "ward-3" / "node.key",
         "auth_key": keys / "ward-3" / "login.key",
@@ -354,8 +355,8 @@ def node_with(keys, state, **settings):
 @needs_box
 def test_the_key_for_the_superlink_is_not_in_the_sandbox(keys, state):
     settings = node_with(keys, state)
-    told = probe(settings, read=[settings.peer_key, settings.auth_key])
-    assert told[str(settings.peer_key)] is True
+    told = probe(settings, read=[settings.peer_key, settings.peer_authority, settings.auth_key])
+    assert told[str(settings.peer_key)] is told[str(settings.peer_authority)] is True
     assert told[str(settings.auth_key)] == "FileNotFoundError"
 
 

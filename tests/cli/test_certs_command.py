@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from cli.main import app
-from fleet.certificates import _LOGIN_KEY, CertificateFolder, Issued
+from fleet.authority import NODE_USES
+from fleet.certificates import CertificateFolder, Issued
+from fleet.node_request import _LOGIN_KEY
 from links.credentials import Credentials, name_of
 from links.errors import LinkError
 from links.records import Peered
@@ -95,11 +97,10 @@ def test_the_servers_certificate_is_good_for_no_other_host(issued, host):
         handshake(server, ssl.create_default_context(cafile=issued / "ca.crt"), host)
 
 
-def test_nodes_meet_over_mutual_tls_with_the_three_files_they_get(issued):
-    listener = serving(
-        issued / "node-0/node.crt", issued / "node-0/node.key", issued / "node-0/ca.crt"
-    )
-    caller = ssl.create_default_context(cafile=issued / "node-1/ca.crt")
+def test_nodes_meet_over_mutual_tls_with_the_files_they_get(issued):
+    trusted = issued / "node-0/nodes-ca.crt"
+    listener = serving(issued / "node-0/node.crt", issued / "node-0/node.key", trusted)
+    caller = ssl.create_default_context(cafile=issued / "node-1/nodes-ca.crt")
     with pytest.raises(ssl.SSLError, match="peer did not return a certificate"):
         handshake(listener, caller, "node-0")
     caller.load_cert_chain(issued / "node-1/node.crt", issued / "node-1/node.key")
@@ -133,7 +134,7 @@ def test_nodes_that_earlier_versions_registered_with_their_only_key_stay_known()
 
 def test_a_request_with_one_key_for_both_is_refused(folder, tmp_path, monkeypatch):
     key = ec.generate_private_key(ec.SECP256R1())
-    monkeypatch.setattr("fleet.certificates.new_key", lambda: key)
+    monkeypatch.setattr("fleet.node_request.new_key", lambda: key)
     own = tmp_path / "on-the-node"
     assert certs("request", "ward-3", "--dir", str(own)).exit_code == 0
     told = certs("sign", str(own / "node.csr"), "--dir", str(folder))
@@ -141,7 +142,8 @@ def test_a_request_with_one_key_for_both_is_refused(folder, tmp_path, monkeypatc
 
 
 def credentials(issued, name, stem="node"):
-    files = (issued / "ca.crt", issued / f"{name}/{stem}.crt", issued / f"{name}/{stem}.key")
+    own = issued / name
+    files = (issued / "nodes-ca.crt", own / f"{stem}.crt", own / f"{stem}.key")
     return Credentials(*(file.read_bytes() for file in files))
 
 
@@ -158,6 +160,10 @@ def waybill(of):
 def test_a_nodes_certificate_vouches_for_its_keys_and_the_servers_for_nobodys(issued):
     judge = credentials(issued, "node-0")
     judge.check_peer(waybill(credentials(issued, "node-1")), 5, "7")
+    with pytest.raises(LinkError, match="not signed with a certificate of the federation"):
+        judge.check_peer(waybill(credentials(issued, "server", "server")), 5, "7")
+    both = (issued / "ca.crt").read_bytes() + judge.authority
+    judge = dataclasses.replace(judge, authority=both)
     with pytest.raises(LinkError, match="not for client and server authentication"):
         judge.check_peer(waybill(credentials(issued, "server", "server")), 5, "7")
 
@@ -175,28 +181,30 @@ def test_a_node_keeps_its_key_and_gets_a_certificate_that_vouches_for_it(folder,
     own, told = asked
     fingerprint = told.split()[-1]
     told = certs(
-        *("sign", str(own / "node.csr"), "--dir", str(folder)), *("--fingerprint", fingerprint)
+        *("sign", str(own / "node.csr"), "--dir", str(folder)),
+        *("--host", "10.0.0.3", "--fingerprint", fingerprint),
     )
     assert told.exit_code == 0, told.output
     assert told.stdout.split()[-1] == fingerprint
     (signed,) = CertificateFolder(folder).issued()
     assert signed.days_left == 30
     assert {file.name for file in (folder / "ward-3").iterdir()} == {
-        *("ca.crt", "node.crt", "login.pub")
+        *("ca.crt", "nodes-ca.crt", "node.crt", "login.pub")
     }
     assert (folder / "ward-3/login.pub").read_bytes() == (own / "login.pub").read_bytes()
-    for file in ("ca.crt", "node.crt"):
+    for file in ("nodes-ca.crt", "node.crt"):
         (own / file).write_bytes((folder / "ward-3" / file).read_bytes())
-    node = Credentials(*((own / file).read_bytes() for file in ("ca.crt", "node.crt", "node.key")))
+    files = ("nodes-ca.crt", "node.crt", "node.key")
+    node = Credentials(*((own / file).read_bytes() for file in files))
     node.check_peer(waybill(node), 5, "7")
-    listener = serving(own / "node.crt", own / "node.key", own / "ca.crt")
-    caller = ssl.create_default_context(cafile=own / "ca.crt")
+    listener = serving(own / "node.crt", own / "node.key", own / "nodes-ca.crt")
+    caller = ssl.create_default_context(cafile=own / "nodes-ca.crt")
     caller.load_cert_chain(own / "node.crt", own / "node.key")
     handshake(listener, caller, "10.0.0.3")
     assert stat.S_IMODE((own / "node.key").stat().st_mode) == 0o600
 
 
-def test_of_a_request_name_hosts_and_key_are_granted_and_nothing_else(folder):
+def test_of_a_request_name_and_keys_are_granted_and_nothing_else(folder):
     key = ec.generate_private_key(ec.SECP256R1())
     operator = x509.NameAttribute(
         NameOID.ORGANIZATIONAL_UNIT_NAME, "operator"
@@ -207,6 +215,7 @@ def test_of_a_request_name_hosts_and_key_are_granted_and_nothing_else(folder):
         .subject_name(x509.Name([own_name, operator]))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName("ward-3")]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(NODE_USES, critical=False)
         .add_extension(login_key(), critical=False)
         .sign(key, hashes.SHA256())
     )
@@ -230,6 +239,7 @@ def csr(key, name="ward-3", host="ward-3"):
     alternative = x509.SubjectAlternativeName([x509.DNSName(host)])
     request = builder.subject_name(subject).add_extension(alternative, critical=False)
     request = request.add_extension(login_key(), critical=False)
+    request = request.add_extension(NODE_USES, critical=False)
     return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
 
 
@@ -266,9 +276,9 @@ def test_what_a_node_signed_holds_for_the_name_in_its_certificate_alone(folder):
     authority, named = CertificateFolder(folder), {}
     for name in ("ward-3", "ward-4"):
         request = x509.load_der_x509_csr(csr(key, name))
-        authority.sign(request.public_bytes(serialization.Encoding.PEM), 5)
+        authority.sign(request.public_bytes(serialization.Encoding.PEM), 5, ["ward-3"])
         certificate = (folder / name / "node.crt").read_bytes()
-        named[name] = Credentials((folder / "ca.crt").read_bytes(), certificate, private)
+        named[name] = Credentials((folder / "nodes-ca.crt").read_bytes(), certificate, private)
     own, other = named.values()
     own.check_peer(waybill(own), 5, "7")
     others = {"peer_name": "ward-4", "peer_certificate": other.certificate}
@@ -295,7 +305,7 @@ def test_a_renewed_certificate_has_the_same_key_and_both_are_revoked_with_the_na
     assert second.days_left == 30
     own = credentials(folder, "node-0")
     authority.mark_revoked("node-0")
-    informed = dataclasses.replace(own, revocations=authority.revocations.read_bytes())
+    informed = dataclasses.replace(own, revocations=authority.nodes_revocations.read_bytes())
     for of in (before, waybill(own)):
         own.check_peer(of, 5, "7")
         with pytest.raises(LinkError, match="is node-0, whose certificate is revoked"):
@@ -314,7 +324,7 @@ def test_a_revocation_list_that_is_not_the_authoritys_is_refused(folder, tmp_pat
     CertificateFolder(folder).issue_node("node-0", [], 5)
     if isinstance(content, str):
         CertificateFolder(tmp_path / "other").create(10)
-        content = (tmp_path / "other/ca.crl").read_bytes()
+        content = (tmp_path / "other/nodes-ca.crl").read_bytes()
     own = credentials(folder, "node-0")
     informed = dataclasses.replace(own, revocations=content or b" ")
     with pytest.raises(LinkError, match="peer-revocations is no"):
@@ -323,7 +333,8 @@ def test_a_revocation_list_that_is_not_the_authoritys_is_refused(folder, tmp_pat
 
 def test_keys_are_for_their_owner_only_whatever_the_umask(issued):
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in issued.rglob("*.key")}
-    assert modes == {"ca.key": 0o600, "server.key": 0o600, "node.key": 0o600, "login.key": 0o600}
+    keys = ("ca.key", "nodes-ca.key", "server.key", "node.key", "login.key")
+    assert modes == dict.fromkeys(keys, 0o600)
 
 
 def test_certificates_expire_when_asked(issued):
@@ -338,6 +349,7 @@ def test_certificates_expire_when_asked(issued):
     [
         ("ca.key", ("init",)),
         ("ca.crt", ("init",)),
+        ("nodes-ca.key", ("init",)),
         ("issued.json", ("init",)),
         ("server/server.key", ("server", "--host", "a")),
         ("node-0/node.key", ("node", "node-0")),
@@ -402,7 +414,8 @@ def test_bad_input_is_refused_in_one_line_and_leaves_nothing(folder, arguments, 
     assert result.exit_code == 1
     assert complaint in result.stderr
     assert result.stderr.count("\n") == 1
-    assert {path.name for path in folder.iterdir()} == {"ca.crt", "ca.key", "ca.crl", "issued.json"}
+    made = {f"{name}.{kind}" for name in ("ca", "nodes-ca") for kind in ("crt", "key", "crl")}
+    assert {path.name for path in folder.iterdir()} == {*made, "issued.json"}
 
 
 def test_a_folder_without_an_authority_is_said_with_the_remedy(tmp_path):

@@ -15,7 +15,7 @@ from flwr.server.superlink.fleet.grpc_rere import node_auth_server_interceptor
 from flwr.supercore.date import now
 from flwr.supercore.object_store import ObjectStoreFactory
 
-import fleet.certificates
+import fleet.authority
 import fleet.checkup
 from fleet.certificates import CertificateFolder
 from fleet.checkup import Finding, checkup
@@ -125,12 +125,16 @@ def issued(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+PEERS = ("peer_authority", "peer_certificate", "peer_key")
+
+
 def node_files(folder: Path, **changes: Any) -> dict[str, Any]:
     own = folder / "certs" / "node-0"
     files: dict[str, Any] = {
         "superlink": "127.0.0.1:1",
         "root_certificates": own / "ca.crt",
         "auth_key": own / "login.key",
+        "peer_authority": own / "nodes-ca.crt",
         "peer_certificate": own / "node.crt",
         "peer_key": own / "node.key",
         "peer_address": f"localhost:{free_ports(1)[0]}",
@@ -141,7 +145,13 @@ def node_files(folder: Path, **changes: Any) -> dict[str, Any]:
 def test_a_nodes_own_files_are_found_good(issued: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet.checkup, "ANSWERS_WITHIN", 0)
     found = findings(**node_files(issued))
-    for check in ("root-certificates", "peer-certificate", "auth-key", "peer-address"):
+    for check in (
+        "root-certificates",
+        "peer-authority",
+        "peer-certificate",
+        "auth-key",
+        "peer-address",
+    ):
         assert found[check].state == "ok", found[check]
 
 
@@ -150,7 +160,7 @@ def test_a_nodes_own_files_are_found_good(issued: Path, monkeypatch: pytest.Monk
     [
         ((), "ok", "flower-superlink does not compare it"),
         (("auth_key",), "unchecked", "without auth-key this node makes a key up"),
-        (("auth_key", "root_certificates", "peer_certificate", "peer_key"), "unchecked", "TLS"),
+        ((*PEERS, "auth_key", "root_certificates"), "unchecked", "TLS"),
     ],
     ids=["key", "no key", "no TLS"],
 )
@@ -168,10 +178,12 @@ def test_who_else_could_reply_for_this_node_is_said(
 @pytest.mark.parametrize(
     ("changes", "check", "said"),
     [
-        ({"root_certificates": "other/ca.crt"}, "peer-certificate", "is not signed by"),
+        ({"peer_authority": "other/nodes-ca.crt"}, "peer-certificate", "is not signed by"),
+        ({"peer_authority": "certs/ca.crt"}, "peer-certificate", "is not signed by"),
         ({"peer_key": "other/node-0/node.key"}, "peer-certificate", "is not the key of"),
         ({"peer_key": "certs/ca.crt"}, "peer-certificate", "cannot be read"),
         ({"root_certificates": "certs/ca.key"}, "root-certificates", "cannot be read"),
+        ({"peer_authority": "certs/ca.key"}, "peer-authority", "cannot be read"),
         ({"auth_key": "certs/ca.key"}, "auth-key", "ca.key"),
     ],
 )
@@ -204,7 +216,7 @@ def test_certificates_of_another_time_fail(
 ) -> None:
     then = now() + datetime.timedelta(days=days)
     with monkeypatch.context() as patch:
-        patch.setattr(fleet.certificates, "_now", lambda: then)
+        patch.setattr(fleet.authority, "now", lambda: then)
         CertificateFolder(tmp_path).create(30)
     monkeypatch.setattr(fleet.checkup, "ANSWERS_WITHIN", 0)
     found = findings(superlink="127.0.0.1:1", root_certificates=tmp_path / "ca.crt")

@@ -4,6 +4,7 @@ No cluster is at hand: what a scheduler, a volume or a network would make of it 
 """
 
 import importlib
+import json
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,8 @@ NODES = [
 ]
 RUN = {"name": "second", "config": {"strategy": "fedhead", "num-rounds": 20, "train.lr": 0.1}}
 FULL = {"nodes": NODES, "run": RUN}
-ELSEWHERE = {"superlink": {"enabled": False, "address": "fl.example.org:9092"}, "nodes": NODES}
+ADDRESS = {"enabled": False, "address": "fl.example.org:9093"}
+ELSEWHERE = {"superlink": {**ADDRESS, "cidrs": ["203.0.113.7/32"]}, "nodes": NODES}
 OUTSIDE = {**FULL, "superlink": {"serviceType": "LoadBalancer", "gpus": 1, "storageClass": "fast"}}
 
 
@@ -117,7 +119,8 @@ def test_a_nodes_settings_are_those_of_flwr_distill_node(tmp_path):
     for node, device in zip(NODES, ("cuda", "cpu"), strict=True):
         text = objects["ConfigMap", f"fl-{node['name']}"]["data"]["node.yaml"]
         told = {key.replace("-", "_"): value for key, value in yaml.safe_load(text).items()}
-        for name in ("root_certificates", "peer_certificate", "peer_key", "auth_key"):
+        names = ("root_certificates", "peer_authority", "peer_certificate", "peer_key", "auth_key")
+        for name in names:
             told[name] = tmp_path / name
             told[name].touch()
         if "data" in node:
@@ -151,8 +154,12 @@ def test_any_preset_can_be_a_job():
         assert read == {"runs-dir": "/runs", **config}, file
 
 
+def component(selector):
+    return selector.get("matchLabels", {}).get("app.kubernetes.io/component")
+
+
 def reached(objects):
-    """Pairs of who may reach which port of whom, by the network policies."""
+    """Pairs of who may reach which port of whom, by the network policies for who is reached."""
     found = set()
     for (kind, _), policy in objects.items():
         if kind != "NetworkPolicy":
@@ -169,7 +176,8 @@ def reached(objects):
 
 def test_nobody_reaches_what_is_not_named():
     nodes = {("node", "node", "peer"), ("monitoring", "node", "metrics")}
-    server = {("run", "superlink", "control"), ("monitoring", "superlink", "metrics")}
+    server = {("run", "superlink", "control"), ("serverapp", "superlink", "appio")}
+    server |= {("monitoring", "serverapp", "metrics")}
     assert reached(render(FULL)) == nodes | server | {("node", "superlink", "fleet")}
     assert reached(render(OUTSIDE)) == nodes | server | {("anyone", "superlink", "fleet")}
     assert reached(render(ELSEWHERE)) == nodes
@@ -179,17 +187,63 @@ def test_nobody_reaches_what_is_not_named():
     assert {port["port"] for rule in nothing["egress"] for port in rule["ports"]} == {53}
 
 
-def test_the_control_api_is_never_published_and_the_executors_api_stays_on_loopback():
+def goes_out(objects):
+    """Pairs of who may open a connection to which port of what, by the network policies."""
+    found = set()
+    for (kind, _), policy in objects.items():
+        if kind != "NetworkPolicy":
+            continue
+        who = component(policy["spec"]["podSelector"]) or "all"
+        for rule in policy["spec"].get("egress", ()):
+            for peer in rule["to"]:  # a rule without is for any address
+                pod = component(peer.get("podSelector", {}))
+                to = pod or json.dumps(peer, sort_keys=True)
+                found |= {(who, to, port["port"]) for port in rule["ports"]}
+    return found
+
+
+def test_no_pod_opens_a_connection_to_any_address():
+    resolver = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+        "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+    }
+    names = {("all", json.dumps(resolver, sort_keys=True), 53)}
+    peers = names | {("node", "node", "peer")}
+    inside = {("node", "superlink", "fleet"), ("serverapp", "superlink", "appio")}
+    inside |= {("run", "superlink", "control")}
+    assert goes_out(render(FULL)) == goes_out(render(OUTSIDE)) == peers | inside
+    there = json.dumps({"ipBlock": {"cidr": "203.0.113.7/32"}})
+    assert goes_out(render(ELSEWHERE)) == peers | {("node", there, 9093)}
+    cache = {"ipBlock": {"cidr": "169.254.20.10/32"}}
+    cached = render({"networkPolicy": {"dns": [cache]}})
+    assert ("all", json.dumps(cache), 53) in goes_out(cached)
+
+
+def test_serverapps_are_in_a_pod_of_their_own_without_the_superlinks_key_and_state():
     objects = render(OUTSIDE)
     assert objects["Service", "control"]["spec"]["type"] == "ClusterIP"
-    superlink, serverapp = pods(objects)["superlink"]["spec"]["containers"]
-    assert "--serverappio-api-address=127.0.0.1:9091" in superlink["args"]
-    assert "--appio-api-address=127.0.0.1:9091" in serverapp["args"]
+    (superlink,) = pods(objects)["superlink"]["spec"]["containers"]
+    assert "--serverappio-api-address=0.0.0.0:9091" in superlink["args"]
+    spec = pods(objects)["serverapp"]["spec"]
+    (serverapp,) = spec["containers"]
+    assert "--appio-api-address=control:9091" in serverapp["args"]
+    assert serverapp["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert "nvidia.com/gpu" not in superlink["resources"]["limits"]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert volumes["certs"]["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+    assert volumes.keys() == {"certs", "appio", "runs", "spool", "tmp"}
+    claims = objects["StatefulSet", "superlink"]["spec"]["volumeClaimTemplates"]
+    assert [claim["metadata"]["name"] for claim in claims] == ["state"]
+
+
+def test_one_service_leads_serverapps_to_their_port_under_a_name_of_the_certificate():
+    ports = render(FULL)["Service", "control"]["spec"]["ports"]
+    assert {port["name"]: port["port"] for port in ports} == {"control": 9093, "appio": 9091}
 
 
 def test_prometheus_finds_the_ports_of_metrics():
     for name, pod in pods(render(FULL)).items():
-        if "-run-" in name:
+        if "-run-" in name or name == "superlink":
             continue
         port = pod["metadata"]["annotations"]["prometheus.io/port"]
         named = [p for c in pod["spec"]["containers"] for p in c["ports"] if p["name"] == "metrics"]
@@ -205,6 +259,10 @@ def test_prometheus_finds_the_ports_of_metrics():
         ({"superlnk": {}}, "superlnk"),
         ({"superlink": {"enabled": False}}, r"superlink\.address"),
         ({**ELSEWHERE, "run": RUN}, r"run\.config"),
+        ({"superlink": ADDRESS, "nodes": NODES}, r"superlink\.cidrs"),
+        ({"superlink": {**ADDRESS, "cidrs": ["fl.example.org"]}}, "cidrs"),
+        ({"networkPolicy": {"dns": []}}, "dns"),
+        ({"networkPolicy": {"dns": [{}]}}, "dns"),
     ],
 )
 def test_wrong_values_are_refused_by_name(values, named):

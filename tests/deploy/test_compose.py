@@ -137,38 +137,56 @@ def test_up_ends_with_the_table_and_leaves_the_results(up):
     assert json.loads(summary.read_text())["accuracy"] > 0.6
 
 
+def reached(up, service, targets):
+    """Those of the targets, each HOST/PORT, to which a service can open a connection."""
+    tests = (
+        f"timeout 3 bash -c '</dev/tcp/{target}' 2>/dev/null && echo {target}" for target in targets
+    )
+    command = "; ".join([*tests, "true"])
+    return set(up.compose("exec", "-T", service, "sh", "-c", command).stdout.split())
+
+
+def of_superlink(up):
+    """Each port of the SuperLink by its names, and by its address on each network."""
+    networks = json.loads(docker("inspect", up.container("superlink")))[0]["NetworkSettings"]
+    addresses = [network["IPAddress"] for network in networks["Networks"].values()]
+    assert len(addresses) == 3
+    hosts = ("superlink", "control", "appio", *addresses)
+    return [f"{host}/{port}" for host in hosts for port in (9091, 9092, 9093)]
+
+
+def own_address(up, network):
+    networks = json.loads(docker("inspect", up.container("superlink")))[0]["NetworkSettings"]
+    return networks["Networks"][f"{PROJECT}_{network}"]["IPAddress"]
+
+
 def test_nodes_reach_the_fleet_api_and_no_other(up):
-    reached = {}
-    for port in (9091, 9092, 9093):
-        for host in ("superlink", "control"):
-            connect = f"timeout 3 bash -c '</dev/tcp/{host}/{port}' 2>/dev/null && echo reached"
-            said = up.compose("exec", "-T", "node-0", "sh", "-c", f"{connect}; true").stdout
-            reached[f"{host}:{port}"] = "reached" in said
-    assert [where for where, there in reached.items() if there] == ["superlink:9092"]
+    hosts = ("superlink", own_address(up, "fleet"))
+    assert reached(up, "node-0", of_superlink(up)) == {f"{host}/9092" for host in hosts}
 
 
-def test_nodes_reach_each_other_and_nothing_outside(up):
+def test_serverapps_reach_their_api_and_never_the_control_api(up):
+    """Nor any other machine; beside theirs the Fleet API, which admits registered nodes."""
+    hosts = ("superlink", "appio", own_address(up, "serverapps"))
+    theirs = {f"{host}/{port}" for host in hosts for port in (9091, 9092)}
+    assert reached(up, "serverapp", [*of_superlink(up), "node-0/9200"]) == theirs
+
+
+def test_nodes_and_serverapps_reach_nothing_outside_but_nodes_each_other(up):
     """Neither other machines, nor this one by the address of its end of a container's network."""
     machine = socket.create_server(("0.0.0.0", 0))
     port = machine.getsockname()[1]
     gateways = {
         name: json.loads(docker("network", "inspect", f"{PROJECT}_{name}"))[0]["IPAM"]["Config"][0]
-        for name in ("control", "fleet")
+        for name in ("control", "fleet", "serverapps")
     }
     of_machine = {name: f"{config['Gateway']}/{port}" for name, config in gateways.items()}
     elsewhere = [*of_machine.values(), "1.1.1.1/443", "8.8.8.8/53"]
 
-    def reached(service, targets):
-        tests = (
-            f"timeout 3 bash -c '</dev/tcp/{target}' 2>/dev/null && echo {target}"
-            for target in targets
-        )
-        command = "; ".join([*tests, "true"])
-        return set(up.compose("exec", "-T", service, "sh", "-c", command).stdout.split())
-
     try:
-        assert reached("node-0", ["node-1/9200", *elsewhere]) == {"node-1/9200"}
-        assert of_machine["control"] in reached("serverapp", elsewhere)  # so it listens
+        assert reached(up, "node-0", ["node-1/9200", *elsewhere]) == {"node-1/9200"}
+        assert reached(up, "serverapp", elsewhere) == set()
+        assert of_machine["control"] in reached(up, "superlink", elsewhere)  # so it listens
     finally:
         machine.close()
 

@@ -107,14 +107,14 @@ def test_ports_are_published_on_loopback_unless_asked(file):
 def test_nodes_are_not_on_the_network_of_the_apis_without_authentication():
     services = read("compose.yaml")["services"]
     command = services["superlink"]["command"]
-    assert "--control-api-address control:9093 --serverappio-api-address control:9091" in command
+    assert "--control-api-address control:9093" in command
     assert services["superlink"]["networks"]["control"] == {"aliases": ["control"]}
     assert services["superlink"]["networks"]["fleet"] == {}
     nodes = [service for name, service in services.items() if name.startswith("node-")]
     assert [node["networks"] for node in nodes] == [["fleet"]] * 4
 
 
-def test_no_network_of_a_node_has_a_way_out():
+def test_no_network_of_a_node_or_a_serverapp_has_a_way_out():
     """Together with the files that go over compose.yaml; and no node publishes a port."""
     files = [read(file) for file in ("compose.yaml", *OVERLAYS)]
     networks = {name: of for file in files for name, of in file.get("networks", {}).items()}
@@ -126,6 +126,7 @@ def test_no_network_of_a_node_has_a_way_out():
     ]
     used = {network for node in nodes for network in node.get("networks", [])}
     assert used == {"fleet", "monitoring"}
+    used.add("serverapps")
     no_way_out = {
         "internal": True,
         "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"},

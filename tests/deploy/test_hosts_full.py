@@ -83,6 +83,7 @@ def settings_of(number, address, certs, folder):
         "root-certificates": str(files / "ca.crt"),
         "auth-key": str(files / "login.key"),
         "peer-address": f"{address}:9200",
+        "peer-authority": str(files / "nodes-ca.crt"),
         "peer-certificate": str(files / "node.crt"),
         "peer-key": str(files / "node.key"),
         "partition-id": number,

@@ -8,7 +8,7 @@ from flwr.proto.control_pb2 import ListNodesResponse
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from fleet.certificates import new_key
+from fleet.authority import new_key
 from fleet.flower_1_32.registration import SecureControl
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from flwr.app import ConfigRecord
 
-from fleet.certificates import CertificateFolder, request_node
+from fleet.certificates import CertificateFolder
+from fleet.node_request import request_node
 from links import LinkError, receive, send
 from links.credentials import Credentials
 
@@ -22,7 +23,14 @@ NAMES = "ward-1,ward-2"
 def authority_at(folder):
     authority = CertificateFolder(folder)
     authority.create(10)
+    both = authority.certificate.read_bytes() + authority.nodes_certificate.read_bytes()
+    everyone(authority).write_bytes(both)
     return authority
+
+
+def everyone(authority):
+    """What a node trusts that knows servers and users by one file with nodes."""
+    return authority.certificate.with_name("everyone.crt")
 
 
 def node_config(certificate, key, trusted):
@@ -33,16 +41,16 @@ def node_config(certificate, key, trusted):
 def certified(authority, name, own, trusted=None):
     """Node config of a node with a key of its own that `authority` has certified."""
     request_node(own, name, ["127.0.0.1"])
-    authority.sign((own / "node.csr").read_bytes(), 5)
+    authority.sign((own / "node.csr").read_bytes(), 5, ["127.0.0.1"])
     issued = authority.certificate.parent / name / "node.crt"
-    return node_config(issued, own / "node.key", trusted or authority.certificate)
+    return node_config(issued, own / "node.key", trusted or everyone(authority))
 
 
 @pytest.fixture
 def federation(tmp_path, party):
     """The authority, and two nodes that know each other's names."""
     authority = authority_at(tmp_path / "authority")
-    informed = {"peer-names": NAMES, "peer-revocations": str(authority.revocations)}
+    informed = {"peer-names": NAMES, "peer-revocations": str(authority.nodes_revocations)}
     nodes = [
         party(node_id, **certified(authority, name, tmp_path / name), **informed)
         for node_id, name in ((SENDER, "ward-1"), (RECEIVER, "ward-2"))
@@ -55,14 +63,14 @@ def stolen(case, authority, folder):
     if case == "its own certificate":
         authority.issue_server(["127.0.0.1"], 5)
         held = authority.certificate.parent / "server"
-        return node_config(held / "server.crt", held / "server.key", authority.certificate)
+        return node_config(held / "server.crt", held / "server.key", everyone(authority))
     if case == "a user's":
         authority.issue_user("alice", "operator", 5)
         held = authority.certificate.parent / "alice"
-        return node_config(held / "user.crt", held / "user.key", authority.certificate)
+        return node_config(held / "user.crt", held / "user.key", everyone(authority))
     if case == "its own authority's":
         own = authority_at(folder / "made-up")
-        return certified(own, "ward-2", folder / "forged", authority.certificate)
+        return certified(own, "ward-2", folder / "forged", everyone(authority))
     return certified(authority, "mole", folder / "mole")
 
 

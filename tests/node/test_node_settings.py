@@ -52,8 +52,12 @@ def test_a_node_with_a_data_set_of_its_own_needs_no_number_of_partitions() -> No
     assert "num-partitions" not in told
 
 
-def test_apps_see_the_peer_address_and_what_proves_the_node(tmp_path: Path) -> None:
-    files = {name: tmp_path / name for name in ("ca.crt", "node.crt", "node.key")}
+@pytest.mark.parametrize("authority", ["nodes-ca.crt", None])
+def test_apps_see_the_peer_address_and_what_proves_the_node(
+    tmp_path: Path, authority: str | None
+) -> None:
+    names = ("ca.crt", "nodes-ca.crt", "node.crt", "node.key")
+    files = {name: tmp_path / name for name in names}
     for file in files.values():
         file.touch()
     settings = load_settings(
@@ -61,6 +65,7 @@ def test_apps_see_the_peer_address_and_what_proves_the_node(tmp_path: Path) -> N
         {
             "root_certificates": files["ca.crt"],
             "peer_address": "node7:9200",
+            "peer_authority": files[authority] if authority else None,
             "peer_certificate": files["node.crt"],
             "peer_key": files["node.key"],
         },
@@ -68,7 +73,7 @@ def test_apps_see_the_peer_address_and_what_proves_the_node(tmp_path: Path) -> N
     told = {k: v for k, v in settings.app_config.items() if k.startswith("peer-")}
     assert told == {
         "peer-address": "node7:9200",
-        "peer-authority": str(files["ca.crt"]),
+        "peer-authority": str(files[authority or "ca.crt"]),
         "peer-certificate": str(files["node.crt"]),
         "peer-key": str(files["node.key"]),
     }
@@ -86,6 +91,7 @@ def test_an_address_on_loopback_needs_no_certificate(address: str) -> None:
         ({"peer_address": "0.0.0.0:9200"}, "is reached from other machines"),
         ({"peer_address": "node7"}, "peer-address=node7"),
         ({"peer_key": __file__}, "peer-certificate and peer-key need each other"),
+        ({"peer_authority": __file__}, "peer-authority needs peer-certificate"),
         ({"peer_certificate": __file__, "peer_key": __file__}, "needs root-certificates"),
         ({"node_config": {"peer-key": "x"}}, "peer-key is an option of its own"),
         ({"partition_id": 2, "num_partitions": 2}, "partition-id=2 must be below num-partitions=2"),

@@ -10,7 +10,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from benchmarks.in_process import InProcessGrid
 from client.app import MethodApp
 from client.secure_sums import FOLDER, STATE
-from fleet.certificates import CertificateFolder, request_node
+from fleet.certificates import CertificateFolder
+from fleet.node_request import request_node
 from links.masks import digest, quantised
 from protocol.arrays import as_arrays, as_record
 from protocol.fedlgd import GRADIENT, LACKS_GLOBAL_DATA, VIRTUAL, VirtualTraining
@@ -666,9 +667,9 @@ def certified(folder, num_nodes):
     configs = []
     for name in (f"ward-{node}" for node in range(num_nodes)):
         request_node(folder / name, name, ["127.0.0.1"])
-        authority.sign((folder / name / "node.csr").read_bytes(), 5)
+        authority.sign((folder / name / "node.csr").read_bytes(), 5, ["127.0.0.1"])
         files = {
-            "peer-authority": authority.certificate,
+            "peer-authority": authority.nodes_certificate,
             "peer-certificate": folder / "authority" / name / "node.crt",
             "peer-key": folder / name / "node.key",
         }
