@@ -81,8 +81,8 @@ class Directory:
     requirement : Requirement, optional (default: None)
         What the run's method needs on nodes.
     most_samples : float (default: 10.0)
-        A node's samples count at most this many times the median of all connected nodes'; 0 counts
-        all.
+        A node's samples count at most this many times the median of all connected nodes', and no
+        more than these usually differ (`protocol.outliers.capped`); 0 counts all.
 
     Attributes
     ----------
@@ -128,7 +128,7 @@ class Directory:
         self._descriptions.pop(node, None)
 
     def samples(self, nodes: Iterable[int]) -> dict[int, int]:
-        """Samples of each node that count: as told at first, and limited by ``most_samples``.
+        """Samples of each node that count: as told at first, limited by `protocol.outliers.capped`.
 
         Parameters
         ----------
