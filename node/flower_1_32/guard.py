@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -51,7 +52,7 @@ from links.folder import LinkFolder
 from links.records import Delivery, Parcel, Peered, Route
 from links.seal import unseal
 from links.store import NodeStore
-from node.account import LifetimeAccount
+from node.account import DataSet, LifetimeAccount
 from node.asked import Asked, Form, Refusal
 from node.bundle import BundleError, check_hash, folder_of_bundles, unpack
 from node.evaluation import blur, judge_evaluation
@@ -139,6 +140,7 @@ class Guard:
         self._models: dict[int, Mapping[str, Form]] = {}
         self._run_configs: dict[tuple[int, str], Mapping[str, Any]] = {}
         self._unpacked = ""
+        self._found: tuple[os.stat_result | None, DataSet] | None = None
 
     @cached_property
     def _outbox(self) -> Outbox:
@@ -150,6 +152,18 @@ class Guard:
         data = Path(self._node_config["data"])
         found = survey_class_folders(data) if data.is_dir() else survey(data)
         return list(found.counts.values())
+
+    def _data_set(self, run_config: Mapping[str, Any]) -> DataSet:
+        """The node's data set, read again only if its file or folder has changed."""
+        if "data" not in self._node_config:
+            name = self._node_config.get("dataset", run_config.get("dataset", ""))
+            own = [self._node_config.get(key, "") for key in ("partition-id", "num-partitions")]
+            return DataSet(f"{name} {own[0]}/{own[1]}")
+        path = Path(self._node_config["data"])
+        state = path.stat() if path.exists() else None
+        if self._found is None or self._found[0] != state:
+            self._found = state, DataSet.at(path)
+        return self._found[1]
 
     def _large_classes(self) -> int:
         """Classes of the node's data that are large enough to be used."""
@@ -205,7 +219,7 @@ class Guard:
             refusal = self._refused(bundle)
             if refusal is None:  # only then it is opened
                 asked = self._asked(message, run, bundle)
-                data = _data_of(self._node_config, asked.run_config)
+                data = self._account.name_of(self._data_set(asked.run_config))
                 refusal = (
                     judge_message(self._policy_for(message), asked, self._now())
                     or judge_request(self._policy, asked, message.content)
@@ -585,11 +599,3 @@ def _described(name: str, record: object) -> str:
     if isinstance(record, MetricRecord | ConfigRecord):
         return f"{name}: {', '.join(sorted(record))}"
     return name
-
-
-def _data_of(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> str:
-    """What the node's data set is called in its account."""
-    if "data" in node_config:
-        return str(node_config["data"])
-    name = node_config.get("dataset", run_config.get("dataset", ""))
-    return f"{name} {node_config.get('partition-id', '')}/{node_config.get('num-partitions', '')}"
