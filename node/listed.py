@@ -61,7 +61,8 @@ SETTINGS: Mapping[str, str] = {
         rule longest leads prediction-weight feature-weight noise formation first-steps contrast
         gradient auxiliary-size digest-lr digest-batch-size mu initial-steps initial-lr
         initial-batch-size distilled-size bits own-divergence balanced average-last left-out ranks
-        images of-a-class steps method settings run-id node-id round refine-steps""",
+        images of-a-class steps method settings run-id node-id round resumes
+        refine-steps""",
     ),
     **_rows(
         LINKS,

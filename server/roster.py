@@ -79,6 +79,11 @@ class Roster:
         return {node: about.key for node, about in self.nodes.items() if about.key}
 
     @property
+    def resumed_keys(self) -> dict[int, str]:
+        """Fingerprint of what each node shows for its place in the run that this one resumes."""
+        return {node: about.resumed_key for node, about in self.nodes.items() if about.resumed_key}
+
+    @property
     def together(self) -> dict[int, int]:
         """Partition of each virtual node that trains together with others."""
         return {

@@ -74,7 +74,7 @@ from node.replies import (
 )
 from node.rules import judge_bundle, judge_message, judge_request, judge_spending
 from node.settings import FLOWER_HOME
-from protocol.meeting import DESCRIBE, identity, one_line
+from protocol.meeting import DESCRIBE, identity, one_line, place_secrets
 from protocol.messages import CONFIG, DELIVERY, METRICS
 from protocol.replies import REFUSED
 from task.errors import DatasetError
@@ -174,7 +174,7 @@ class Guard:
         bounded = asked.evaluates and self._policy.evaluation_epsilon is not None
         return sum(self._counts) if bounded and "data" in self._node_config else None
 
-    def _own_words(self) -> OwnWords:
+    def _own_words(self, message: Message, asked: Asked) -> OwnWords:
         metrics, config = identity(self._node_config)
         credentials = Credentials.of(self._node_config)
         try:
@@ -187,7 +187,16 @@ class Guard:
             class_names=names,
             certificate=credentials.certificate if credentials else b"",
             address=str(self._node_config.get("peer-address", "")),
+            secrets=self._place_secrets(message, asked),
         )
+
+    def _place_secrets(self, message: Message, asked: Asked) -> dict[str, bytes]:
+        """With which the node shows its places, where it is asked who it is."""
+        if asked.message_type != DESCRIBE:
+            return {}
+        run_id, node_id = message.metadata.run_id, message.metadata.dst_node_id
+        resumes = str(asked.said_by_record.get(CONFIG, {}).get("resumes", ""))
+        return place_secrets(NodeStore.open(self._state_dir, run_id, node_id), resumes)
 
     def _said(self, words: str) -> str:
         """What leaves of the app's own words: one line, and no more than a bound a day."""
@@ -368,7 +377,7 @@ class Guard:
             asked,
             content,
             opened,
-            self._own_words(),
+            self._own_words(pending.message, asked),
             None if policy.fewest_of_a_class == 1 else self._large_classes,
         ) or judge_evaluation(policy, asked, content, self._num_samples(asked))
         if refusal is not None:

@@ -1,16 +1,22 @@
 """A data set's account under other names, and what a server learns or sends a node to by links."""
 
+import hashlib
+import hmac
 import json
 import os
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
+from links.store import SECRET, NodeStore
 from node.account import DataSet, LifetimeAccount
 from node.flower_1_32.guard import Guard
-from node.policy import Policy
+from node.policy import OPEN, Policy
+from protocol.meeting import DESCRIBE, Requirement
+from task.settings import SettingsError
 
 from .site import Site
 
@@ -138,3 +144,60 @@ def test_a_node_that_is_started_with_its_data_under_another_name_has_spent_its_e
         )
         answer = site.ask("train", RecordDict({"arrays": ArrayRecord()}))
         assert "most-epsilon" in answer.error.reason
+
+
+def shown(site: Site, **requirement: str) -> dict[str, bytes]:
+    """Secrets that a node shows when it is met."""
+    asked = ConfigRecord(Requirement(**requirement).model_dump(by_alias=True))
+    answer = site.ask(DESCRIBE, RecordDict({"config": asked}))
+    return {k: v for k, v in answer.content["config"].items() if k.endswith("secret")}
+
+
+def test_a_nodes_secret_is_another_in_each_run_and_its_own_is_never_sent(tmp_path: Path) -> None:
+    site = Site(tmp_path, OPEN)
+    site.run(strategy="fedavg")
+    in_run_7 = shown(site)["secret"]
+    resumed = shown(site, resumes="6")
+    own = (site.state_dir / SECRET).read_bytes()
+
+    def of(run: int) -> bytes:
+        return hmac.new(own, b"place %d" % run, hashlib.sha256).digest()[:16]
+
+    assert (in_run_7, resumed) == (of(7), {"secret": of(7), "resumed-secret": of(6)})
+    assert len({own, of(6), of(7)}) == 3
+
+
+def test_an_app_cannot_send_the_secret_that_all_runs_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path, Policy(replies="declared"))
+    site.run(strategy="fedavg")
+    monkeypatch.setattr("client.app.place_secrets", lambda store, _: {"secret": store.secret()})
+    answer = site.ask(DESCRIBE, RecordDict())
+    assert "the app's reply is not what strategy" in answer.content["config"]["lacks"][0]
+
+
+def test_a_temporary_state_directory_is_this_users_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.delenv("FLWR_DISTILL_STATE", raising=False)
+    folder, elsewhere = tmp_path / f"flwr-distill-{os.getuid()}", tmp_path / "elsewhere"
+    NodeStore.open(None, 1, 2)
+    assert stat.S_IMODE(folder.lstat().st_mode) == 0o700
+    folder.chmod(0o755)
+    NodeStore.open(None, 1, 2)
+    assert stat.S_IMODE(folder.lstat().st_mode) == 0o700
+    folder.chmod(0o777)
+    with pytest.raises(SettingsError, match="other users can write"):
+        NodeStore.open(None, 1, 2)
+    folder.rmdir()
+    elsewhere.mkdir(mode=0o700)
+    folder.symlink_to(elsewhere)
+    with pytest.raises(SettingsError, match="not a folder of this user"):
+        NodeStore.open(None, 1, 2)
+    folder.unlink()
+    folder.mkdir(mode=0o700)
+    monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(SettingsError, match="not a folder of this user"):
+        NodeStore.open(None, 1, 2)
