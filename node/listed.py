@@ -67,8 +67,8 @@ SETTINGS: Mapping[str, str] = {
     **_rows(
         LINKS,
         """sender receiver purpose token largest peer-key peer-name peer-certificate peer-signature
-        permit payload digest number nodes names seal-keys mask-keys commitments certificates
-        signatures members sealed most survivors""",
+        address-signature permit payload digest number nodes names seal-keys mask-keys commitments
+        certificates signatures members sealed most survivors""",
     ),
     **_rows(OWNER, "holdout data-root"),
     **_rows(OFF, "download allow-real-start"),

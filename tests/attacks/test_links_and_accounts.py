@@ -1,4 +1,4 @@
-"""A data set's account under other names, and what a server learns or sends a node to by links."""
+"""A data set's account under other names; secrets and folders that others could know or make."""
 
 import hashlib
 import hmac
