@@ -19,7 +19,7 @@ from client.secure_sums import summed
 from client.session import Session, held_out
 from client.together import trained_together, trains_together
 from links import introduce
-from protocol.meeting import Continuation, Requirement, identity
+from protocol.meeting import Continuation, Requirement, identity, place_secrets
 from protocol.messages import (
     ARRAYS,
     CONFIG,
@@ -107,7 +107,7 @@ def describe(message: Message, context: Context) -> Message:
         if trains_together(context, session):
             metrics[TOGETHER] = 1
         content[INTRODUCTION] = introduce(session)
-        config["secret"] = session.store.secret()
+        config.update(place_secrets(session.store, requirement.resumes if requirement else ""))
         if not _has_privacy(context, requirement):
             config["classes"] = torch.unique(session.data.train.labels).tolist()
     if config:

@@ -21,7 +21,15 @@ from protocol.edge import (
     why_not_above,
 )
 from protocol.edge_calls import EdgeError, call
-from protocol.meeting import CONTINUE, DESCRIBE, Continuation, Requirement, identity, one_line
+from protocol.meeting import (
+    CONTINUE,
+    DESCRIBE,
+    Continuation,
+    Requirement,
+    identity,
+    one_line,
+    place_secrets,
+)
 from protocol.messages import CONFIG, EDGE, METRICS
 from task.settings import SettingsError
 
@@ -63,16 +71,20 @@ def _describe(message: Message, context: Context) -> Message:
         store = NodeStore.open(
             str(context.node_config["state-dir"]), context.run_id, context.node_id
         )
-        config["secret"] = store.secret()
+        config.update(place_secrets(store, _requirement(message).resumes))
     except (EdgeError, SettingsError) as error:
         config["lacks"] = [one_line(error)]
     content = RecordDict({METRICS: metrics, CONFIG: ConfigRecord(config)})
     return Message(content, reply_to=message)
 
 
-def _check_run(message: Message, context: Context) -> None:
+def _requirement(message: Message) -> Requirement:
     record = message.content.config_records.get(CONFIG)
-    requirement = Requirement() if record is None else Requirement.checked(record, "message")
+    return Requirement() if record is None else Requirement.checked(record, "message")
+
+
+def _check_run(message: Message, context: Context) -> None:
+    requirement = _requirement(message)
     reason = why_not_above(context.run_config)
     if not reason and requirement.method:
         reason = f"{requirement.method} needs more than models of its nodes ({AVERAGES})"

@@ -26,7 +26,7 @@ from cryptography.x509.verification import (
 )
 
 from links.errors import LinkError
-from links.records import Introduction, Peered
+from links.records import Introduction, Peered, Route
 
 _FORMAT = "flwr-distill/key/2"
 
@@ -88,6 +88,26 @@ class Credentials:
             )
         statement = _statement(public_key, run_id, str(node_id), name_of(self.certificate))
         return key.sign(statement, ec.ECDSA(SHA256()))
+
+    def sign_address(self, address: str, run_id: int, node_id: int) -> bytes:
+        """Sign the address of this node's mailbox for a run."""
+        return self.sign(_address_statement(address), run_id, node_id)
+
+    def check_address(self, route: Route, run_id: int) -> None:
+        """Raise `LinkError` unless the receiver itself says that its mailbox is at the address.
+
+        Call `check_peer` before: it judges the certificate.
+        """
+        key = x509.load_pem_x509_certificate(route.peer_certificate).public_key()
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        about = _address_statement(route.address), run_id, route.receiver, route.peer_name
+        try:
+            key.verify(route.address_signature, _statement(*about), ec.ECDSA(SHA256()))
+        except InvalidSignature:
+            raise LinkError(
+                f"node {route.receiver} has not signed the address {route.address:.60}: the server "
+                "may have made it up (or the node has an earlier version)"
+            ) from None
 
     def days_left(self) -> float:
         """Days until the node's certificate expires."""
@@ -185,6 +205,11 @@ def key_of(introduction: Introduction, run_id: int, node_id: int) -> str:
 
 def _statement(public_key: bytes, run_id: int, node_id: str, name: str) -> bytes:
     return json.dumps([_FORMAT, str(run_id), node_id, name, public_key.hex()]).encode()
+
+
+def _address_statement(address: str) -> bytes:
+    # Longer than any key, so that a signature of one is none of the other.
+    return b"flwr-distill/address/1 of a mailbox: " + address.encode()
 
 
 def _require_both_uses(

@@ -1,6 +1,8 @@
 """Tells whether an address is on this machine."""
 
 import ipaddress
+import socket
+from contextlib import suppress
 
 
 def is_loopback(address: str) -> bool:
@@ -10,3 +12,22 @@ def is_loopback(address: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_local(address: str) -> bool:
+    """Whether ``host:port`` is of this machine or its link alone, in any way to write that.
+
+    A loopback, link-local or unspecified IP address, also one of IPv4 in IPv6, or localhost. What
+    names of the network's DNS lead to is not looked up.
+    """
+    host = address.rpartition(":")[0].strip("[]").lower().rstrip(".")
+    if host in ("", "localhost") or host.endswith(".localhost"):
+        return bool(host)
+    with suppress(OSError):  # 127.1 and 2130706433 are IPv4 addresses to most resolvers
+        host = socket.inet_ntoa(socket.inet_aton(host))
+    try:
+        ip = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return ip.is_loopback or ip.is_link_local or ip.is_unspecified

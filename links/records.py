@@ -88,6 +88,8 @@ class Introduction(Block):
         Signature of run, node and public key with the certificate's key.
     address : str (default: "")
         ``host:port`` of the node's mailbox, if it has one.
+    address_signature : bytes (default: b"")
+        Signature of run, node and address with the certificate's key.
     permit_key : bytes (default: b"")
         Key of the permits for the mailbox.
     """
@@ -96,6 +98,7 @@ class Introduction(Block):
     certificate: Annotated[bytes, Field(max_length=2**16)] = b""
     signature: Annotated[bytes, Field(max_length=1024)] = b""
     address: Annotated[Printable, Field(max_length=300)] = ""
+    address_signature: Annotated[bytes, Field(max_length=1024)] = b""
     permit_key: Annotated[bytes, Field(max_length=64)] = b""
 
 
@@ -114,11 +117,13 @@ class Peered(Waybill):
 class Route(Peered):
     """What a sender needs for one parcel; the peer is the receiver.
 
-    `address` is the receiver's mailbox, `permit` its permit for this parcel; empty without mailbox.
+    `address` is the receiver's mailbox, `address_signature` its own signature of that, `permit` its
+    permit for this parcel; empty without mailbox.
     """
 
     link: LinkMode
     address: str = ""
+    address_signature: bytes = b""
     permit: str = ""
 
 

@@ -84,6 +84,7 @@ class Links:
                 **_peer(introduction),
                 link=self.mode,
                 address=introduction.address,
+                address_signature=introduction.address_signature,
                 permit=waybill.permit_from(introduction.permit_key) if introduction.address else "",
             )
         )

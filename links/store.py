@@ -1,9 +1,12 @@
 """A node's files for a run, so that a restarted process or a resumed run finds them again."""
 
 import fcntl
+import hashlib
+import hmac
 import os
 import re
 import secrets
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,6 +17,7 @@ from typing import Self
 
 from links import untrusted
 from task.durable import replacing
+from task.settings import SettingsError
 
 CONTINUES = "continues"
 """Blob that names the run that this run resumes, and the node's id in it."""
@@ -22,7 +26,7 @@ SPENT = "privacy-spent"
 """Blob that holds what was spent of the node's privacy budget."""
 
 SECRET = "place-secret"
-"""File of a state directory by which a server knows the node again when it resumes a run."""
+"""File of a state directory from which `NodeStore.place_secret` derives what a server gets."""
 
 SECRET_BYTES = 16
 
@@ -67,8 +71,13 @@ class NodeStore:
 
         A state directory of None is FLWR_DISTILL_STATE from the environment, else a folder of this
         user in the system's temporary directory.
+
+        Raises
+        ------
+        SettingsError
+            If others could have made or can write that folder.
         """
-        root = state_dir or os.environ.get("FLWR_DISTILL_STATE") or _temporary_root()
+        root = state_dir or os.environ.get("FLWR_DISTILL_STATE") or temporary_root()
         return cls(Path(root).resolve() / RUNS / str(run_id) / str(node_id))
 
     def at(self, server_round: int | None) -> Self:
@@ -138,8 +147,22 @@ class NodeStore:
                     count += 1
         return count
 
+    def place_secret(self, run_id: str | None = None) -> bytes:
+        """Bytes by which a server that resumes a run knows the state directory again.
+
+        Each run has its own: who knows that of one run can neither show it in another nor tell that
+        two are of one node.
+
+        Parameters
+        ----------
+        run_id : str, optional (default: None)
+            The run in which they are shown for the first time; None for this store's.
+        """
+        run = self.folder.parent.name if run_id is None else run_id
+        return hmac.digest(self.secret(), f"place {run}".encode(), hashlib.sha256)[:SECRET_BYTES]
+
     def secret(self) -> bytes:
-        """Random bytes of the state directory, made when they are first asked for.
+        """Random bytes of the state directory, made when they are first asked for; never sent.
 
         Nodes that share the directory share them, even if they ask at the same time.
         """
@@ -230,5 +253,26 @@ def _remove_old_nodes(runs: int, run: str, oldest: float) -> None:
         os.rmdir(run, dir_fd=runs)
 
 
-def _temporary_root() -> Path:
-    return Path(tempfile.gettempdir()) / f"flwr-distill-{os.getuid()}"
+def temporary_root() -> Path:
+    """Folder of this user in the system's temporary directory, where anyone may make it first.
+
+    Raises
+    ------
+    SettingsError
+        If it is a link or another user's, or if other users could write there.
+    """
+    folder = Path(tempfile.gettempdir()) / f"flwr-distill-{os.getuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise SettingsError(
+            f"{folder} is not a folder of this user: someone else may have made it (remove it, or "
+            "set state-dir or FLWR_DISTILL_STATE)"
+        )
+    if status.st_mode & 0o022:
+        raise SettingsError(
+            f"other users can write in {folder} (remove it, or set state-dir or FLWR_DISTILL_STATE)"
+        )
+    folder.chmod(0o700)  # earlier versions let others read
+    return folder

@@ -15,6 +15,7 @@ from links.credentials import Credentials
 from links.direct import deliver
 from links.errors import LinkError
 from links.folder import LinkFolder
+from links.loopback import is_local
 from links.records import Delivery, Introduction, Parcel, Route
 from links.seal import seal, unseal
 from links.store import NodeStore
@@ -66,6 +67,11 @@ def introduce(session: Endpoint) -> ConfigRecord:
                 credentials.sign(public, session.run_id, session.node_id) if credentials else b""
             ),
             address=address,
+            address_signature=(
+                credentials.sign_address(address, session.run_id, session.node_id)
+                if credentials and address
+                else b""
+            ),
             permit_key=folder.permit_key() if address else b"",
         )
     )
@@ -117,6 +123,7 @@ def send(
         if deadline is not None:
             timeout = min(timeout, (deadline - time.monotonic()) / 2)
         try:
+            _check_address(session, checked, credentials)
             deliver(sealed, checked, session.run_id, credentials, timeout)
             return _record(Parcel(link="direct", token=token, num_bytes=num_bytes))
         except LinkError as error:
@@ -124,6 +131,21 @@ def send(
                 raise
             log(WARNING, "No direct link to node %s, using the relay: %s", checked.receiver, error)
     return _record(Parcel(link="relay", token=token, num_bytes=num_bytes, payload=sealed))
+
+
+def _check_address(session: Endpoint, route: Route, credentials: Credentials | None) -> None:
+    """Raise `LinkError` unless a route's address is one that this node may connect to.
+
+    Else a lying server could have it try services of its own machine and network: an address must
+    be signed by the receiver, and may be of this machine only if this node's own is, too.
+    """
+    if is_local(route.address) and not is_local(str(session.node_config.get("peer-address", ""))):
+        raise LinkError(
+            f"{route.address:.60} is an address of this machine or its link, and this node's "
+            "peer-address is none"
+        )
+    if credentials is not None:
+        credentials.check_address(route, session.run_id)
 
 
 def receive(session: Endpoint, parcel: ConfigRecord, purpose: str) -> bytes:

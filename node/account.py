@@ -6,16 +6,56 @@ the node, from what replies say they cost, and outlasts runs, resumed ones and r
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from task.durable import replacing
 from task.settings import SettingsError
 
 _FORMAT = "flwr-distill/lifetime-epsilon/1"
+_MAX_FILES = 100_000
+"""Files of a folder whose names and sizes are part of its fingerprint."""
+_READ_FILES = 256
+"""Of these, how many are read, each up to ``_BYTES_EACH``."""
+_BYTES_EACH = 1 << 12
+_BYTES_OF_FILE = 1 << 24
+"""Bytes that are read of a data set that is one file."""
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set as its account knows it: by any of several marks, of which names change.
+
+    Parameters
+    ----------
+    name : str
+        What its account is called, if none is found.
+    marks : frozenset[str] (default: frozenset())
+        Device and inode, and a fingerprint of the content. A copy has the second, a file or folder
+        that was renamed both, one in which something changed the first.
+    """
+
+    name: str
+    marks: frozenset[str] = frozenset()
+
+    @classmethod
+    def at(cls, path: Path) -> Self:
+        """The data set in a file or folder; one that is missing has a name only."""
+        path = path.resolve()
+        try:
+            status = path.stat()
+            content = _fingerprint(path)
+        except OSError:
+            return cls(str(path))
+        inode = f"inode {status.st_dev}:{status.st_ino}"
+        return cls(str(path), frozenset({inode, f"content {content}"}))
 
 
 class LifetimeAccount:
@@ -28,6 +68,32 @@ class LifetimeAccount:
 
     def __init__(self, file: Path) -> None:
         self._file = file
+        self._marks: dict[str, frozenset[str]] = {}
+
+    def name_of(self, data: DataSet) -> str:
+        """What a data set's account is called, for the methods below: one set has one account.
+
+        Accounts that turn out to be of the same data become one, with what each has spent. An
+        account of an earlier version, whose path is gone, may be of any data: it goes to the first
+        set that has none.
+
+        Raises
+        ------
+        OSError
+            If accounts are put together, and the file cannot be written.
+        """
+        accounts = self._read()
+        marks = {name: _marks_of(name, own) for name, own in accounts.items()}
+        same = [n for n in accounts if n == data.name or marks[n] & data.marks]
+        if not same and data.marks:
+            same = [n for n, own in accounts.items() if _is_lost(n, own)]
+        name = same[0] if same else data.name
+        self._marks[name] = data.marks.union(*(marks[each] for each in same))
+        if len(same) > 1:
+            joined = _joined([accounts[each] for each in same])
+            others = {each: own for each, own in accounts.items() if each not in same}
+            self._write({**others, name: self._marked(name, joined)})
+        return name
 
     def left(self, data: str) -> float:
         """Epsilon that has left on a data set."""
@@ -72,7 +138,12 @@ class LifetimeAccount:
         accounts = self._read()
         own = {"left": 0.0, "runs": {}, "evaluations": 0} | accounts.get(data, {})
         own |= {"left": own["left"] + epsilon, "evaluations": own["evaluations"] + 1}
-        self._write({**accounts, data: own})
+        self._write({**accounts, data: self._marked(data, own)})
+
+    def _marked(self, name: str, own: Mapping[str, Any]) -> dict[str, Any]:
+        """An account with the marks of its data, where there are any."""
+        marks = self._marks.get(name, frozenset()).union(own.get("marks", ()))
+        return {**own, "marks": sorted(marks)} if marks else dict(own)
 
     def _write(self, accounts: Mapping[str, Any]) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +162,8 @@ class LifetimeAccount:
             claim = math.inf
         added = claim - last if claim >= last else claim
         runs = {**own["runs"], run: claim}
-        return {**accounts, data: {**own, "left": own["left"] + added, "runs": runs}}
+        changed = self._marked(data, {**own, "left": own["left"] + added, "runs": runs})
+        return {**accounts, data: changed}
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -104,3 +176,52 @@ class LifetimeAccount:
             raise SettingsError(f"{self._file} is no account of this version: {_FORMAT}")
         accounts: dict[str, Any] = content["data"]
         return accounts
+
+
+def _marks_of(name: str, own: Mapping[str, Any]) -> frozenset[str]:
+    """Marks of an account's data; those of earlier versions had a path as their only name."""
+    if "marks" in own or not os.path.isabs(name):
+        return frozenset(own.get("marks", ()))
+    return DataSet.at(Path(name)).marks
+
+
+def _is_lost(name: str, own: Mapping[str, Any]) -> bool:
+    """Whether an account has no marks, and nothing is at its path."""
+    return "marks" not in own and os.path.isabs(name) and not os.path.exists(name)
+
+
+def _joined(accounts: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """One account with what several have spent, of each run the smallest claim."""
+    runs: dict[str, float] = {}
+    for own in accounts:
+        for run, claim in own["runs"].items():
+            runs[run] = min(claim, runs.get(run, math.inf))
+    return {
+        "left": sum(own["left"] for own in accounts),
+        "runs": runs,
+        "evaluations": sum(own.get("evaluations", 0) for own in accounts),
+        "marks": sorted({mark for own in accounts for mark in own.get("marks", ())}),
+    }
+
+
+def _fingerprint(path: Path) -> str:
+    """SHA-256 of a file's size and first bytes; of a folder, of names, sizes and some bytes."""
+    digest = hashlib.sha256()
+    files = sorted(islice(_files(path), _MAX_FILES)) if path.is_dir() else [path]
+    most = _BYTES_EACH if path.is_dir() else _BYTES_OF_FILE
+    for place, file in enumerate(files):
+        name = str(file.relative_to(path)) if path.is_dir() else ""
+        digest.update(json.dumps([name, file.stat().st_size]).encode())
+        if place < _READ_FILES:
+            with file.open("rb") as content:
+                digest.update(content.read(most))
+    return digest.hexdigest()
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Regular files at any depth; folders behind links are not entered."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            file = Path(parent, name)
+            if file.is_file():
+                yield file

@@ -61,13 +61,14 @@ SETTINGS: Mapping[str, str] = {
         rule longest leads prediction-weight feature-weight noise formation first-steps contrast
         gradient auxiliary-size digest-lr digest-batch-size mu initial-steps initial-lr
         initial-batch-size distilled-size bits own-divergence balanced average-last left-out ranks
-        images of-a-class steps method settings run-id node-id round refine-steps""",
+        images of-a-class steps method settings run-id node-id round resumes
+        refine-steps""",
     ),
     **_rows(
         LINKS,
         """sender receiver purpose token largest peer-key peer-name peer-certificate peer-signature
-        permit payload digest number nodes names seal-keys mask-keys commitments certificates
-        signatures members sealed most survivors""",
+        address-signature permit payload digest number nodes names seal-keys mask-keys commitments
+        certificates signatures members sealed most survivors""",
     ),
     **_rows(OWNER, "holdout data-root"),
     **_rows(OFF, "download allow-real-start"),

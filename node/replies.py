@@ -7,7 +7,7 @@ refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -52,12 +52,15 @@ class OwnWords:
         For links; empty without one.
     address : str
         Of its mailbox; empty without one.
+    secrets : Mapping[str, bytes] (default: {})
+        With which it shows its place in the run, and in the one that this resumes.
     """
 
     identity: Mapping[str, object]
     class_names: list[str]
     certificate: bytes
     address: str
+    secrets: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def judge_reply(
@@ -207,6 +210,9 @@ def _check_own_words(reply: RecordDict, own: OwnWords) -> None:
         for key in (NAME, DATASET, PARTITION_ID, SECTOR):
             if key in record and record[key] != own.identity.get(key):
                 raise ValueError(f"{key} is not the node's own")
+    for key in ("secret", "resumed-secret"):
+        if key in config and config[key] != own.secrets.get(key):
+            raise ValueError(f"{key} is not the node's own")
     if config.get("class-names", []) not in ([], own.class_names):
         raise ValueError("class-names are not those of the node's folders")
     classes = cast(list[int], config.get("classes", []))

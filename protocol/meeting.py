@@ -8,7 +8,7 @@ from flwr.app import MetricRecord
 from pydantic import Field
 
 from links.records import Introduction, NodeId, NodeName, NotAnId, Printable
-from links.store import SECRET_BYTES
+from links.store import SECRET_BYTES, NodeStore
 from protocol.messages import (
     CONFIG,
     DATASET,
@@ -35,6 +35,7 @@ LONGEST_REASON = 300
 MOST_CLASSES = 10_000
 ClassName = Annotated[Printable, Field(min_length=1, max_length=LONGEST_NAME)]
 Label = Annotated[int, Field(ge=0, lt=MOST_CLASSES)]
+Secret = Annotated[bytes, Field(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
 Reason = Annotated[Printable, Field(min_length=1, max_length=LONGEST_REASON)]
 
 
@@ -51,12 +52,16 @@ class Requirement(Block):
         JSON object of the method's settings, with those of ``strategy-args``.
     frozen : str (default: "")
         Fingerprint of the part of the server's model that is not trained; empty if all of it is.
+    resumes : str (default: "")
+        Flower's id of the run that this one resumes, for which nodes show the secret that they
+        showed in it; empty for none.
     """
 
     method: str = ""
     package: str = ""
     settings: str = "{}"
     frozen: str = ""
+    resumes: Annotated[str, Field(pattern=r"^[0-9]{0,20}$")] = ""
 
 
 class DescribeMetrics(Block):
@@ -89,8 +94,10 @@ class DescribeConfig(Block):
     lacks : list of str (default: [])
         Why it cannot take part, each with a remedy.
     secret : bytes, optional (default: None)
-        Of its state directory, by which it gets its place back if the run is resumed. The server
-        keeps a hash.
+        Of its state directory and this run, by which it gets its place back if the run is resumed.
+        The server keeps a hash.
+    resumed_secret : bytes, optional (default: None)
+        The same of the run that this one resumes.
     """
 
     name: NodeName | None = None
@@ -98,7 +105,8 @@ class DescribeConfig(Block):
     class_names: list[ClassName] = Field(default_factory=list, max_length=MOST_CLASSES)
     classes: Annotated[list[Label], Field(max_length=MOST_CLASSES)] | None = None
     lacks: list[Reason] = Field(default_factory=list, max_length=MOST_REASONS)
-    secret: Annotated[bytes, Field(min_length=SECRET_BYTES, max_length=SECRET_BYTES)] | None = None
+    secret: Secret | None = None
+    resumed_secret: Secret | None = None
 
 
 class Continuation(Block):
@@ -146,6 +154,14 @@ def identity(node_config: Mapping[str, Any]) -> tuple[MetricRecord, dict[str, An
         if key in node_config:
             metrics[key] = int(node_config[key])
     return metrics, {key: str(node_config[key]) for key in (NAME, DATASET) if key in node_config}
+
+
+def place_secrets(store: NodeStore, resumes: str) -> dict[str, bytes]:
+    """Config with which a node shows that its place in the run, or the resumed one, is its own."""
+    secrets = {"secret": store.place_secret()}
+    if resumes:
+        secrets["resumed-secret"] = store.place_secret(resumes)
+    return secrets
 
 
 def one_line(text: object) -> str:

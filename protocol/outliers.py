@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from protocol.arrays import Arrays
+from protocol.robust import room
 
 FEWEST = 4
 """Fewest values among which one can be absurd."""
@@ -16,6 +17,8 @@ SMALLEST_SCALE = 1.0
 IDLE = 1e-3
 """Share of the median norm below which a node has learnt nothing. One with 12 samples beside nodes
 of 1,200 moves by a fortieth of their norm."""
+ORDINARY = 1.5
+"""Times the median by which numbers of samples may differ in any federation."""
 
 K = TypeVar("K")
 
@@ -67,16 +70,27 @@ def idle(norms: Mapping[K, float]) -> list[K]:
 
 
 def capped(num_examples: Mapping[K, int], most: float) -> dict[K, int]:
-    """Numbers of samples, of which at most ``most`` times the median count; at least 1 does.
+    """Numbers of samples that count: claims, of which none exceeds the others' by far.
+
+    At most `robust.room` times the median: where nodes say that they have as many samples, one that
+    says it has a thousand times as many weighs little more than they do. A claim of less than half
+    of the nodes hardly moves that bound. Of an even number the median is the lower one, which the
+    larger claim of two cannot raise.
 
     Parameters
     ----------
     num_examples : Mapping[K, int]
-        Samples by node.
+        Samples by node, as claimed.
     most : float
-        In units of the median; 0 counts all.
+        Times the median that count even where claims differ more; 0 counts all.
+
+    Returns
+    -------
+    dict[K, int]
+        At least 1 each.
     """
     if not most or not num_examples:
         return dict(num_examples)
-    limit = most * float(np.median(list(num_examples.values())))
+    claims = np.maximum(np.array(list(num_examples.values()), dtype=np.float64), 1)
+    limit = min(most, max(room(claims), ORDINARY)) * median_low(claims)
     return {key: max(1, int(min(number, limit))) for key, number in num_examples.items()}

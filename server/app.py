@@ -86,6 +86,7 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
                 model=as_arrays(task.start),
             )
             first = checkpoint.nodes.values() if checkpoint else ()
+            directory.resumes = str(checkpoint.run_id) if checkpoint else ""
             roster = Roster(directory, task.tested, settings.private.class_names)
             meet_nodes(screening, roster, settings.min_nodes, settings.phase_timeout, first)
             getattr(strategy, "check_nodes", lambda count: None)(len(roster.nodes))

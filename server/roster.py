@@ -79,6 +79,11 @@ class Roster:
         return {node: about.key for node, about in self.nodes.items() if about.key}
 
     @property
+    def resumed_keys(self) -> dict[int, str]:
+        """Fingerprint of what each node shows for its place in the run that this one resumes."""
+        return {node: about.resumed_key for node, about in self.nodes.items() if about.resumed_key}
+
+    @property
     def together(self) -> dict[int, int]:
         """Partition of each virtual node that trains together with others."""
         return {
@@ -171,15 +176,15 @@ class Roster:
         ]
 
     def _very_large_nodes(self, connected: Sequence[int]) -> list[str]:
-        """A warning about nodes of which not all samples count."""
+        """A warning about nodes of which less than half of the samples count."""
         count = self.directory.samples(connected)
-        large = [node for node in connected if self.nodes[node].num_examples > count[node]]
+        large = [node for node in connected if self.nodes[node].num_examples > 2 * count[node]]
         if not large:
             return []
-        names = listed([self.directory.name(node) for node in large])
+        names, most = listed([self.directory.name(node) for node in large]), max(count.values())
         return [
-            f"Of the samples of {names}, only {self.directory.most_samples:g} times the median of "
-            "all nodes' count (if you trust these nodes, raise most-samples)"
+            f"{names} claim far more samples than other nodes: these count at most "
+            f"{most:,} each (set most-samples=0 if you trust their claims)"
         ]
 
     def _classes_of_nobody(self) -> list[str]:

@@ -36,7 +36,8 @@ class RunSettings(TaskSettings):
         already (`protocol.method.Method.defence`).
     most_samples : float (default: 10.0)
         Most samples of a node that count, in units of the median of all connected nodes': a node
-        says itself how many it has. 0 counts all.
+        says itself how many it has. Fewer count where nodes differ less than that: one robust
+        standard deviation above the median, but at least 1.5 times as many. 0 counts all.
     start : str (default: "")
         Strategy that makes the model which training starts from, in one phase before the first
         round: ``analytic``. Empty starts from weights that ``seed`` draws.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -52,7 +53,7 @@ from links.folder import LinkFolder
 from links.records import Delivery, Parcel, Peered, Route
 from links.seal import unseal
 from links.store import NodeStore
-from node.account import LifetimeAccount
+from node.account import DataSet, LifetimeAccount
 from node.asked import Asked, Form, Refusal
 from node.bundle import BundleError, check_hash, folder_of_bundles, unpack
 from node.evaluation import blur, judge_evaluation
@@ -74,7 +75,7 @@ from node.replies import (
 )
 from node.rules import judge_bundle, judge_message, judge_request, judge_spending
 from node.settings import FLOWER_HOME
-from protocol.meeting import DESCRIBE, identity, one_line
+from protocol.meeting import DESCRIBE, identity, one_line, place_secrets
 from protocol.messages import CONFIG, DELIVERY, METRICS
 from protocol.replies import REFUSED
 from task.errors import DatasetError
@@ -140,6 +141,7 @@ class Guard:
         self._models: dict[int, Mapping[str, Form]] = {}
         self._run_configs: dict[tuple[int, str], Mapping[str, Any]] = {}
         self._unpacked = ""
+        self._found: tuple[os.stat_result | None, DataSet] | None = None
 
     @cached_property
     def _outbox(self) -> Outbox:
@@ -152,6 +154,18 @@ class Guard:
         found = survey_class_folders(data) if data.is_dir() else survey(data)
         return list(found.counts.values())
 
+    def _data_set(self, run_config: Mapping[str, Any]) -> DataSet:
+        """The node's data set, read again only if its file or folder has changed."""
+        if "data" not in self._node_config:
+            name = self._node_config.get("dataset", run_config.get("dataset", ""))
+            own = [self._node_config.get(key, "") for key in ("partition-id", "num-partitions")]
+            return DataSet(f"{name} {own[0]}/{own[1]}")
+        path = Path(self._node_config["data"])
+        state = path.stat() if path.exists() else None
+        if self._found is None or self._found[0] != state:
+            self._found = state, DataSet.at(path)
+        return self._found[1]
+
     def _large_classes(self) -> int:
         """Classes of the node's data that are large enough to be used."""
         return sum(count >= self._policy.fewest_of_a_class for count in self._counts)
@@ -161,7 +175,7 @@ class Guard:
         bounded = asked.evaluates and self._policy.evaluation_epsilon is not None
         return sum(self._counts) if bounded and "data" in self._node_config else None
 
-    def _own_words(self) -> OwnWords:
+    def _own_words(self, message: Message, asked: Asked) -> OwnWords:
         metrics, config = identity(self._node_config)
         credentials = Credentials.of(self._node_config)
         try:
@@ -174,7 +188,16 @@ class Guard:
             class_names=names,
             certificate=credentials.certificate if credentials else b"",
             address=str(self._node_config.get("peer-address", "")),
+            secrets=self._place_secrets(message, asked),
         )
+
+    def _place_secrets(self, message: Message, asked: Asked) -> dict[str, bytes]:
+        """With which the node shows its places, where it is asked who it is."""
+        if asked.message_type != DESCRIBE:
+            return {}
+        run_id, node_id = message.metadata.run_id, message.metadata.dst_node_id
+        resumes = str(asked.said_by_record.get(CONFIG, {}).get("resumes", ""))
+        return place_secrets(NodeStore.open(self._state_dir, run_id, node_id), resumes)
 
     def _said(self, words: str) -> str:
         """What leaves of the app's own words: one line, and no more than a bound a day."""
@@ -206,7 +229,7 @@ class Guard:
             refusal = self._refused(bundle)
             if refusal is None:  # only then it is opened
                 asked = self._asked(message, run, bundle)
-                data = _data_of(self._node_config, asked.run_config)
+                data = self._account.name_of(self._data_set(asked.run_config))
                 refusal = (
                     judge_message(self._policy_for(message), asked, self._now())
                     or judge_request(self._policy, asked, message.content)
@@ -368,7 +391,7 @@ class Guard:
             asked,
             content,
             opened,
-            self._own_words(),
+            self._own_words(pending.message, asked),
             None if policy.fewest_of_a_class == 1 else self._large_classes,
         ) or judge_evaluation(policy, asked, content, self._num_samples(asked))
         if refusal is not None:
@@ -609,11 +632,3 @@ def _described(name: str, record: object) -> str:
     if isinstance(record, MetricRecord | ConfigRecord):
         return f"{name}: {', '.join(sorted(record))}"
     return name
-
-
-def _data_of(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> str:
-    """What the node's data set is called in its account."""
-    if "data" in node_config:
-        return str(node_config["data"])
-    name = node_config.get("dataset", run_config.get("dataset", ""))
-    return f"{name} {node_config.get('partition-id', '')}/{node_config.get('num-partitions', '')}"

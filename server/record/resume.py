@@ -215,7 +215,7 @@ def continue_on_nodes(grid: Grid, checkpoint: Checkpoint, roster: Roster, timeou
 
 
 def _returned(checkpoint: Checkpoint, roster: Roster) -> dict[int, int]:
-    return returned_nodes(checkpoint.nodes, checkpoint.keys, roster.identities, roster.keys)
+    return returned_nodes(checkpoint.nodes, checkpoint.keys, roster.identities, roster.resumed_keys)
 
 
 class OffsetRounds(Strategy):

@@ -57,7 +57,9 @@ class Description:
         Why it cannot take part; empty if it can.
     key : str (default: "")
         Fingerprint of what it can be known by again: its certificate's key, if it signed the
-        introduction with that, else the secret of its state directory.
+        introduction with that, else the secret of its state directory for this run.
+    resumed_key : str (default: "")
+        The same with the secret for the run that this one resumes.
     """
 
     num_examples: int
@@ -71,6 +73,7 @@ class Description:
     classes: tuple[int, ...] | None = None
     lacks: tuple[str, ...] = ()
     key: str = ""
+    resumed_key: str = ""
 
 
 class Directory:
@@ -81,8 +84,8 @@ class Directory:
     requirement : Requirement, optional (default: None)
         What the run's method needs on nodes.
     most_samples : float (default: 10.0)
-        A node's samples count at most this many times the median of all connected nodes'; 0 counts
-        all.
+        A node's samples count at most this many times the median of all connected nodes', and no
+        more than these usually differ (`protocol.outliers.capped`); 0 counts all.
 
     Attributes
     ----------
@@ -92,6 +95,8 @@ class Directory:
         same time, the later ones are called ``ward-3 (2)`` and so on.
     num_examples : dict[int, int]
         Training samples of each node, as it told them at first.
+    resumes : str
+        Flower's id of the run that this one resumes; empty for none.
     """
 
     def __init__(self, requirement: Requirement | None = None, most_samples: float = 10.0) -> None:
@@ -99,6 +104,7 @@ class Directory:
         self.names: dict[int, str] = {}
         self.num_examples: dict[int, int] = {}
         self._requirement = requirement
+        self.resumes = ""
         self._descriptions: dict[int, Description] = {}
 
     def look_up(
@@ -128,7 +134,7 @@ class Directory:
         self._descriptions.pop(node, None)
 
     def samples(self, nodes: Iterable[int]) -> dict[int, int]:
-        """Samples of each node that count: as told at first, and limited by ``most_samples``.
+        """Samples of each node that count: as told at first, limited by `protocol.outliers.capped`.
 
         Parameters
         ----------
@@ -146,11 +152,11 @@ class Directory:
 
     def _ask(self, grid: Grid, nodes: list[int], timeout: float | None) -> dict[int, Description]:
         content = RecordDict()
-        if self._requirement:
-            unsaid = set() if self._requirement.frozen else {"frozen"}
-            content[CONFIG] = ConfigRecord(
-                self._requirement.model_dump(by_alias=True, exclude=unsaid)
-            )
+        if self._requirement or self.resumes:
+            requirement = self._requirement or Requirement()
+            said = requirement.model_copy(update={"resumes": self.resumes})
+            unsaid = {key for key in ("frozen", "resumes") if not getattr(said, key)}
+            content[CONFIG] = ConfigRecord(said.model_dump(by_alias=True, exclude=unsaid))
         messages = [Message(content, node, DESCRIBE) for node in nodes]
         answers = dict.fromkeys(nodes, Description(0, lacks=("no answer in time",)))
         for reply in grid.send_and_receive(messages, timeout=timeout):
@@ -227,8 +233,12 @@ def _checked(reply: Message) -> Description:
         record = content.config_records[INTRODUCTION]
         introduction = Introduction.checked(record, INTRODUCTION)
         key = key_of(introduction, reply.metadata.run_id, reply.metadata.src_node_id)
-    if config.secret and not key:
+    certified = key
+    if config.secret and not certified:
         key = hashlib.sha256(config.secret).hexdigest()
+    resumed_key = certified
+    if config.resumed_secret and not certified:
+        resumed_key = hashlib.sha256(config.resumed_secret).hexdigest()
     return Description(
         num_examples=metrics.num_examples,
         partition=metrics.partition_id,
@@ -241,4 +251,5 @@ def _checked(reply: Message) -> Description:
         classes=None if config.classes is None else tuple(config.classes),
         lacks=tuple(config.lacks) or (() if metrics.num_examples else (NO_SAMPLES,)),
         key=key,
+        resumed_key=resumed_key,
     )

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from links.records import LinkMode
 from links.routes import Links
 from protocol.replies import NothingUsableError
+from protocol.robust import limited
 from strategies.common.directory import Description, Directory
 from strategies.common.topology import Cluster
 from strategies.common.waiting import connected_nodes
@@ -24,6 +25,14 @@ class Membership:
     A node's identity is its partition, or its id if it has none: unlike ids, partitions survive
     restarts of a node.
 
+    Parameters
+    ----------
+    num_sectors, fixed_leader, seed, directory
+        See `strategies.fedhead.FedHEAD`.
+    evenly : bool (default: False)
+        Whether all nodes of a sector lead as often, whatever number of samples they claim, and
+        claims count at most as `protocol.robust.limited` says.
+
     Attributes
     ----------
     failed : set[int]
@@ -34,11 +43,17 @@ class Membership:
     """
 
     def __init__(
-        self, num_sectors: int, fixed_leader: bool, seed: int, directory: Directory
+        self,
+        num_sectors: int,
+        fixed_leader: bool,
+        seed: int,
+        directory: Directory,
+        evenly: bool = False,
     ) -> None:
         self.num_sectors = num_sectors
         self.fixed_leader = fixed_leader
         self.seed = seed
+        self.evenly = evenly
         self.failed: set[int] = set()
         self.distrusted: set[int] = set()
         self._directory = directory
@@ -89,8 +104,16 @@ class Membership:
         return node if partition is None else partition
 
     def num_examples(self, nodes: Iterable[int]) -> dict[int, int]:
-        """Samples of nodes that count; see `Directory.samples`."""
-        return self._directory.samples(nodes)
+        """Samples of nodes that count; see `Directory.samples`, and `evenly`."""
+        samples = self._directory.samples(nodes)
+        if not self.evenly:
+            return samples
+        counts = limited(np.array(list(samples.values()), dtype=np.float64))
+        return {node: max(1, int(count)) for node, count in zip(samples, counts, strict=True)}
+
+    def leading(self, num_examples: Mapping[int, int]) -> dict[int, int]:
+        """Weights by which nodes come to lead: their samples that count, or 1 each."""
+        return dict.fromkeys(num_examples, 1) if self.evenly else dict(num_examples)
 
     def without_address(self, nodes: Iterable[int]) -> set[int]:
         """Identities of nodes that no other node can send to directly."""
@@ -110,7 +133,7 @@ class Membership:
         A sector of distrusted nodes alone takes no part.
         """
         generator = np.random.default_rng([self.seed, server_round])
-        num_examples = self.num_examples(nodes)
+        leading = self.leading(self.num_examples(nodes))
         clusters = []
         sector_of = {node: self._sector_of[self.identity(node)] for node in nodes}
         for sector in sorted(set(sector_of.values())):
@@ -120,7 +143,7 @@ class Membership:
                 log(WARNING, "Sector %d takes no part: nobody in it is trusted to lead it", sector)
                 continue
             able = [node for node in trusted if self.identity(node) not in barred] or trusted
-            sizes = np.array([num_examples[node] for node in able])
+            sizes = np.array([leading[node] for node in able])
             place = int(sizes.argmax()) if self.fixed_leader else draw_leader(sizes, generator)
             members = tuple(node for node in inside if node != able[place])
             clusters.append(Cluster(head=able[place], members=members))

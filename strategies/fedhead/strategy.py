@@ -89,7 +89,9 @@ class FedHEAD(FedAvg):
     (``least_classes``): on its data alone the student would forget the others. Nor does one whose
     samples the ensemble hardly predicts better than z (``least_gain``).
 
-    No leader is believed. p_km is what node k said when it was met, at most ten times the median.
+    No leader is believed. p_km is what node k said when it was met, as far as it counts beside
+    others' claims (`Directory.samples`); with a rule other than the mean, nodes lead as often
+    whatever they claim.
     Members tell the norm of their update, and w_m is refused if it is longer than all of them, z_m
     if its norm is absurd beside them and those of earlier rounds. Who sent it leads no more. With
     the rule ``agreement``, norms far above those of most nodes are left out, and leaders are told
@@ -99,7 +101,8 @@ class FedHEAD(FedAvg):
     ----------
     sectors, fixed_leader, least_classes, least_gain, rule, audit
         See `protocol.fedhead.FedHEADSettings`. If not fixed, node k leads with probability
-        ``p_km / p_m``; fixed leaders are those of the paper's table 7.
+        ``p_km / p_m``, or with a rule other than the mean all do alike; fixed leaders are those of
+        the paper's table 7.
     ensemble_distillation : EnsembleDistillation, optional (default: None)
         How leaders distil; None takes the defaults.
     links : str (default: "auto")
@@ -162,7 +165,9 @@ class FedHEAD(FedAvg):
         self.seed = seed
         self.topology: Topology | None = None
         """Leaders and members of the round."""
-        self._membership = Membership(sectors, fixed_leader, seed, directory or Directory())
+        self._membership = Membership(
+            sectors, fixed_leader, seed, directory or Directory(), evenly=rule != "mean"
+        )
         self._first = True
         self._norms = Norms(norm_threshold)
         self._num_examples: dict[int, int]
@@ -504,9 +509,8 @@ class FedHEAD(FedAvg):
     def _with_new_leader(self, cluster: Cluster, num_examples: Mapping[int, int]) -> Cluster | None:
         """The cluster led by its member with most samples; None if no member is able to."""
         able = [node for node in cluster.members if self._is_able(node, num_examples)]
-        head = successor(
-            cluster.head, able, lambda nodes: max(nodes, key=lambda node: num_examples[node])
-        )
+        leading = self._membership.leading(num_examples)
+        head = successor(cluster.head, able, lambda nodes: max(nodes, key=leading.__getitem__))
         if head is None:
             return None
         nodes = (cluster.head, *cluster.members)

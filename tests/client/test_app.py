@@ -93,7 +93,7 @@ def test_a_node_describes_itself_as_the_server_takes_it(ask, context):
     check(reply, DESCRIBE, RecordDict({"arrays": ArrayRecord()}))
     assert (reply["metrics"]["partition-id"], reply["metrics"]["sector"]) == (3, 4)
     held = Session.of(context).data.train.labels.unique().tolist()
-    secret = Session.of(context).store.secret()
+    secret = Session.of(context).store.place_secret()
     config = {"name": "ward-3", "dataset": "digits", "secret": secret, "classes": held}
     assert reply["config"] == ConfigRecord(config)
 

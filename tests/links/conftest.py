@@ -186,8 +186,13 @@ def other_authority(tmp_path_factory):
 
 @pytest.fixture
 def party(tmp_path):
-    """Make a node: ``party(SENDER)``."""
-    return lambda node_id, **settings: Party(tmp_path, node_id, **settings)
+    """Make a node: ``party(SENDER)``; a sender is of this machine, as the mailboxes here are."""
+
+    def make(node_id, **settings):
+        own = {"peer-address": "127.0.0.1:1"} if node_id == SENDER else {}
+        return Party(tmp_path, node_id, **{**own, **settings})
+
+    return make
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from protocol.ensemble import EnsembleDistillation
 from protocol.fedhead import AGGREGATE_SECTOR, DISTILL_SECTOR, HAND_IN, TRAIN_SECTOR
 from protocol.messages import DELIVERY
+from strategies.common.directory import Directory
 from strategies.common.topology import Cluster
 from strategies.fedhead import FedHEAD
 from strategies.fedhead_plus import FedHEADPlus
@@ -150,7 +151,7 @@ def test_over_direct_links_members_that_lost_their_leader_still_reach_its_succes
 ):
     grid = client_grid(4, RUN_CONFIG, node_config={"peer-address": "here:1"})
     federation, losing = by_hand(4, RUN_CONFIG, MODEL), Losing(grid)
-    strategy = strategy_of(sectors=1, links="direct")
+    strategy = strategy_of(sectors=1, links="direct", directory=Directory(most_samples=0))
     (cluster,) = first_clusters(strategy, grid)
     direct.append(cluster.head)
     losing.lost[cluster.head] = (ALL, True)

@@ -36,19 +36,22 @@ def test_of_a_node_that_came_back_in_the_earlier_run_its_last_id_counts():
 def test_a_node_is_known_by_its_state_directory_and_who_claims_its_partition_is_not_taken_for_it(
     client_grid, tmp_path
 ):
-    def met(node, folder):
+    def met(node, folder, resumes=""):
         roster = Roster()
+        roster.directory.resumes = resumes
         state = {"state-dir": str(tmp_path / folder)}
         roster.meet_new(client_grid(1, {}, node_config=state, first_node=node), 60)
         return roster
 
     first = met(FIRST, "own")
-    again, claims = met(FIRST + 1, "own"), met(FIRST + 2, "another")
+    again, claims = met(FIRST + 1, "own", "1"), met(FIRST + 2, "another", "1")
     assert {*first.identities.values(), *claims.identities.values()} == {"0"}
 
     def back(later):
-        return returned_nodes(first.identities, first.keys, later.identities, later.keys)
+        return returned_nodes(first.identities, first.keys, later.identities, later.resumed_keys)
 
     assert back(again) == {FIRST: FIRST + 1}
     assert back(claims) == {}
+    assert not {*first.keys.values()} & {*again.keys.values()}  # nor can two runs be linked
+    assert back(met(FIRST + 3, "own", "3")) == {}  # for another run's place
     assert (tmp_path / "own" / SECRET).read_bytes().hex() not in str(first.keys)
