@@ -136,7 +136,8 @@ class ScreeningGrid(MeteredGrid):
         told = self._directory.samples({*self.get_node_ids(), *asked})
         limits = {**capped(claims, self._directory.most_samples), **told}
         for node, claim in claims.items():
-            if claim > limits[node] and node not in self._corrected:
+            first = self._directory.num_examples.get(node, limits[node])
+            if claim > first and node not in self._corrected:  # the roster warns of large ones
                 self._corrected.add(node)
                 log(WARNING, "Node %d claims %d samples: %d count", node, claim, limits[node])
         return {node: min(claim, limits[node]) for node, claim in claims.items()}

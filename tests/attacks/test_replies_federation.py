@@ -244,7 +244,7 @@ class Federation:
             command = [
                 *("flwr-distill", "node", "--config", str(file), "--superlink", self.fleet),
                 *("--root-certificates", str(server / "ca.crt"), "--state-dir", str(folder / name)),
-                *("--auth-key", str(self.certs / name / "node.key")),
+                *("--auth-key", str(self.certs / name / "login.key")),
             ]
             self.processes.append(start_bound(command, log=self.log(name), env=self.env))
 
@@ -269,7 +269,7 @@ class Federation:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
         others = [self.ids[name] for name in self.names[:HONEST]]
-        files = self.certs / "server/ca.crt", self.certs / "mallory/node.key"
+        files = self.certs / "server/ca.crt", self.certs / "mallory/login.key"
         with Attacker(self.fleet, *files, self.ids["mallory"], others, find) as attacker:
             outcome = submit(self.folder / "app", {}, control=self.control, timeout=150)
         assert outcome.completed, "\n".join(outcome.lines)
