@@ -41,6 +41,6 @@ def register(
                 node_id, is_new = control.register(node.registered_key)
                 state = "registered" if is_new else "known already"
                 typer.echo(f"{node.name}: {state}, Flower's node id is {node_id}")
-                keys[node_id] = node.public_key
+                keys[node_id] = node.registered_key
         with replacing(folder / "nodes.json") as partial:
             partial.write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
