@@ -259,7 +259,7 @@ def run_table(
     console: Console,
     seconds_at_most: float,
 ) -> list[dict[str, Any]]:
-    """Run what is left of a table's cells until time is up; return a line for each begun one."""
+    """Run what is left of a table's cells until time is up; return a line for each that ran."""
     deadline = time.monotonic() + seconds_at_most
     folders = [cell.folder(out / table.name) for cell in cells]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

@@ -1,4 +1,4 @@
-"""App bundles: archives from whoever may submit runs, bounded before anything of them is unpacked.
+"""App bundles: archives from submitters, bounded before anything is unpacked.
 
 A bundle is unpacked from its bytes into a folder that is named by their hash, and that no sandbox
 can write. Flower's own folders are named by eight digits of it, and an app can write them.
@@ -85,7 +85,7 @@ def unpack(content: bytes, folder: Path) -> Path:
     Parameters
     ----------
     folder : Path
-        Of all bundles. Whoever can write there can change the code of each.
+        Of all bundles. A process that can write there can change the code of each.
 
     Raises
     ------

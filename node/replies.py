@@ -189,7 +189,7 @@ def _check_metrics(policy: Policy, asked: Asked, reply: RecordDict) -> None:
     if not policy.least_noise:
         return
     if "classes" in reply.config_records.get(CONFIG, {}):
-        raise ValueError("classes are not told with differential privacy")
+        raise ValueError("classes are not reported with differential privacy")
     follows = asked.phase is not None and asked.phase.own_privacy is not None
     exact = {name for name in names if METRIC_ROWS.get(name) == EXACT}
     if exact and not follows:

@@ -10,7 +10,7 @@ from benchmarks.gpu_kit.runner import PASSED, Outcome
 
 
 class Results:
-    """Results of the parts so far, written anew after each.
+    """Results of the parts so far, written after each.
 
     Parameters
     ----------

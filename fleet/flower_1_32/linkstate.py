@@ -100,7 +100,7 @@ class WatchingLinkState(LinkState):
         """Let a node come that has started."""
         activated = super().activate_node(node_id, heartbeat_interval)
         if activated:
-            lost = {told.message_id: told for told in self.fetched(node_id)}
+            lost = {each.message_id: each for each in self.fetched(node_id)}
             with self._lock:
                 self._lost |= lost
                 while len(self._lost) > MOST_LOST:  # the oldest may be of runs that have ended

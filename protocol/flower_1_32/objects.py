@@ -1,6 +1,6 @@
 """Announced objects of messages: each is said to have the same parts wherever it is.
 
-Whoever announces a tree is not believed. An object that is in it twice, once with its parts and
+Announcements are untrusted. An object that is in it twice, once with its parts and
 once without, makes trees of exponential size out of a short one.
 """
 
@@ -21,10 +21,10 @@ def children_in(tree: ObjectTree) -> dict[str, set[str]]:
     for part in iterate_object_tree(tree):
         if not is_valid_sha256_hash(part.object_id):
             raise ValueError(f"Invalid object ID format: {part.object_id}")
-        told = {child.object_id for child in part.children}
-        if len(told) != len(part.children):
+        announced = {child.object_id for child in part.children}
+        if len(announced) != len(part.children):
             raise ValueError(f"Object {part.object_id} has duplicate children.")
-        if children.setdefault(part.object_id, told) != told:
+        if children.setdefault(part.object_id, announced) != announced:
             raise ValueError(f"Object {part.object_id} has different children.")
     return children
 
@@ -42,7 +42,7 @@ class MemoryObjectStore(InMemoryObjectStore):
         """
         children = children_in(object_tree)
         with self.lock_store:
-            for name, told in children.items():
-                if (known := self.store.get(name)) and set(known.child_object_ids) != told:
+            for name, announced in children.items():
+                if (known := self.store.get(name)) and set(known.child_object_ids) != announced:
                     raise ValueError(f"Object {name} was preregistered with different children.")
             return super().preregister(run_id, object_tree)

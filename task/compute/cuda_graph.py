@@ -84,7 +84,7 @@ def _end_recording(stream: torch.cuda.Stream, memory: Any, arguments: tuple[Any,
     PyTorch 2.11 then keeps freed memory, as if the recording could still need it, and its generator
     draws no random numbers before another recording has succeeded.
     """
-    with suppress(RuntimeError):  # the recording had not begun, or PyTorch has ended it
+    with suppress(RuntimeError):  # the recording had not started, or PyTorch has ended it
         torch._C._cuda_endAllocateToPool(stream.device.index, memory)
     with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
         _copied(arguments)
