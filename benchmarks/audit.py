@@ -4,9 +4,10 @@
 [--most N] [--budgets 1 10 50] [--only dm-class-stats-10-f1 ...] [--canaries 10] [--plot FILE.svg]
 [--page FILE.html] [--json FILE]``; ``--quick`` is a small grid with fewer sets.
 
-Each setting (distiller, start, images of a class, formation) is a file in ``--out``: an audit that
-was stopped goes on. A setting's halves are drawn of the same images, and every set is attacked with
-all others as shadows. It also says how many virtual images are nearer to an image of their own set
+Each setting's virtual data (distiller, start, images of a class, formation) are a file in
+``--out``: an audit that was stopped goes on. A setting's halves are drawn of the same images, and
+every set is attacked with all others as shadows; of each number the table has the most that an
+attack finds. It also says how many virtual images are nearer to an image of their own set
 than to any other, by pixels and by features in random networks. Then images under differential
 privacy: the accuracy of the data set's network trained on them, and the epsilon that the best
 attack on the release proves, which must not be above the claimed one.
@@ -18,7 +19,7 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,17 @@ from benchmarks.shown import printed, svg_of
 from cli.distillation import at_most
 from cli.judge import QUICK, trained
 from client.terms import extractor
-from distill.audit import Attacked, Finding, Setting, attack, findings, reconstruction
+from distill.audit import (
+    NAMES,
+    Attacked,
+    Halves,
+    Setting,
+    attack,
+    distilled_halves,
+    findings,
+    reconstruction,
+    strongest,
+)
 from distill.augmentation import draw_augmentation
 from distill.distribution_matching import WIDTH, Network
 from distill.errors import DistillError
@@ -86,37 +97,48 @@ def round_networks(data: Dataset, rounds: int) -> list[Network]:
 
 
 def attacked(file: Path, data: Dataset, setting: Setting, options: Any) -> Attacked:
-    """Read a setting's attack on the training images of the first classes, or run it."""
+    """Attack a setting's halves of the training images of the first classes."""
+    networks = round_networks(data, setting.refreshes)
     if not _is_whole(file):
-        samples = data.train.to_samples(data.spec)
-        chosen = samples.labels < options.classes
-        own = samples.subset(chosen.nonzero()[:, 0])
-        if options.most is not None:
-            own = at_most(own, options.most, seed=0)
-        result = attack(
-            own.inputs,
-            own.labels,
-            setting,
-            num_classes=data.spec.num_classes,
-            sets=options.sets,
-            canaries=options.canaries,
-            seed=0,
-            others=samples.inputs[~chosen] if options.classes == 1 else None,
-            networks=round_networks(data, setting.refreshes),
-        )
+        distilled = _distilled(data, setting, options, networks)
         fresh = file.with_suffix(".tmp.npz")
-        np.savez_compressed(fresh, **result._asdict())
+        np.savez_compressed(fresh, **distilled._asdict())
         fresh.replace(file)
     with np.load(file) as saved:
-        return Attacked(*(saved[name] for name in Attacked._fields))
+        read: dict[str, Any] = {name: saved[name] for name in Halves._fields}
+    for name in ("images", "labels", "versions", "virtual_labels"):
+        read[name] = torch.from_numpy(read[name])
+    halves = Halves(**read | {"formation": int(read["formation"])})
+    return attack(halves, num_classes=data.spec.num_classes, seed=0, networks=networks)
+
+
+def _distilled(
+    data: Dataset, setting: Setting, options: Any, networks: Sequence[Network]
+) -> Halves:
+    samples = data.train.to_samples(data.spec)
+    chosen = samples.labels < options.classes
+    own = samples.subset(chosen.nonzero()[:, 0])
+    if options.most is not None:
+        own = at_most(own, options.most, seed=0)
+    return distilled_halves(
+        own.inputs,
+        own.labels,
+        setting,
+        num_classes=data.spec.num_classes,
+        sets=options.sets,
+        canaries=options.canaries,
+        seed=0,
+        others=samples.inputs[~chosen] if options.classes == 1 else None,
+        networks=networks,
+    )
 
 
 def _is_whole(file: Path) -> bool:
-    """Whether a file is there, and not of a version that measured less."""
+    """Whether a file is there, and not of a version that kept something else."""
     if not file.exists():
         return False
     with np.load(file) as saved:
-        return set(Attacked._fields) <= set(saved.files)
+        return set(Halves._fields) <= set(saved.files)
 
 
 def release_scores(
@@ -148,8 +170,8 @@ def release_scores(
 
 
 def row_of(setting: Setting, own: Attacked) -> dict[str, Any]:
-    """A line of the table: the attack with the largest area under its curve."""
-    found: Finding = max(findings(own), key=lambda f: f.curve.auc.value)
+    """A line of the table: of each number the most that an attack finds."""
+    found = strongest(findings(own))
     curve = {"auc": found.curve.auc, "tpr_at_1pct": found.curve.at_1pct}
     curve["tpr_at_01pct"] = found.curve.at_01pct
     return {
@@ -205,13 +227,15 @@ def epsilon_table(proven: Iterable[dict[str, Any]]) -> Table:
 
 
 def picture(attacks: dict[str, Attacked]) -> Picture:
-    """ROC curves of usual images on logarithmic axes, all attacks joined."""
+    """ROC curves of usual images on logarithmic axes, by the attack that finds most of them."""
     figure = Picture(figsize=(6, 5), layout="constrained")
     axes = figure.subplots()
     for name, own in attacks.items():
         usual = own.kinds == "usual"
-        members, scores = own.members[:, usual].ravel(), own.scores[-1][:, usual].ravel()
-        false, true, _ = roc_curve(members, scores)
+        place = NAMES.index(strongest(findings(own)).attack)
+        false, true, _ = roc_curve(
+            own.members[:, usual].ravel(), own.scores[place][:, usual].ravel()
+        )
         axes.plot(false, true, label=name, linewidth=1)
     axes.plot([1e-4, 1], [1e-4, 1], color="grey", linestyle="--", linewidth=1, label="guess")
     axes.set(xscale="log", yscale="log", xlim=(1e-4, 1), ylim=(1e-4, 1))
@@ -230,8 +254,8 @@ def audit_page(
     """Curves and tables as a page of HTML; `title` names the data."""
     curves = Figure(
         "Members found, by others accused",
-        "Ordinary images, all attacks together. An attacker who accuses few others is at the left: "
-        "what is high there names single images with certainty.",
+        "Ordinary images, by the strongest attack. An attacker who accuses few others is at the "
+        "left: what is high there names single images with certainty.",
         svg_of(picture(attacks)),
         wide=True,
     )

@@ -10,7 +10,15 @@ from rich.table import Table
 from cli.distillation import at_most, progress_bar
 from cli.source import load_source
 from distill import distiller
-from distill.audit import Finding, Setting, attack, findings, reconstruction
+from distill.audit import (
+    Finding,
+    Setting,
+    attack,
+    distilled_halves,
+    findings,
+    reconstruction,
+    strongest,
+)
 from distill.auto import resolved
 from distill.membership import FEW, FEWER, Interval
 from distill.registry import formation_arguments
@@ -48,7 +56,7 @@ def report(options: Options, console: Console) -> None:
     formation = formation_arguments(method, options.formation).get("formation", 1)
     setting = Setting(method, options.start, options.per_class, formation, options.steps)
     with progress_bar(f"{method}, {options.sets} halves", console) as update:
-        attacked = attack(
+        halves = distilled_halves(
             images,
             labels,
             setting,
@@ -58,19 +66,20 @@ def report(options: Options, console: Console) -> None:
             seed=options.seed,
             progress=update,
         )
+    attacked = attack(halves, num_classes=source.spec.num_classes, seed=options.seed)
     found = findings(attacked, options.seed)
     console.print(_table(found))
-    strongest = max(found, key=lambda f: f.curve.at_1pct.value)
+    most = strongest(found)
     console.print(
         f"{counted(len(images), 'image')} in halves, {options.sets} of these distilled by {method} "
         f"from {options.start}, {options.per_class} virtual images of a class."
     )
-    found_of_100 = 100 * strongest.curve.at_1pct.value
+    found_of_100 = 100 * most.curve.at_1pct.value
     console.print(
-        f"Of 100 images that were distilled, the strongest attack ({strongest.attack}) finds "
+        f"Of 100 images that were distilled, the strongest attack ({most.attack}) finds "
         f"{found_of_100:.1f} while it accuses 1 of 100 others falsely; a guess finds 1."
     )
-    for kind, share in strongest.worst.items():
+    for kind, share in most.worst.items():
         console.print(
             f"Images that are {kind}: {_shown(share)} are found at {FEWER:.1%} falsely accused."
         )

@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
+from distill.attacks import ATTACKS, attack_scores, matched_features
 from distill.distribution_matching import Network
 from distill.errors import DistillError
 from distill.formation import Formation
@@ -19,25 +21,18 @@ from distill.membership import (
     Floats,
     Interval,
     curve,
-    left_out_scores,
     share_bounds,
     true_positives_at,
 )
 from distill.privacy import nearer_to_own
 from distill.registry import Progress
-from distill.shadows import (
-    ATTACKS,
-    Canaries,
-    distil_subsets,
-    dm_of_subsets,
-    draw_members,
-    feature_directions,
-    observed,
-    with_canaries,
-)
+from distill.shadows import distil_subsets, dm_of_subsets, draw_members, with_canaries
 from distill.virtual_data import VirtualData
 
-TOGETHER = "all three"
+NAMES = (*ATTACKS, "all together")
+"""Of the scores of `Attacked`."""
+NEARER_NETWORKS = 10
+"""By whose features virtual images are compared with single real ones."""
 BITS = 4
 """Of a pixel, as nodes send them by default."""
 REFRESH_STEPS = 20
@@ -68,6 +63,34 @@ class Setting:
     formation: int = 1
     steps: int | None = None
     refreshes: int = 0
+
+
+class Halves(NamedTuple):
+    """Random halves of some images, and what each became, as it arrives.
+
+    Parameters
+    ----------
+    images, labels : Tensor
+        Candidates, float32 (n, C, H, W) and int64 (n,).
+    kinds : ndarray
+        Of each "usual", or the kind of canary, (n,).
+    members : ndarray
+        bool (sets, n).
+    versions : Tensor
+        Virtual images, decoded, float32 (1 + refreshes, sets, m, C, H, W).
+    virtual_labels : Tensor
+        int64 (m,).
+    formation : int
+        Smaller images along each side of what was sent.
+    """
+
+    images: Tensor
+    labels: Tensor
+    kinds: NDArray[np.str_]
+    members: Flags
+    versions: Tensor
+    virtual_labels: Tensor
+    formation: int
 
 
 class Attacked(NamedTuple):
@@ -114,7 +137,7 @@ class Finding(NamedTuple):
     worst: dict[str, Interval]
 
 
-def attack(
+def distilled_halves(
     images: Tensor,
     labels: Tensor,
     setting: Setting,
@@ -126,12 +149,8 @@ def attack(
     progress: Progress | None = None,
     others: Tensor | None = None,
     networks: Sequence[Network] = (),
-) -> Attacked:
-    """Distil random halves of some images, and guess each half from what it became.
-
-    Each set is attacked with all others as shadows (LiRA, `distill.membership`). Virtual data are
-    seen as they arrive, with 4 bits a pixel; of refreshed ones every version, and what these tell
-    is added up.
+) -> Halves:
+    """Distil random halves of some images; virtual data arrive with 4 bits a pixel.
 
     Parameters
     ----------
@@ -140,7 +159,7 @@ def attack(
     num_classes : int
         Of the task.
     sets : int
-        Sets, and one more than the shadows of each.
+        Halves, and one more than the shadows of each.
     canaries : int
         Of each kind, see `distill.shadows.with_canaries`.
     seed : int
@@ -148,7 +167,7 @@ def attack(
     others : Tensor, optional (default: None)
         Images of other classes, see `distill.shadows.with_canaries`.
     networks : Sequence[Network]
-        Features of the model at each refresh, which the attacker knows.
+        Features of the model at each refresh.
 
     Raises
     ------
@@ -174,8 +193,8 @@ def attack(
         seed=seed,
         progress=progress,
     )
-    arrived = [VirtualData.from_bytes(own.to_bytes(BITS)) for own in made]
-    scores = _scores(chosen, members, arrived, num_classes, seed)
+    arrived = _sent(made)
+    versions = [_decoded(arrived)]
     for network in networks:
         made = dm_of_subsets(
             chosen.images,
@@ -188,23 +207,71 @@ def attack(
             network=network,
             made=arrived,
         )
-        arrived = [VirtualData.from_bytes(own.to_bytes(BITS)) for own in made]
-        scores += _scores(chosen, members, arrived, num_classes, seed, network)
+        arrived = _sent(made)
+        versions.append(_decoded(arrived))
+    return Halves(
+        chosen.images,
+        chosen.labels,
+        chosen.kinds,
+        members,
+        torch.stack(versions),
+        arrived[0].decoded().labels,
+        arrived[0].formation,
+    )
+
+
+def _sent(made: Sequence[VirtualData]) -> list[VirtualData]:
+    """Virtual data as they arrive."""
+    return [VirtualData.from_bytes(own.to_bytes(BITS)) for own in made]
+
+
+def _decoded(arrived: Sequence[VirtualData]) -> Tensor:
+    return torch.stack([own.decoded().images for own in arrived])
+
+
+def attack(
+    halves: Halves, *, num_classes: int, seed: int, networks: Sequence[Network] = ()
+) -> Attacked:
+    """Guess each half from what it became, with all others as shadows (`distill.attacks`).
+
+    Of refreshed virtual data every version is seen, and what these tell is added up. The arguments
+    are those of `distilled_halves`, which the attacker knows. The last score joins all attacks.
+    """
+    versions = [
+        attack_scores(
+            halves.images,
+            halves.labels,
+            halves.members,
+            virtual,
+            halves.virtual_labels,
+            num_classes=num_classes,
+            formation=halves.formation,
+            seed=seed,
+            network=network,
+        )
+        for virtual, network in zip(halves.versions, (None, *networks), strict=True)
+    ]
+    scores = np.sum(versions, axis=0)
     scores = np.concatenate([scores, scores.sum(axis=0)[None]])
-    return Attacked(members, scores, chosen.kinds, _nearer(chosen, members, arrived, seed))
+    return Attacked(halves.members, scores, halves.kinds, _nearer(halves, seed))
 
 
-def _nearer(chosen: Canaries, members: Flags, arrived: list[VirtualData], seed: int) -> Floats:
+def _nearer(halves: Halves, seed: int) -> Floats:
     """Of each set, the shares nearer to its own ordinary images, and by chance: (3, sets)."""
-    tiles = Formation.of(arrived[0].formation, chosen.images.shape)
-    directions = feature_directions(chosen.images, arrived[0].formation, seed)
-    of_real = directions(tiles.coarse(chosen.images))
-    usual = torch.from_numpy(chosen.kinds == "usual")
+    tiles = Formation.of(halves.formation, halves.images.shape)
+    features = matched_features(halves.images, halves.formation, seed, networks=NEARER_NETWORKS)
+    middle = features(halves.images).mean(0)
+
+    def directions(images: Tensor) -> Tensor:
+        return functional.normalize(features(images) - middle)
+
+    of_real = directions(tiles.coarse(halves.images))
+    usual = torch.from_numpy(halves.kinds == "usual")
     shares = []
-    for row, virtual in zip(torch.from_numpy(members), arrived, strict=True):
-        own, others, decoded = row & usual, ~row & usual, virtual.decoded().images
-        by_pixels = nearer_to_own(decoded, chosen.images[own], chosen.images[others], tiles)
-        by_features = nearer_to_own(directions(decoded), of_real[own], of_real[others])
+    for row, virtual in zip(torch.from_numpy(halves.members), halves.versions[-1], strict=True):
+        own, others = row & usual, ~row & usual
+        by_pixels = nearer_to_own(virtual, halves.images[own], halves.images[others], tiles)
+        by_features = nearer_to_own(directions(virtual), of_real[own], of_real[others])
         shares.append([by_pixels, by_features, float(own.sum() / usual.sum())])
     return np.array(shares).T
 
@@ -222,33 +289,24 @@ def _mean(shares: Floats) -> Interval:
     return Interval(mean, max(mean - half, 0.0), min(mean + half, 1.0))
 
 
-def _scores(
-    chosen: Canaries,
-    members: Flags,
-    arrived: list[VirtualData],
-    num_classes: int,
-    seed: int,
-    network: Network | None = None,
-) -> Floats:
-    """Of each attack on one version of the virtual data, (attacks, sets, n)."""
-    seen = observed(
-        chosen.images,
-        chosen.labels,
-        arrived,
-        num_classes=num_classes,
-        seed=seed,
-        network=network,
-    )
-    return np.stack([left_out_scores(own, members) for own in seen])
-
-
 def findings(attacked: Attacked, seed: int = 0) -> list[Finding]:
-    """What each attack finds, of usual images and of canaries; the last joins the three."""
+    """What each attack finds, of usual images and of canaries; the last joins all attacks."""
     generator = np.random.default_rng(seed)
     return [
         finding(name, attacked.members, scores, attacked.kinds, generator)
-        for name, scores in zip((*ATTACKS, TOGETHER), attacked.scores, strict=True)
+        for name, scores in zip(NAMES, attacked.scores, strict=True)
     ]
+
+
+def strongest(found: Sequence[Finding]) -> Finding:
+    """The most that any attack finds, number by number; named after that at 1 % accused.
+
+    The best of several is a little above each where all of them guess.
+    """
+    best = max(found, key=lambda own: own.curve.at_1pct)
+    measures = zip(*(own.curve for own in found), strict=True)
+    worst = {kind: max(own.worst[kind] for own in found) for kind in best.worst}
+    return Finding(best.attack, Curve(*map(max, measures)), worst)
 
 
 def finding(

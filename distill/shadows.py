@@ -6,14 +6,13 @@ and the same random networks, and differ by their real images alone. Many are th
 together: the networks see each real image once, and a set's class means are a matrix product.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from distill.augmentation import Augmentation, draw_augmentation
 from distill.distribution_matching import (
@@ -34,20 +33,14 @@ from distill.distribution_matching import (
 from distill.errors import DistillError
 from distill.features import RandomConvNet
 from distill.formation import Formation, best_formation
-from distill.kip import RIDGE
 from distill.many import distill_many
-from distill.membership import Flags, Floats
-from distill.ntk import ntk
+from distill.membership import Flags
 from distill.registry import Progress
 from distill.starts import start
 from distill.virtual_data import VirtualData
 
-ATTACKS = ("nearest image", "features", "trained network")
-"""What is seen of an image: how near the nearest virtual one of its class is; how much its features
-are like the mean ones of its class, by the networks that were matched; how sure a network of
-infinite width is of its label, trained on the virtual data (regression with its tangent kernel)."""
 SETS_AT_ONCE = 16
-"""Distilled by KIP, or observed, together; bounds the memory."""
+"""Distilled by KIP together; bounds the memory."""
 
 
 class Canaries(NamedTuple):
@@ -256,7 +249,7 @@ def dm_of_subsets(
     size = min(REFINE_BANK if network else usual.bank, steps)
     probes = []
     for extract, augment in bank(real.shape, usual, size, seed, network):
-        features = _features(extract, augment, real)
+        features = features_of(extract, augment, real)
         orders = [torch.randperm(len(g), generator=generator)[:most] for g in groups]
         means = [features[g[o]].mean(0) for g, o in zip(groups, orders, strict=True)]
         probes.append(Probe(extract, augment, torch.stack(means)))
@@ -292,96 +285,9 @@ def bank(
     ]
 
 
-def observed(
-    images: Tensor,
-    labels: Tensor,
-    made: Sequence[VirtualData],
-    *,
-    num_classes: int,
-    seed: int = 0,
-    networks: int = 10,
-    network: Network | None = None,
-) -> Floats:
-    """What each attack sees of each image in each set, float64 (attacks, sets, n); see `ATTACKS`.
-
-    Parameters
-    ----------
-    images, labels : Tensor
-        The candidates, (n, C, H, W) and (n,).
-    made : Sequence[VirtualData]
-        As they arrive; all with one formation and the same labels.
-    seed : int (default: 0)
-        Of the sets' draws, which the attacker knows.
-    networks : int (default: 10)
-        Of the bank, used by "features".
-    network : Network, optional (default: None)
-        That the virtual data were refreshed with, in place of the bank's.
-    """
-    coarse = Formation.of(made[0].formation, images.shape).coarse(images)
-    virtual_labels = made[0].decoded().labels
-    directions = feature_directions(images, made[0].formation, seed, networks, network)
-    of_real = directions(images)
-    one_hot = functional.one_hot(virtual_labels, num_classes).double() - 1 / num_classes
-    rows = []
-    for virtual in made:
-        decoded = virtual.decoded().images
-        nearest = torch.empty(len(images), dtype=torch.float64)
-        alikeness = torch.zeros(len(images), dtype=torch.float64)
-        of_virtual = directions(decoded)
-        for c in torch.unique(labels):
-            own, theirs = labels == c, virtual_labels == c
-            distances = torch.cdist(coarse[own].flatten(1), decoded[theirs].flatten(1))
-            nearest[own] = -distances.amin(1).double()
-            alikeness[own] = (of_real[own] @ of_virtual[theirs].mean(0)).double()
-        rows.append(torch.stack([nearest, alikeness, _margins(decoded, one_hot, images, labels)]))
-    return torch.stack(rows, dim=1).numpy()
-
-
-def feature_directions(
-    images: Tensor, formation: int, seed: int, networks: int = 10, network: Network | None = None
-) -> Callable[[Tensor], Tensor]:
-    """Directions of images' features from the mean ones of `images`, (n, networks * features).
-
-    By the networks that were matched; each network's have the norm 1. Those of images with a side
-    below 4, which no network can see, are 0.
-    """
-    effort, tiles = (
-        own_effort(images.shape, formation, network),
-        Formation.of(formation, images.shape),
-    )
-
-    def seen(others: Tensor) -> Tensor:
-        return tiles.shrunk(others) if effort.small else others
-
-    usable = min(images.shape[-2:]) >= 4
-    pairs = bank(seen(images).shape, effort, networks, seed, network) if usable else []
-    middles = [_features(*pair, seen(images)).mean(0) for pair in pairs]
-
-    def directions(others: Tensor) -> Tensor:
-        each = [
-            functional.normalize(_features(*pair, seen(others)) - middle)
-            for pair, middle in zip(pairs, middles, strict=True)
-        ]
-        return torch.cat(each, 1) if each else others.new_zeros(len(others), 1)
-
-    return directions
-
-
-def _margins(virtual: Tensor, targets: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-    """Of the true class before the best other one (n,), by kernel ridge regression."""
-    points = virtual.flatten(1)
-    system = ntk(points)[0].double()
-    system.diagonal().add_(RIDGE * system.diagonal().mean())
-    weights = torch.linalg.lstsq(system, targets).solution
-    outputs = ntk(points, images.flatten(1))[0].double() @ weights
-    own = outputs.gather(1, labels[:, None])[:, 0]
-    others = outputs.scatter(1, labels[:, None], -torch.inf).amax(1)
-    margins: Tensor = own - others
-    return margins
-
-
 @torch.no_grad()
-def _features(network: Network, augment: Augmentation, images: Tensor) -> Tensor:
+def features_of(network: Network, augment: Augmentation, images: Tensor) -> Tensor:
+    """Features of images, a few at a time."""
     return torch.cat([network(augment(chunk)) for chunk in torch.split(images, 256)])
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from distill import DistillError, distill_dm
-from distill.audit import Setting, attack, findings, reconstruction
+from distill.audit import Setting, attack, distilled_halves, findings, reconstruction
 from distill.distribution_matching import own_effort, real_means
 from distill.formation import Formation
 from distill.kip import distill_kip
@@ -135,7 +135,7 @@ def test_each_refresh_needs_the_network_of_its_round() -> None:
     images, labels = samples()
     setting = Setting("dm", "noise", 1, steps=1, refreshes=2)
     with pytest.raises(DistillError, match="2 refreshes need as many networks, got 1"):
-        attack(
+        distilled_halves(
             images,
             labels,
             setting,
@@ -204,8 +204,10 @@ def test_copies_of_real_images_are_found_and_noise_that_has_seen_none_is_not() -
     """The attack is not blind, and does not see what is not there."""
     images, labels = samples(80, classes=2)
     asked = {"num_classes": 2, "sets": 24, "canaries": 0, "seed": 0}
-    copies = findings(attack(images, labels, Setting("dm", "real", 10, steps=1), **asked))
-    nothing = findings(attack(images, labels, Setting("dm", "noise", 1, steps=1), **asked))
+    copies, nothing = (
+        findings(attack(distilled_halves(images, labels, own, **asked), num_classes=2, seed=0))
+        for own in (Setting("dm", "real", 10, steps=1), Setting("dm", "noise", 1, steps=1))
+    )
     nearest = {found.attack: found for found in copies}["nearest image"]
     assert nearest.curve.auc.low > 0.55
     assert nearest.curve.at_1pct.value > 0.05
@@ -235,9 +237,10 @@ def test_copies_come_nearest_to_what_they_were_made_of_and_noise_no_more_than_by
     found = []
     for make in (copies, noise):
         monkeypatch.setattr("distill.audit.distil_subsets", make)
-        monkeypatch.setattr("distill.audit._scores", lambda *_: np.zeros((3, 24, 64)))
-        setting = Setting("dm", "real", 8, formation)
-        found.append(reconstruction(attack(images, labels, setting, **asked)))
+        scores = np.zeros((6, 24, 64))
+        monkeypatch.setattr("distill.audit.attack_scores", lambda *_, own=scores, **__: own)
+        halves = distilled_halves(images, labels, Setting("dm", "real", 8, formation), **asked)
+        found.append(reconstruction(attack(halves, num_classes=3, seed=0)))
     of_copies, of_noise = found
     assert of_copies.pixels.low > 0.95
     assert of_copies.features.low > 0.95

@@ -1,0 +1,220 @@
+"""Membership attacks on virtual data, by one who has seen many sets of others' beside them.
+
+The attacker knows all images in question, the distiller, its settings and the seed of all its
+draws, and has `distill.shadows` made of random halves of the same images. What an attack sees of an
+image becomes a likelihood ratio, by what the same attack sees of the other sets (LiRA,
+`distill.membership.left_out_scores`).
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from distill.distribution_matching import REFINE_BANK, Network, own_effort
+from distill.features import SMALLEST_SIDE
+from distill.formation import Formation
+from distill.kip import RIDGE as KIP_RIDGE
+from distill.membership import Flags, Floats, left_out_scores
+from distill.ntk import ntk
+from distill.shadows import bank, features_of
+
+ATTACKS = (
+    "nearest image",
+    "features",
+    "trained network",
+    "inversion",
+    "inversion by shadows",
+    "learned",
+)
+"""What is seen of an image: how near the nearest virtual one of its class is; how much its features
+are like the mean ones of its class; how sure a network of infinite width is of its label, trained
+on the virtual data (regression with its tangent kernel); its share in the mean features of its
+class by least squares; the same share where shadows tell how far such means are off; what a linear
+regression of membership on virtual pixels, learned from shadows, says of it."""
+INVERSION_RIDGE, LEARNED_RIDGE = 0.01, 0.1
+"""In mean squares of what the regression is on."""
+SETS_AT_ONCE = 16
+"""Seen by networks together; bounds the memory."""
+FOLDS = 8
+"""Parts of the sets; each is attacked with what was learned from the others."""
+
+
+def attack_scores(
+    images: Tensor,
+    labels: Tensor,
+    members: Flags,
+    virtual: Tensor,
+    virtual_labels: Tensor,
+    *,
+    num_classes: int,
+    formation: int = 1,
+    seed: int = 0,
+    network: Network | None = None,
+) -> Floats:
+    """Log-likelihood ratios of membership, float64 (attacks, sets, n); see `ATTACKS`.
+
+    Parameters
+    ----------
+    images, labels : Tensor
+        The candidates, float32 (n, C, H, W) and int64 (n,).
+    members : ndarray
+        Which candidates each set was made from, bool (sets, n), drawn with probability 1/2.
+    virtual, virtual_labels : Tensor
+        What each set became, decoded: float32 (sets, m, C, H, W); int64 (m,), of each set alike.
+    num_classes : int
+        Of the task.
+    formation : int (default: 1)
+        Smaller images along each side of what was sent.
+    seed : int (default: 0)
+        Of the sets' draws.
+    network : Network, optional (default: None)
+        That the virtual data were refreshed with, in place of the bank's.
+    """
+    coarse = Formation.of(formation, images.shape).coarse(images)
+    features = matched_features(images, formation, seed, network)
+    of_real = features(images)
+    middle = of_real.mean(0)
+    present = torch.unique(labels)
+    means_of = [
+        class_means(features(few.flatten(0, 1)).unflatten(0, few.shape[:2]), virtual_labels)
+        for few in virtual.split(SETS_AT_ONCE)
+    ]
+    of_virtual = torch.cat(means_of)
+
+    nearest = torch.empty(members.shape, dtype=torch.float64)
+    alike, shares, likely = (torch.empty_like(nearest) for _ in range(3))
+    for place, c in enumerate(present):
+        own = labels == c
+        theirs = virtual[:, virtual_labels == c].flatten(2)
+        distances = [torch.cdist(coarse[own].flatten(1), each) for each in theirs]
+        nearest[:, own] = -torch.stack([d.amin(1) for d in distances]).double()
+        real, means = of_real[own] - middle, of_virtual[:, place] - middle
+        alike[:, own] = (means @ functional.normalize(real).mT).double()
+        shares[:, own] = shares_by_least_squares(real, means)
+        likely[:, own] = shares_by_shadows(real, means, torch.from_numpy(members)[:, own])
+    targets = functional.one_hot(virtual_labels, num_classes).double() - 1 / num_classes
+    margins = torch.stack([_margins(own, targets, images, labels) for own in virtual])
+    ratios = [
+        left_out_scores(seen.numpy(), members) for seen in (nearest, alike, margins, shares, likely)
+    ]
+    return np.stack([*ratios, learned_log_odds(virtual.flatten(1), torch.from_numpy(members))])
+
+
+def shares_by_least_squares(real: Tensor, means: Tensor) -> Tensor:
+    """Share of each image in each mean, by ridge regression, float64 (sets, n).
+
+    Parameters
+    ----------
+    real, means : Tensor
+        Features (n, d) of the images of a class and (sets, d) of what they were distilled to, both
+        less the mean of all images.
+    """
+    return _weights(real.double(), means.double(), INVERSION_RIDGE * _mean_square(real)).mT
+
+
+def shares_by_shadows(real: Tensor, means: Tensor, members: Tensor) -> Tensor:
+    """The most likely shares where shadows tell how far means are off, (sets, n) up to a factor.
+
+    Virtual means miss those of the members: distillation ends early, and pixels are rounded. If
+    these errors are normal, with the covariance that they have in the shadows, and images members
+    with probability 1/2, then this regression has the posterior mean. It explains what is seen by
+    the images and by the errors of shadows side by side.
+
+    Parameters
+    ----------
+    real, means : Tensor
+        See `shares_by_least_squares`.
+    members : Tensor
+        Which images of the class each set has, bool (sets, n). A set's own row is not used for it.
+    """
+    n, real, means = len(real), real.double(), means.double()
+    errors = means - members.double() @ real / members.sum(1, keepdim=True)
+    shares = torch.empty(members.shape, dtype=torch.float64)
+    for tested in _folds(len(means)):
+        known = errors[~tested]
+        middle = known.mean(0)
+        directions = (known - middle) / len(known) ** 0.5
+        ridge = directions.square().sum() / directions.shape[1]
+        causes = torch.cat([real / n, directions])
+        shares[tested] = _weights(causes, means[tested] - middle, ridge)[:n].mT
+    return shares
+
+
+def learned_log_odds(seen: Tensor, members: Tensor) -> Tensor:
+    """Log-odds of membership (sets, n), by ridge regression on what is seen of a set, (sets, d).
+
+    These are scores as they are: a likelihood ratio by the predictions for other sets would find
+    a set's own membership in them, as they were learned from it.
+    """
+    seen = seen.double() - seen.double().mean(0)
+    targets = members.double() - 0.5  # their expectation; a mean of the others would tell of a set
+    above_half = torch.empty_like(targets)
+    for tested in _folds(len(seen)):
+        known = seen[~tested]
+        weights = _weights(known, seen[tested], LEARNED_RIDGE * _mean_square(known))
+        above_half[tested] = weights.mT @ targets[~tested]
+    return 4 * above_half  # the slope of log-odds at 1/2
+
+
+def _folds(sets: int) -> list[Tensor]:
+    """Of each fold, which sets are attacked, bool (sets,)."""
+    return [torch.arange(sets) % FOLDS == fold for fold in range(min(FOLDS, sets))]
+
+
+def _mean_square(rows: Tensor) -> Tensor:
+    """Mean squared norm of the rows."""
+    return rows.double().square().sum(1).mean()
+
+
+def _weights(causes: Tensor, seen: Tensor, ridge: Tensor) -> Tensor:
+    """Ridge regression of what is seen (m, d) on causes (k, d): weights (k, m)."""
+    system = causes @ causes.mT
+    system.diagonal().add_(ridge)
+    weights: Tensor = torch.linalg.solve(system, causes @ seen.mT)
+    return weights
+
+
+def matched_features(
+    images: Tensor,
+    formation: int,
+    seed: int,
+    network: Network | None = None,
+    networks: int | None = None,
+) -> Callable[[Tensor], Tensor]:
+    """Features (n, d) by networks that distribution matching has, of images like these.
+
+    All of these networks, or the first `networks`. Of vectors, and of images with a side below 4
+    pixels, which no network can see, the numbers themselves.
+    """
+    if min(images.shape[-2:]) < SMALLEST_SIDE:
+        return lambda others: others.flatten(1)
+    effort = own_effort(images.shape, formation, network)
+    tiles = Formation.of(formation, images.shape)
+
+    def seen(others: Tensor) -> Tensor:
+        return tiles.shrunk(others) if effort.small else others
+
+    size = networks or (REFINE_BANK if network else effort.bank)
+    pairs = bank(seen(images).shape, effort, size, seed, network)
+    return lambda others: torch.cat([features_of(*pair, seen(others)) for pair in pairs], 1)
+
+
+def class_means(features: Tensor, labels: Tensor) -> Tensor:
+    """Mean features of each class present, (sets, classes, d), of features (sets, m, d)."""
+    return torch.stack([features[:, labels == c].mean(1) for c in torch.unique(labels)], 1)
+
+
+def _margins(virtual: Tensor, targets: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+    """Of the true class before the best other one (n,), by kernel ridge regression."""
+    points = virtual.flatten(1)
+    system = ntk(points)[0].double()
+    system.diagonal().add_(KIP_RIDGE * system.diagonal().mean())
+    weights = torch.linalg.lstsq(system, targets).solution
+    outputs = ntk(points, images.flatten(1))[0].double() @ weights
+    own = outputs.gather(1, labels[:, None])[:, 0]
+    others = outputs.scatter(1, labels[:, None], -torch.inf).amax(1)
+    margins: Tensor = own - others
+    return margins
