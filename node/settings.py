@@ -224,8 +224,8 @@ class NodeSettings(BaseModel):
         if policy.counts_classes and policy.promises_privacy:
             raise ValueError(
                 f"{fewest}, and one sample less would take a class away, which differential "
-                "privacy must hide: name the classes that have enough, as in `classes: [cat, dog]` "
-                "(flwr-distill data check shows how many)"
+                "privacy must hide (name in the policy's file the classes that have enough, as in "
+                "`classes: [cat, dog]`; flwr-distill data check shows how many)"
             )
 
     @property
