@@ -32,7 +32,7 @@ _TENSORS = {"pixels": ("U8", 1), "labels": ("I16", 2), "soft_labels": ("F32", 4)
 _ABOUT = {"format", "scale", "offset", "method", "steps", "seed", "init", "card", "formation"}
 """Whatever else there is, nobody reads: it would be a way out of a node."""
 _LARGEST = 2**30
-"""Bytes of virtual data of which nothing was said before."""
+"""Most bytes of virtual data, unpacked, where nothing smaller is known."""
 _CHUNK = 2**20
 T = TypeVar("T")
 
@@ -352,15 +352,20 @@ class VirtualData:
         return virtual
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "VirtualData":
-        """Read the output of `to_bytes`, of at most 1 GB; all of `data` is checked.
+    def from_bytes(cls, data: bytes, most: int = _LARGEST) -> "VirtualData":
+        """Read the output of `to_bytes`; all of `data` is checked.
+
+        Parameters
+        ----------
+        most : int (default: 2**30)
+            Bytes that they may have unpacked; decoded, they take four times as many.
 
         Raises
         ------
         VirtualDataError
-            If `data` is truncated or malformed in any way.
+            If `data` is truncated or malformed in any way, or larger.
         """
-        return cls.from_safetensors(unpacked(data, _LARGEST))
+        return cls.from_safetensors(unpacked(data, most))
 
     @classmethod
     def from_safetensors(cls, data: bytes) -> "VirtualData":
