@@ -250,10 +250,11 @@ def _in_used_classes(
         rule, path = f"classes = {names}", str(node["data"])
         labels = labels_of(path, names.split(","), spec, task.private.class_names)
         used = torch.isin(samples.labels, torch.tensor(labels, dtype=torch.int64))
-    else:
-        fewest = int(node.get(FEWEST_OF_A_CLASS, 0))
+    elif fewest := int(node.get(FEWEST_OF_A_CLASS, 0)):
         rule, sizes = f"fewest-of-a-class = {fewest}", samples.labels.bincount()
         used = sizes[samples.labels] >= fewest
+    else:
+        return torch.ones(len(samples), dtype=torch.bool)
     if not used.any():
         raise SettingsError(
             f"the node's policy: {rule}, and none of its samples is of such a class"

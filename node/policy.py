@@ -346,7 +346,7 @@ def _classes_in_words(p: Policy) -> str:
     if p.fewest_of_a_class == 1:
         return "Uses classes of any size."
     needs = ", which its owner must name (classes)" if p.promises_privacy else ""
-    return f"Leaves out its classes of fewer than {p.fewest_of_a_class:,} samples{needs}."
+    return f"Uses only classes of {p.fewest_of_a_class:,} samples or more{needs}."
 
 
 def _evaluation_in_words(p: Policy) -> str:

@@ -169,7 +169,7 @@ class Guard:
     def _most_classes(self) -> int:
         """Classes that virtual data may show: those that the owner names, else the large ones."""
         if self._policy.classes is not None:
-            return len(self._policy.classes)
+            return len(set(self._policy.classes))
         return sum(count >= self._policy.fewest_of_a_class for count in self._counts)
 
     def _num_samples(self, asked: Asked) -> int | None:

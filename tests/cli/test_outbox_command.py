@@ -149,7 +149,7 @@ def test_the_page_is_whole_in_itself_and_shows_the_virtual_images_that_left(fold
 def test_the_page_decodes_no_virtual_images_beyond_a_bound(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some KB that an app had sent took 5 GB of the owner's memory."""
+    """Some KB that an app had sent took gigabytes of memory."""
     monkeypatch.setattr("cli.outbox_page.MOST_BYTES", 2**10, raising=False)
     outbox = Outbox(folder)
     images = torch.zeros(4, 1, 32, 32)

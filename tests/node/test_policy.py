@@ -12,12 +12,14 @@ import yaml
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from node.asked import Asked
 from node.policy import HOSPITAL, OPEN, PRESETS, Policy, in_words, read_policy
 from node.replies import OwnWords, judge_reply
 from node.rules import judge_message, judge_spending
 from node.settings import NodeError, NodeSettings, load_settings
+from node.supervisor import _log_data
 from protocol.arrays import as_record
 from protocol.fedlgd import TRAIN_VIRTUAL
 from task.settings import SettingsError
@@ -155,6 +157,22 @@ def test_a_node_that_promises_differential_privacy_has_its_classes_named(
     load_settings(None, {"policy": {**private, "fewest-of-a-class": 1}, "data": tmp_path})
     with pytest.raises(NodeError, match="classes needs data"):
         load_settings(None, {"policy": named})
+
+
+def test_the_owner_hears_which_named_classes_have_too_few_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the node's own log: nothing that leaves depends on it."""
+    for name, number in (("cat", 2), ("dog", 1)):
+        (tmp_path / name).mkdir()
+        for place in range(number):
+            Image.new("L", (2, 2)).save(tmp_path / name / f"{place}.png")
+    _log_data(tmp_path, Policy(fewest_of_a_class=2, classes=["cat", "dog", "fish"]))
+    told = capsys.readouterr().err.splitlines()[1:]
+    assert [re.findall(r"class (\w+) has (\w+)", line) for line in told] == [
+        [("dog", "1")],
+        [("fish", "0")],
+    ]
 
 
 @pytest.mark.parametrize("classes", [[], ["a,b"], [True], "cat"])
