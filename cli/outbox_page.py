@@ -27,6 +27,8 @@ MOST_OPEN = 30
 """Lines of a table that stands open."""
 MOST_PICTURES = 40
 """Virtual data that are shown, the last to leave first."""
+MOST_BYTES = 2**26
+"""Of virtual data that are shown, unpacked."""
 
 EXPLAINED = (
     "Everything that left this node is here, in the order in which it left. The server reads what "
@@ -161,7 +163,7 @@ def _virtual_data(lines: Sequence[Entry], folder: Path) -> Iterator[Section]:
     for name in names[:MOST_PICTURES]:
         try:
             data = virtual_data_file(folder, name).read_bytes()
-            virtual = VirtualData.from_bytes(data)
+            virtual = VirtualData.from_bytes(data, MOST_BYTES)
             if are_vectors(virtual.images.shape):
                 vectors += 1
             else:
@@ -176,7 +178,10 @@ def _virtual_data(lines: Sequence[Entry], folder: Path) -> Iterator[Section]:
     if vectors:
         text.append(f"{counted(vectors, 'set')} of features cannot be shown as images.")
     if lacking:
-        text.append(f"{counted(lacking, 'file')} cannot be read.")
+        most = data_size(MOST_BYTES)
+        text.append(
+            f"{counted(lacking, 'file')} cannot be read, or is larger than {most} unpacked."
+        )
     yield Section("Virtual data that left", text, figures=figures)
 
 

@@ -13,10 +13,10 @@ from flwr.app import Context, Message
 from torch import Tensor
 
 from links.store import NodeStore
-from protocol.messages import FEWEST_OF_A_CLASS, FILE, HOLDOUT, HOLDOUT_SECRET
+from protocol.messages import CLASSES, FEWEST_OF_A_CLASS, FILE, HOLDOUT, HOLDOUT_SECRET
 from task.auxiliary_names import OWN_FILE
 from task.compute.device import choose_device, place
-from task.datasets import DataSpec, Samples, load_private_data
+from task.datasets import DataSpec, Samples, labels_of, load_private_data
 from task.settings import SettingsError, TaskSettings
 from task.source import PRIVATE, data_spec, domain, partition_samples
 
@@ -208,9 +208,9 @@ def _local_data(
         raw = partition_samples(task, identity, int(node["num-partitions"]), data_root)
     samples = raw.to_samples(spec)
     chosen = _chosen_by_owner(node, len(samples))
-    if fewest := int(node.get(FEWEST_OF_A_CLASS, 0)):
-        large = _in_large_classes(samples, fewest)
-        samples, chosen = samples.subset(large), chosen[large]
+    used = _in_used_classes(samples, node, task, spec)
+    if not used.all():
+        samples, chosen = samples.subset(used.nonzero().flatten()), chosen[used]
     samples = place(samples, device)
     if HOLDOUT in node:
         chosen = chosen.to(samples.labels.device)
@@ -242,13 +242,21 @@ def _chosen_by_owner(node: Mapping[str, NodeConfigValue], num_samples: int) -> T
     return torch.tensor([int.from_bytes(draw, "big") < below for draw in draws], dtype=torch.bool)
 
 
-def _in_large_classes(samples: Samples, fewest: int) -> Tensor:
-    """Places of the samples of classes that have so many, as the node's owner demands."""
-    sizes = samples.labels.bincount()
-    places = (sizes[samples.labels] >= fewest).nonzero().flatten()
-    if not len(places):
+def _in_used_classes(
+    samples: Samples, node: Mapping[str, NodeConfigValue], task: TaskSettings, spec: DataSpec
+) -> Tensor:
+    """Which samples are of classes that the node's owner lets runs use, bool (n,)."""
+    if names := str(node.get(CLASSES, "")):
+        rule, path = f"classes = {names}", str(node["data"])
+        labels = labels_of(path, names.split(","), spec, task.private.class_names)
+        used = torch.isin(samples.labels, torch.tensor(labels, dtype=torch.int64))
+    elif fewest := int(node.get(FEWEST_OF_A_CLASS, 0)):
+        rule, sizes = f"fewest-of-a-class = {fewest}", samples.labels.bincount()
+        used = sizes[samples.labels] >= fewest
+    else:
+        return torch.ones(len(samples), dtype=torch.bool)
+    if not used.any():
         raise SettingsError(
-            f"the node's policy: fewest-of-a-class = {fewest}, and its largest class has "
-            f"{int(sizes.max())} samples"
+            f"the node's policy: {rule}, and none of its samples is of such a class"
         )
-    return places
+    return used

@@ -1,6 +1,7 @@
 """Lossless packing of what nodes send, undone only up to a size that is known beforehand."""
 
 import lzma
+from collections.abc import Iterator
 
 from distill.errors import VirtualDataError, require
 
@@ -17,6 +18,9 @@ _FILTERS = [
         "depth": 0,
     }
 ]
+
+_PART = 2**20
+"""Bytes that are packed or unpacked at a time."""
 
 
 def packed(data: bytes) -> bytes:
@@ -46,3 +50,30 @@ def unpacked(data: bytes, most: int) -> bytes:
     whole = decompressor.eof and not decompressor.unused_data
     require(whole, f"not virtual data ({len(data)} bytes): they end too early or too late")
     return content
+
+
+def unpacked_parts(data: bytes, most: int) -> Iterator[bytes]:
+    """Undo `packed`, at most 1 MiB at a time; takes a few MB, however large the content is.
+
+    Raises
+    ------
+    VirtualDataError
+        If `data` is malformed, or its content is larger than `most` bytes: after the parts before.
+    """
+    decompressor = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_FILTERS)
+    rest, size = memoryview(data), 0
+    while not decompressor.eof:
+        given = rest[:_PART] if decompressor.needs_input else b""
+        ends = decompressor.needs_input and not given
+        require(not ends, f"not virtual data ({len(data)} bytes): they end too early")
+        rest = rest[len(given) :]
+        try:
+            part = decompressor.decompress(given, _PART)
+        except lzma.LZMAError as error:
+            raise VirtualDataError(f"not virtual data ({len(data)} bytes): {error}") from error
+        size += len(part)
+        require(size <= most, f"virtual data of more than {most} bytes when unpacked")
+        if part:
+            yield part
+    whole = not rest and not decompressor.unused_data
+    require(whole, f"not virtual data ({len(data)} bytes): they end too late")

@@ -2,10 +2,11 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from distill.errors import VirtualDataError, require
 from distill.formation import Formation, largest_formation
-from distill.packing import most_packed, packed, unpacked
+from distill.packing import most_packed, packed, unpacked, unpacked_parts
 from distill.privacy import PrivacyCard, privacy_card
 
 FORMAT = "flwr-distill/virtual-data/1"
@@ -26,11 +27,12 @@ _MAX_LABEL = torch.iinfo(torch.int16).max
 MOST_BITS = 8
 _LARGEST_HEADER = 2**16
 _LONGEST_NAME = 200
-_TENSORS = {"pixels", "labels", "soft_labels"}
+_TENSORS = {"pixels": ("U8", 1), "labels": ("I16", 2), "soft_labels": ("F32", 4)}
+"""Types of the tensors, as safetensors calls them, and bytes of a number."""
 _ABOUT = {"format", "scale", "offset", "method", "steps", "seed", "init", "card", "formation"}
 """Whatever else there is, nobody reads: it would be a way out of a node."""
 _LARGEST = 2**30
-"""Bytes of virtual data of which nothing was said before."""
+"""Most bytes of virtual data, unpacked, where nothing smaller is known."""
 _CHUNK = 2**20
 T = TypeVar("T")
 
@@ -68,6 +70,58 @@ class Bounds:
     def unpacked_bytes(self) -> int:
         """Most bytes of such data, unpacked: pixels, labels, soft labels and header."""
         return self.images * (math.prod(self.shape) + 2 + 4 * self.num_classes) + _LARGEST_HEADER
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What virtual data say of themselves, and which classes they show: all but the images."""
+
+    method: str
+    init: str
+    num_images: int
+    labels: frozenset[int]
+
+    @classmethod
+    def of(cls, data: bytes, most: int = _LARGEST) -> Self:
+        """Read the output of `VirtualData.to_bytes` in a few MB of memory, however large it is.
+
+        All of `data` is checked but the soft labels' numbers, which any reader checks: nothing
+        that has no place in virtual data passes.
+
+        Parameters
+        ----------
+        most : int (default: 2**30)
+            Bytes that they may have unpacked.
+
+        Raises
+        ------
+        VirtualDataError
+            If `data` is truncated or malformed, or larger.
+        """
+        content = _Stream(unpacked_parts(data, most))
+        size = content.read(8)
+        text = content.read(min(int.from_bytes(size, "little"), _LARGEST_HEADER))
+        try:
+            header = _header(size + text)
+            about = _about(header)
+            spans = _spans(header)
+        except (LookupError, TypeError, ValueError, RecursionError) as error:
+            raise VirtualDataError(f"not virtual data ({len(data)} bytes): {error!r}") from error
+        written = json.dumps(header, separators=(",", ":")).encode()
+        plain = text == written.ljust(-(-len(written) // 8) * 8)
+        require(plain, "the header is not as safetensors writes it")
+        made = _Making.of(header, about)
+        n, *shape = header["pixels"]["shape"]
+        _require_formation(made.formation, shape)
+        shown = np.zeros(_MAX_LABEL + 1, bool)
+        for name, num_bytes in spans:
+            for part in content.parts(num_bytes):
+                if name == "labels":
+                    labels = np.frombuffer(part, "<i2")
+                    require(labels.min() >= 0, f"labels must lie in [0, {_MAX_LABEL}]")
+                    shown[labels] = True
+        content.end()
+        return cls(made.method, made.init, n, frozenset(shown.nonzero()[0].tolist()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,11 +176,7 @@ class VirtualData:
             f"images must have a shape (n, C, H, W) without zeros, got {tuple(self.images.shape)}",
         )
         _require_finite_float32("images", self.images)
-        most = largest_formation(self.images.shape)
-        require(
-            1 <= self.formation <= most,
-            f"formation must be from 1 to {most}, got {self.formation!r:.20}",
-        )
+        _require_formation(self.formation, self.images.shape)
         require(
             self.labels.shape == (n,) and self.labels.dtype == torch.int64,
             f"labels must be int64 of shape ({n},) to match the images, "
@@ -302,15 +352,20 @@ class VirtualData:
         return virtual
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "VirtualData":
-        """Read the output of `to_bytes`, of at most 1 GB; all of `data` is checked.
+    def from_bytes(cls, data: bytes, most: int = _LARGEST) -> "VirtualData":
+        """Read the output of `to_bytes`; all of `data` is checked.
+
+        Parameters
+        ----------
+        most : int (default: 2**30)
+            Bytes that they may have unpacked; decoded, they take four times as many.
 
         Raises
         ------
         VirtualDataError
-            If `data` is truncated or malformed in any way.
+            If `data` is truncated or malformed in any way, or larger.
         """
-        return cls.from_safetensors(unpacked(data, _LARGEST))
+        return cls.from_safetensors(unpacked(data, most))
 
     @classmethod
     def from_safetensors(cls, data: bytes) -> "VirtualData":
@@ -329,15 +384,44 @@ class VirtualData:
             soft_labels = tensors.get("soft_labels")
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise VirtualDataError(f"not virtual data ({len(data)} bytes): {error!r}") from error
+        made = _Making.of(header, about)
+        require(pixels.dtype == torch.uint8, f"pixels must be uint8, got {pixels.dtype}")
+        require(labels.dtype == torch.int16, f"labels must be int16, got {labels.dtype}")
+        return cls(
+            images=_decoded(pixels, made.scale, made.offset),
+            labels=labels.long(),
+            method=made.method,
+            steps=made.steps,
+            seed=made.seed,
+            init=made.init,
+            soft_labels=soft_labels,
+            card=made.card,
+            formation=made.formation,
+        )
+
+
+@dataclass(frozen=True)
+class _Making:
+    """How virtual data were made, as their header says; all of it is checked."""
+
+    scale: float
+    offset: float
+    method: str
+    steps: int
+    seed: int
+    init: str
+    card: PrivacyCard | None
+    formation: int
+
+    @classmethod
+    def of(cls, header: dict[str, Any], about: dict[str, Any]) -> Self:
         version = about.get("format")
         require(version == FORMAT, f"format must be {FORMAT!r}, found {version!r:.50}")
-        odd = [*(tensors.keys() - _TENSORS), *(about.keys() - _ABOUT)]
+        odd = [*(header.keys() - _TENSORS.keys() - {"__metadata__"}), *(about.keys() - _ABOUT)]
         odd += header["__metadata__"].keys() - {"about"}
         require(not odd, f"{odd[:1]!r:.50} has no place in virtual data")
         canonical = json.dumps(about) == header["__metadata__"]["about"]
         require(canonical, "the record of how it was made is not as it is written")
-        require(pixels.dtype == torch.uint8, f"pixels must be uint8, got {pixels.dtype}")
-        require(labels.dtype == torch.int16, f"labels must be int16, got {labels.dtype}")
         scale, offset = _field(about, "scale", float), _field(about, "offset", float)
         card = about.get("card")
         require(
@@ -345,16 +429,72 @@ class VirtualData:
             f"scale must be finite and >= 0, offset finite; got {scale} and {offset}",
         )
         return cls(
-            images=_decoded(pixels, scale, offset),
-            labels=labels.long(),
+            scale=scale,
+            offset=offset,
             method=_name(about, "method"),
             steps=_integer(about, "steps"),
             seed=_integer(about, "seed"),
             init=_name(about, "init"),
-            soft_labels=soft_labels,
             card=None if card is None else PrivacyCard.from_dict(card),
             formation=_formation(about),
         )
+
+
+class _Stream:
+    """Reads parts of any size as bytes of the sizes that are asked for."""
+
+    def __init__(self, parts: Iterator[bytes]) -> None:
+        self._parts = parts
+        self._rest = b""
+
+    def read(self, size: int) -> bytes:
+        """Exactly so many bytes."""
+        found = [self._rest]
+        missing = size - len(self._rest)
+        while missing > 0:
+            part = next(self._parts, b"")
+            require(bool(part), "virtual data that end too early")
+            found.append(part)
+            missing -= len(part)
+        content = b"".join(found)
+        self._rest = content[size:]
+        return content[:size]
+
+    def parts(self, size: int) -> Iterator[bytes]:
+        """So many bytes in parts of an even size."""
+        for begin in range(0, size, _CHUNK):
+            yield self.read(min(_CHUNK, size - begin))
+
+    def end(self) -> None:
+        """Check that all was read, to the last part."""
+        require(not self._rest and not any(self._parts), "virtual data that end too late")
+
+
+def _spans(header: dict[str, Any]) -> list[tuple[str, int]]:
+    """Names of the tensors and their bytes, in their order, which cover all after the header."""
+    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    if missing := {"pixels", "labels"} - tensors.keys():
+        raise KeyError(min(missing))
+    n, *shape = tensors["pixels"]["shape"]
+    columns = tensors.get("soft_labels", {"shape": [n, 1]})["shape"][-1]
+    shapes = {"pixels": [n, *shape], "labels": [n], "soft_labels": [n, columns]}
+    if len(shape) != 3 or not all(type(d) is int and d > 0 for d in (n, *shape, columns)):
+        raise ValueError("images must have a shape (n, C, H, W) without zeros")
+    spans, begin = [], 0
+    for name, entry in sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]):
+        dtype, num_bytes = _TENSORS[name]
+        size = num_bytes * math.prod(shapes[name])
+        offsets = [begin, begin + size]
+        if entry != {"dtype": dtype, "shape": shapes[name], "data_offsets": offsets}:
+            raise ValueError(f"{name} is not a tensor {dtype} of shape {shapes[name]}")
+        spans.append((name, size))
+        begin += size
+    return spans
+
+
+def _require_formation(formation: int, shape: Sequence[int]) -> None:
+    most = largest_formation(shape)
+    require(1 <= formation <= most, f"formation must be from 1 to {most}, got {formation!r:.20}")
 
 
 def _require_finite_float32(name: str, tensor: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from logging import WARNING
@@ -24,6 +25,7 @@ from task.settings import Block, SettingsError
 
 B = TypeVar("B", bound=Block)
 _RENEW_WITHIN = 7.0
+_HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f.:]+(%\w+)?\]|[A-Za-z0-9._-]+):[0-9]{1,5}", re.ASCII)
 
 
 class Endpoint(Protocol):
@@ -137,8 +139,11 @@ def _check_address(session: Endpoint, route: Route, credentials: Credentials | N
     """Raise `LinkError` unless a route's address is one that this node may connect to.
 
     Else a lying server could have it try services of its own machine and network: an address must
-    be signed by the receiver, and may be of this machine only if this node's own is, too.
+    be signed by the receiver, and may be of this machine only if this node's own is, too. gRPC also
+    takes addresses with a scheme, which could be of this machine in other words.
     """
+    if not _HOST_AND_PORT.fullmatch(route.address):
+        raise LinkError(f"{route.address!r:.60} is no address as HOST:PORT")
     if is_local(route.address) and not is_local(str(session.node_config.get("peer-address", ""))):
         raise LinkError(
             f"{route.address:.60} is an address of this machine or its link, and this node's "

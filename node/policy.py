@@ -44,6 +44,14 @@ def _is_ed25519(key: str) -> str:
 
 
 PublicKey = Annotated[str, AfterValidator(_is_ed25519)]
+
+
+def _named(value: object) -> object:
+    return str(value) if type(value) is int else value
+
+
+ClassName = Annotated[str, BeforeValidator(_named), Field(pattern="^[^,]+$", max_length=200)]
+"""A class folder's name, or a label."""
 AbsolutePath = Annotated[str, Field(pattern="^/")]
 
 
@@ -83,7 +91,10 @@ class Policy(Block):
         What its virtual data may start from: ``noise``, ``class-stats``, ``pixel-stats``, ``real``.
     fewest_of_a_class : int (default: 1)
         Samples that a class must have for the node to use it at all. Virtual data must not show
-        more classes than have as many in the node's ``data``.
+        more classes than have as many in the node's ``data``. Not counted with `classes`.
+    classes : list of str, optional (default: any)
+        Classes of its data that the node uses, by folder name or label. A node that promises
+        differential privacy needs them in place of a count, which a single sample would change.
     least_noise : float (default: 0.0)
         Least noise multiplier of training (``train.dp-noise``). Above 0, differential privacy must
         cover all that leaves: by this noise, or by an epsilon of the strategy's own
@@ -133,6 +144,7 @@ class Policy(Block):
     raw_data: Literal["never", "ask", "allowed"] = "never"
     starts: Annotated[list[Name] | None, _OrAny] = Field(default_factory=lambda: [*_NOT_REAL])
     fewest_of_a_class: Count = 1
+    classes: Annotated[Annotated[list[ClassName], Field(min_length=1)] | None, _OrAny] = None
     least_noise: Annotated[float, Field(ge=0)] = 0.0
     most_delta: Annotated[float, Field(gt=0, le=1)] = 1.0
     most_epsilon: Annotated[Annotated[float, Field(gt=0)] | None, _OrAny] = None
@@ -199,6 +211,16 @@ class Policy(Block):
         if hours is not None:
             _times(hours)
         return hours
+
+    @property
+    def counts_classes(self) -> bool:
+        """Whether how many samples a class has decides if the node uses it."""
+        return self.classes is None and self.fewest_of_a_class > 1
+
+    @property
+    def promises_privacy(self) -> bool:
+        """Whether something may leave under differential privacy only."""
+        return self.least_noise > 0 or self.evaluation_epsilon is not None
 
     def works_at(self, time: datetime.time) -> bool:
         """Whether the node works at a time of day."""
@@ -291,9 +313,7 @@ def in_words(policy: Policy) -> list[str]:
             "allowed": "Sends its samples as they are, if a run asks for them.",
         }[p.raw_data],
         f"Starts virtual data from {_any_of(p.starts, 'anything, real images too')}.",
-        "Uses classes of any size."
-        if p.fewest_of_a_class == 1
-        else f"Leaves out its classes of fewer than {p.fewest_of_a_class:,} samples.",
+        _classes_in_words(p),
         private if p.least_noise else "Trains without differential privacy, unless a run asks.",
         "Counts no epsilon over runs."
         if p.most_epsilon is None
@@ -318,6 +338,15 @@ def in_words(policy: Policy) -> list[str]:
             "required": f"Boxes the app in, or does not start: {box}",
         }[p.sandbox],
     ]
+
+
+def _classes_in_words(p: Policy) -> str:
+    if p.classes is not None:
+        return f"Uses its classes {', '.join(p.classes)}, and no other."
+    if p.fewest_of_a_class == 1:
+        return "Uses classes of any size."
+    needs = ", which its owner must name (classes)" if p.promises_privacy else ""
+    return f"Uses only classes of {p.fewest_of_a_class:,} samples or more{needs}."
 
 
 def _evaluation_in_words(p: Policy) -> str:

@@ -6,7 +6,7 @@ refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from links.records import VIRTUAL_DATA, Parcel
+from links.records import LARGEST_PARCEL, VIRTUAL_DATA, Parcel
 from node.asked import Asked, Form, Refusal, forms_of
 from node.listed import EXACT
 from node.listed import METRICS as METRIC_ROWS
@@ -69,7 +69,7 @@ def judge_reply(
     reply: RecordDict,
     opened: Mapping[str, bytes],
     own: OwnWords,
-    large_classes: Callable[[], int] | None = None,
+    most_classes: Callable[[], int] | None = None,
 ) -> Refusal | None:
     """Why a policy refuses to let a reply leave; None if it does not.
 
@@ -82,8 +82,8 @@ def judge_reply(
         Payloads of its parcels, by the name of the record; one that is missing does not open.
     own : OwnWords
         The node's.
-    large_classes : callable, optional (default: None)
-        Counts the classes that virtual data may show; None for any number.
+    most_classes : callable, optional (default: None)
+        How many classes virtual data may show; None for any number.
     """
     if policy.replies == "declared":
         try:
@@ -95,7 +95,7 @@ def judge_reply(
         except ValueError as error:
             reason = f"the app's reply is not what strategy = {asked.strategy!r} declares"
             return Refusal("replies", f"{reason} (the node's log says more)", str(error))
-    if policy.raw_data == "allowed" and policy.starts is None and large_classes is None:
+    if policy.raw_data == "allowed" and policy.starts is None and most_classes is None:
         return None
     for name in parcels_of(reply):
         relayed = reply.config_records[name].get("link") != "direct"
@@ -103,8 +103,8 @@ def judge_reply(
             reason = f"{name} is not sealed for the node that the route names, and cannot be judged"
             return Refusal("replies", reason)
     refusals = (
-        _judge_virtual_data(policy, payload, large_classes)
-        for payload in virtual_data(asked, reply, opened)
+        _judge_virtual_data(policy, payload, most, most_classes)
+        for payload, most in _bounded_virtual_data(asked, reply, opened)
     )
     return next((refusal for refusal in refusals if refusal), None)
 
@@ -134,9 +134,19 @@ def purpose_of(asked: Asked, parcel: str) -> object:
 
 def virtual_data(asked: Asked, reply: RecordDict, opened: Mapping[str, bytes]) -> list[bytes]:
     """Virtual data in a reply: in parcels for other nodes, or for the server in a record."""
-    payloads = [p for name, p in opened.items() if purpose_of(asked, name) == VIRTUAL_DATA]
-    plain = reply.config_records.get(VIRTUAL_DATA, ConfigRecord()).values()
-    return payloads + [value for value in plain if isinstance(value, bytes)]
+    return [payload for payload, _ in _bounded_virtual_data(asked, reply, opened)]
+
+
+def _bounded_virtual_data(
+    asked: Asked, reply: RecordDict, opened: Mapping[str, bytes]
+) -> Iterator[tuple[bytes, int]]:
+    """Virtual data in a reply, and the most bytes of each: what the route says, or any parcel's."""
+    for name, payload in opened.items():
+        if purpose_of(asked, name) == VIRTUAL_DATA:
+            yield payload, int(route_of(asked, name).get("largest", LARGEST_PARCEL))
+    for value in reply.config_records.get(VIRTUAL_DATA, ConfigRecord()).values():
+        if isinstance(value, bytes):
+            yield value, LARGEST_PARCEL
 
 
 def claimed_epsilon(reply: RecordDict) -> float | None:
@@ -252,26 +262,27 @@ def _check_model(name: str, payload: bytes, model: Mapping[str, Form]) -> None:
 
 
 def _judge_virtual_data(
-    policy: Policy, payload: bytes, large_classes: Callable[[], int] | None
+    policy: Policy, payload: bytes, most: int, most_classes: Callable[[], int] | None
 ) -> Refusal | None:
     from distill.errors import VirtualDataError  # here: imports torch
-    from distill.virtual_data import VirtualData
+    from distill.virtual_data import Overview
 
     try:
-        virtual = VirtualData.from_bytes(payload)
+        virtual = Overview.of(payload, most)
     except VirtualDataError as error:
         return Refusal("replies", "the virtual data in the app's reply are none", str(error))
     if policy.raw_data != "allowed" and virtual.method == "raw":
-        reason = f"{policy.raw_data}, and the reply holds {len(virtual)} samples as they are"
+        reason = f"{policy.raw_data}, and the reply holds {virtual.num_images} samples as they are"
         return Refusal("raw-data", reason)
     if policy.starts is not None and virtual.method != "raw" and virtual.init not in policy.starts:
         allowed = ", ".join(policy.starts)
         reason = f"{allowed}, and the virtual data in the reply start from something else"
         return Refusal("starts", reason, virtual.init)
-    shown = len(set(virtual.labels.tolist()))
-    if large_classes is not None and shown > (most := large_classes()):
-        reason = f"{shown} classes in the virtual data, and {most} with as many samples"
-        return Refusal("fewest-of-a-class", f"{policy.fewest_of_a_class:,}: {reason}")
+    shown = len(virtual.labels)
+    if most_classes is not None and shown > (allowed_classes := most_classes()):
+        rule = "fewest-of-a-class" if policy.classes is None else "classes"
+        reason = f"{shown} classes in the virtual data, and {allowed_classes} that the node uses"
+        return Refusal(rule, reason)
     return None
 
 

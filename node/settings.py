@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from links.loopback import is_loopback
 from links.records import NodeName
 from node.policy import STANDARD, Policy, read_policy
-from protocol.messages import EDGE, FEWEST_OF_A_CLASS, FILE, HOLDOUT, HOLDOUT_SECRET
+from protocol.messages import CLASSES, EDGE, FEWEST_OF_A_CLASS, FILE, HOLDOUT, HOLDOUT_SECRET
 from task.auxiliary_names import OWN_FILE
 
 NodeConfigValue = bool | int | float | str
@@ -28,6 +28,7 @@ FLOWER_HOME = "flower"
 """Folder in the state directory that is ``FLWR_HOME`` for a node's processes."""
 
 _OWN_KEYS = {
+    CLASSES,
     FEWEST_OF_A_CLASS,
     HOLDOUT,
     HOLDOUT_SECRET,
@@ -186,12 +187,8 @@ class NodeSettings(BaseModel):
                     raise ValueError(
                         f"{name.replace('_', '-')}={value}: an edge has none, its nodes below have"
                     )
-        fewest = self.policy.fewest_of_a_class
-        if fewest > 1 and self.data is None and self.edge is None:
-            raise ValueError(
-                f"policy: fewest-of-a-class = {fewest} needs data, which the node can count "
-                "(give data, or set it to 1)"
-            )
+        if self.edge is None:
+            self._check_classes()
         if self.insecure and self.root_certificates is not None:
             raise ValueError("insecure and root-certificates exclude each other: drop one")
         if self.insecure and self.auth_key is not None:
@@ -214,6 +211,23 @@ class NodeSettings(BaseModel):
             raise ValueError(f"node-config: {min(options)} is an option of its own, use that")
         return self
 
+    def _check_classes(self) -> None:
+        """Check that the node can keep its policy's rule on classes."""
+        policy = self.policy
+        fewest = f"policy: fewest-of-a-class = {policy.fewest_of_a_class}"
+        if policy.classes is not None and self.data is None:
+            raise ValueError("policy: classes needs data, in which they are (give data)")
+        if policy.counts_classes and self.data is None:
+            raise ValueError(
+                f"{fewest} needs data, which the node can count (give data, or set it to 1)"
+            )
+        if policy.counts_classes and policy.promises_privacy:
+            raise ValueError(
+                f"{fewest}, and one sample less would take a class away, which differential "
+                "privacy must hide (name in the policy's file the classes that have enough, as in "
+                "`classes: [cat, dog]`; flwr-distill data check shows how many)"
+            )
+
     @property
     def _data_root(self) -> str:
         """Folder of named data sets, where a run's own ``data-root`` may not count."""
@@ -228,6 +242,7 @@ class NodeSettings(BaseModel):
     @property
     def app_config(self) -> dict[str, NodeConfigValue]:
         """The node config that apps see in ``context.node_config``."""
+        policy = self.policy
         values: dict[str, NodeConfigValue | Path | None] = {
             "name": self.name,
             "device": self.device,
@@ -244,9 +259,10 @@ class NodeSettings(BaseModel):
             "peer-revocations": self.peer_revocations,
             "peer-names": self.peer_names,
             EDGE: self.edge,
-            FEWEST_OF_A_CLASS: fewest if (fewest := self.policy.fewest_of_a_class) > 1 else None,
-            HOLDOUT: self.policy.holdout,
-            DATA_ROOT: self._data_root if self.policy.settings == "listed" else None,
+            FEWEST_OF_A_CLASS: policy.fewest_of_a_class if policy.counts_classes else None,
+            CLASSES: None if policy.classes is None else ",".join(policy.classes),
+            HOLDOUT: policy.holdout,
+            DATA_ROOT: self._data_root if policy.settings == "listed" else None,
             **{f"{FILE}@{name}": path for name, path in self.files.items()},
         }
         config = {

@@ -57,6 +57,7 @@ from node.stock import (
     supernode_command,
 )
 from protocol.messages import HOLDOUT, HOLDOUT_SECRET
+from task.words import counted
 
 MAILBOX_ENVIRONMENT = {"GRPC_VERBOSITY": "info"}
 """Makes gRPC log refused TLS handshakes, which Flower silences."""
@@ -146,7 +147,7 @@ class Node:
         _log_policy(settings.policy)
         if settings.data is not None and settings.data.is_dir():
             threading.Thread(
-                target=_log_data, args=[settings.data], name="data", daemon=True
+                target=_log_data, args=[settings.data, settings.policy], name="data", daemon=True
             ).start()
         if settings.metrics_port is not None:
             from node.metrics import serve_metrics  # imports Prometheus
@@ -376,16 +377,24 @@ def _log_policy(policy: Policy) -> None:
         print(f"Policy: {line}", file=sys.stderr, flush=True)
 
 
-def _log_data(folder: Path) -> None:
+def _log_data(folder: Path, policy: Policy) -> None:
     """Log what a folder of images holds, for those who start the node; it never ends the node."""
     from task.errors import DatasetError  # here: imports Pillow
     from task.survey import survey_class_folders
 
     try:
-        line = survey_class_folders(folder).in_a_line()
+        found = survey_class_folders(folder)
+        lines = [found.in_a_line()]
+        for name in policy.classes or ():
+            if (count := found.counts.get(name, 0)) < policy.fewest_of_a_class:
+                lines.append(
+                    f"class {name} has {counted(count, 'sample')}, and fewest-of-a-class is "
+                    f"{policy.fewest_of_a_class}: take it out of the policy's classes"
+                )
     except DatasetError as error:
-        line = str(error)
-    print(f"flwr-distill node: data={folder}: {line}", file=sys.stderr, flush=True)
+        lines = [str(error)]
+    for line in lines:
+        print(f"flwr-distill node: data={folder}: {line}", file=sys.stderr, flush=True)
 
 
 def _raise_stop_signal(number: int, frame: FrameType | None) -> None:

@@ -53,6 +53,9 @@ message."""
 FEWEST_OF_A_CLASS = "fewest-of-a-class"
 """Key of the node config: samples that a class must have for the app to use it."""
 
+CLASSES = "classes"
+"""Key of the node config: the classes that the app uses, with commas between their names."""
+
 HOLDOUT = "holdout"
 HOLDOUT_SECRET = "holdout-secret"
 """Keys of the node config: share of its samples that a node holds out whatever runs say, and the

@@ -166,8 +166,10 @@ class Guard:
             self._found = state, DataSet.at(path)
         return self._found[1]
 
-    def _large_classes(self) -> int:
-        """Classes of the node's data that are large enough to be used."""
+    def _most_classes(self) -> int:
+        """Classes that virtual data may show: those that the owner names, else the large ones."""
+        if self._policy.classes is not None:
+            return len(set(self._policy.classes))
         return sum(count >= self._policy.fewest_of_a_class for count in self._counts)
 
     def _num_samples(self, asked: Asked) -> int | None:
@@ -392,7 +394,7 @@ class Guard:
             content,
             opened,
             self._own_words(pending.message, asked),
-            None if policy.fewest_of_a_class == 1 else self._large_classes,
+            self._most_classes if policy.classes or policy.counts_classes else None,
         ) or judge_evaluation(policy, asked, content, self._num_samples(asked))
         if refusal is not None:
             return refusal
@@ -459,6 +461,7 @@ class Guard:
                 if credentials is not None:
                     credentials.check_peer(route, message.metadata.run_id, route.receiver)
                 parcel = Parcel.checked(content.config_records[name], name)
+                route.check_size(len(parcel.payload))
                 opened[name] = self._unsealed(message, route, parcel.payload)
             except (LinkError, SettingsError):
                 continue

@@ -1,7 +1,7 @@
 """Datasets by name, a node's own data, and auxiliary images."""
 
 from task.datasets.auxiliary import auxiliary_images
-from task.datasets.private import load_private_data
+from task.datasets.private import labels_of, load_private_data
 from task.datasets.registry import load_dataset
 from task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples, Samples
 
@@ -12,6 +12,7 @@ __all__ = [
     "RawSamples",
     "Samples",
     "auxiliary_images",
+    "labels_of",
     "load_dataset",
     "load_private_data",
 ]

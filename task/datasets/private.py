@@ -52,6 +52,22 @@ def load_private_data(path: str | Path, spec: DataSpec, classes: Sequence[str] =
     )
 
 
+def labels_of(
+    path: str | Path, names: Sequence[str], spec: DataSpec, classes: Sequence[str] = ()
+) -> list[int]:
+    """Labels of the classes with these names: of class folders, or in a file the labels themselves.
+
+    Names of classes that are not there have none. For other parameters and errors see
+    :func:`load_private_data`.
+    """
+    root = Path(path)
+    if not root.is_dir():
+        return [int(name) for name in names if name.isdecimal()]
+    folders = class_folders(root)
+    labels = _folder_labels(root, folders, spec, classes)
+    return [label for label, folder in zip(labels, folders, strict=True) if folder.name in names]
+
+
 def _read_class_folders(root: Path, spec: DataSpec, classes: Sequence[str]) -> RawSamples:
     folders = class_folders(root)
     labels, images, skipped = [], [], beside_class_folders(root)

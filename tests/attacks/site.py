@@ -45,13 +45,18 @@ def images(number: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 class Site:
-    """A node with a policy and `number` images; a hostile server asks it what it likes."""
+    """A node with a policy and `number` images; a hostile server asks it what it likes.
+
+    Its owner names all ten classes where the policy needs a list of them.
+    """
 
     def __init__(self, folder: Path, policy: Policy, number: int = 300, **more: Any) -> None:
         folder.mkdir(exist_ok=True)
         self.file = folder / "images.npz"
         self.images, self.labels = images(number)
         np.savez(self.file, images=self.images[:, 0], labels=self.labels)
+        if policy.counts_classes and policy.promises_privacy:
+            policy = policy.model_copy(update={"classes": [str(label) for label in range(10)]})
         state = folder / "state"
         settings = NodeSettings(policy=policy, data=self.file, state_dir=state, **more)
         self.node_config = app_config(settings)

@@ -146,6 +146,20 @@ def test_the_page_is_whole_in_itself_and_shows_the_virtual_images_that_left(fold
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
 
 
+def test_the_page_decodes_no_virtual_images_beyond_a_bound(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some KB that an app had sent took gigabytes of memory."""
+    monkeypatch.setattr("cli.outbox_page.MOST_BYTES", 2**10, raising=False)
+    outbox = Outbox(folder)
+    images = torch.zeros(4, 1, 32, 32)
+    name = outbox.keep(VirtualData(images, torch.arange(4), "dm", 1, 0, "noise").to_bytes())
+    outbox.append(NOON, 4, **{**LINE, "virtual": [name]})
+    file = folder.parent / "page.html"
+    assert show(folder, "--html", str(file)).exit_code == 0
+    assert '<img class="sheet"' not in file.read_text()
+
+
 def test_the_page_says_of_virtual_features_that_they_are_no_images(folder: Path) -> None:
     vectors = torch.rand(4, 1280, 1, 1, generator=torch.Generator().manual_seed(0))
     outbox = Outbox(folder)

@@ -1,8 +1,10 @@
 """A node in a run: which data it trains on, and what its draws depend on."""
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from PIL import Image
 
 from client.session import Session
 from client.training import epoch_batches
@@ -121,5 +123,25 @@ def test_classes_of_fewer_samples_than_the_nodes_owner_demands_are_left_out(tmp_
     assert int((sizes < fewest).sum()) > 0
     assert (sizes[labels({"fewest-of-a-class": fewest}).unique()] >= fewest).all()
     assert len(labels({"fewest-of-a-class": fewest})) == int(sizes[sizes >= fewest].sum())
-    with pytest.raises(SettingsError, match=f"fewest-of-a-class = {fewest + 1}, and its largest"):
+    with pytest.raises(SettingsError, match=f"fewest-of-a-class = {fewest + 1}, and none of its"):
         labels({"fewest-of-a-class": fewest + 1})
+
+
+def test_a_node_uses_the_classes_that_its_owner_names_however_many_samples_they_have(tmp_path):
+    def labels(data, **run_config):
+        node = {"data": str(data), "state-dir": str(tmp_path), "classes": "cat,7"}
+        config = {"dataset": "private", "private.shape": "1x4x4", "train.holdout": 0.0}
+        config |= {f"private.{key}": value for key, value in run_config.items()}
+        context = Context(1, 5, node, RecordDict(), config)
+        return Session.of(context).data.train.labels.tolist()
+
+    grey = np.zeros((3, 4, 4), np.uint8)
+    np.savez(tmp_path / "own.npz", images=grey, labels=[7, 3, 3])
+    assert labels(tmp_path / "own.npz") == [7]
+    for name in ("cat", "dog", "7"):
+        (tmp_path / "folder" / name).mkdir(parents=True)
+        Image.fromarray(grey[0]).save(tmp_path / "folder" / name / "a.png")
+    assert sorted(labels(tmp_path / "folder", classes="dog,cat,7,3")) == [1, 2]
+    np.savez(tmp_path / "other.npz", images=grey, labels=[1, 3, 3])
+    with pytest.raises(SettingsError, match="classes = cat,7"):
+        labels(tmp_path / "other.npz")

@@ -18,7 +18,7 @@ from torch import Tensor
 from distill import VirtualData, VirtualDataError, virtual_data
 from distill.packing import most_packed, packed, unpacked
 from distill.privacy import privacy_card
-from distill.virtual_data import FORMAT, Bounds, _check_announced
+from distill.virtual_data import FORMAT, Bounds, Overview, _check_announced
 
 
 def virtual(images: Tensor, labels: Tensor, soft_labels: Tensor | None = None) -> VirtualData:
@@ -312,10 +312,51 @@ def test_a_bomb_is_not_unpacked_beyond_its_bounds() -> None:
     assert peak < 2**22
 
 
+@pytest.mark.parametrize("soft", [False, True])
+def test_an_overview_says_what_the_data_say(soft: bool) -> None:
+    sent = example(4, soft)
+    found = Overview.of(sent.to_bytes())
+    assert found == Overview("dm", "noise", 4, frozenset({0, 1, 2, 3}))
+    with pytest.raises(VirtualDataError, match="of more than 100 bytes"):
+        Overview.of(sent.to_bytes(), 100)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"labels": torch.tensor([0, 1, 2, -1], dtype=torch.int16)},
+        {"labels": torch.zeros(4)},
+        {"labels": torch.zeros(3, dtype=torch.int16)},
+        {"pixels": torch.zeros(4, 3, 5, 4)},
+        {"pixels": torch.zeros(4, 0, 5, 4, dtype=torch.uint8)},
+        {"samples": torch.zeros(9)},
+        {"soft_labels": torch.zeros(3, 2)},
+    ],
+)
+def test_an_overview_refuses_what_is_no_virtual_data(tensors: dict[str, Tensor]) -> None:
+    with pytest.raises(VirtualDataError):
+        Overview.of(packed(tampered(tensors)))
+
+
+def test_an_overview_takes_no_header_in_which_something_hides() -> None:
+    content = example().to_safetensors()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    for text in (json.dumps(header), json.dumps({**header, "more": {}}), "{" + " " * size + "}"):
+        odd = text.encode().ljust(-(-len(text) // 8) * 8)
+        with pytest.raises(VirtualDataError):
+            Overview.of(packed(len(odd).to_bytes(8, "little") + odd + content[8 + size :]))
+    for more in (b"", b"\0"):
+        with pytest.raises(VirtualDataError, match=r"too (early|late)"):
+            Overview.of(packed(content[:-1] + 2 * more))
+
+
 @pytest.mark.parametrize("more", [b"\0", bytes(100)])
 def test_bytes_after_the_end_are_refused(more: bytes) -> None:
     with pytest.raises(VirtualDataError, match="too early or too late"):
         VirtualData.received(example().to_bytes() + more, BOUNDS)
+    with pytest.raises(VirtualDataError, match="too late"):
+        Overview.of(example().to_bytes() + more)
 
 
 @given(content=st.binary(max_size=300), zeros=st.integers(0, 3000))

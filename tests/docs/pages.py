@@ -71,6 +71,11 @@ def files(page):
     return found
 
 
+def spans(page, kind):
+    """First line of each block of a kind, counted from 0, and the one after its last."""
+    return [tuple(token.map) for token in _tokens(page) if token.type == kind]
+
+
 def _tokens(page):
     return MarkdownIt("commonmark").enable("table").parse(page.read_text(encoding="utf-8"))
 

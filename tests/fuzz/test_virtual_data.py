@@ -11,7 +11,7 @@ from distill import VirtualData, VirtualDataError
 from distill.formation import LARGEST
 from distill.packing import packed
 from distill.privacy import privacy_card
-from distill.virtual_data import FORMAT, LARGEST_VALUE, Bounds
+from distill.virtual_data import FORMAT, LARGEST_VALUE, Bounds, Overview
 
 from .conftest import FUZZ, JSON, damaged
 
@@ -38,9 +38,16 @@ BOUNDS = Bounds(SHAPE, CLASSES, images=5, of_a_class=5, formation=LARGEST)
 def check(data):
     """Whether these are virtual data that fit."""
     try:
+        found = Overview.of(data)
+    except VirtualDataError:
+        found = None
+    try:
         virtual = VirtualData.received(data, BOUNDS)
     except VirtualDataError:
         return False
+    if found is not None:  # it refuses some ways to write a header, which nodes do not write
+        assert found.labels == set(virtual.labels.tolist())
+        assert (found.method, found.init) == (virtual.method, virtual.init)
     assert virtual.images.shape == (len(virtual), *SHAPE)
     assert float(virtual.images.abs().max()) <= LARGEST_VALUE
     assert 0 <= int(virtual.labels.min()) <= int(virtual.labels.max()) < CLASSES
@@ -95,6 +102,7 @@ def with_tensors(about, **others):
 
 def test_whole_ones_are_taken_and_those_of_too_few_or_other_labels_are_not():
     assert check(VALID.to_bytes())
+    assert Overview.of(VALID.to_bytes()).num_images == len(VALID)
     assert check(with_tensors(ABOUT))
     assert check(with_tensors(ABOUT, labels=torch.full((5,), CLASSES - 1, dtype=torch.int16)))
     assert not check(with_tensors(ABOUT, labels=torch.full((5,), CLASSES, dtype=torch.int16)))

@@ -1,6 +1,7 @@
 """A server that makes addresses up, so that nodes try services of their own networks."""
 
 import socket
+import time
 
 import pytest
 from flwr.app import ConfigRecord
@@ -35,6 +36,26 @@ def test_a_node_connects_to_no_address_that_a_server_made_up(
             send(sender, forged, b"a model")
         parcel = send(sender, ConfigRecord({**forged, "link": "auto"}), b"a model")
         assert parcel["link"] == "relay"
+        with pytest.raises(TimeoutError):
+            service.accept()
+
+
+@pytest.mark.parametrize(
+    "scheme", ["ipv4:127.0.0.1", "dns:127.0.0.1", "dns:///127.0.0.1", "unix:a"]
+)
+def test_no_certified_node_sends_another_to_its_own_machine_by_a_scheme(
+    party, links_of, authority, scheme
+):
+    """gRPC takes more than HOST:PORT, and whoever has a certificate can sign that."""
+    with socket.create_server(("127.0.0.1", 0)) as service:
+        service.settimeout(0.5)
+        own = f"{scheme}:{service.getsockname()[1]}"
+        sender = party(SENDER, **authority.issue("ward-1"), **{"peer-address": "10.0.0.1:9"})
+        receiver = party(RECEIVER, **authority.issue("ward-2"), **{"peer-address": own})
+        route = links_of(sender, receiver).route(SENDER, RECEIVER, "models")
+        direct = ConfigRecord({**route, "link": "direct"})
+        with pytest.raises(LinkError, match="HOST:PORT"):
+            send(sender, direct, b"a model", deadline=time.monotonic() + 2)
         with pytest.raises(TimeoutError):
             service.accept()
 

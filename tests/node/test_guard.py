@@ -3,6 +3,7 @@
 import datetime
 import hashlib
 import json
+import tracemalloc
 import zipfile
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import (
@@ -40,9 +42,11 @@ from flwr.supercore.run import Run
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.nodestate import NodeStateFactory
 from safetensors.numpy import save
+from safetensors.torch import save as save_tensors
 from typer.testing import CliRunner
 
 from cli.main import app
+from distill.packing import packed, unpacked
 from distill.virtual_data import VirtualData
 from links.errors import LinkError
 from links.records import VIRTUAL_DATA, Introduction
@@ -558,19 +562,17 @@ class Sender:
 
 
 def virtual(method: str = "dm", init: str = "noise") -> bytes:
-    import torch
-
     images, labels = torch.rand(2, 1, 8, 8), torch.tensor([0, 1])
     return VirtualData(images, labels, method, 1, 0, init).to_bytes()
 
 
 def parcel_of(
-    node: Node, payload: bytes, purpose: str = VIRTUAL_DATA
+    node: Node, payload: bytes, purpose: str = VIRTUAL_DATA, largest: int | None = None
 ) -> tuple[RecordDict, RecordDict]:
     """The message with a route to another node, and the reply with the parcel."""
     receiver = Sender(node.state_dir / "other", OTHER)
     links = Links({OTHER: Introduction.checked(introduce(receiver), "introduction")}, "relay")
-    route = links.route(NODE, OTHER, purpose)
+    route = links.route(NODE, OTHER, purpose, largest)
     parcel = send(Sender(node.state_dir), route, payload)
     numbers = MetricRecord({"num-examples": 2, "num-values": 128})
     config = ConfigRecord({"start": "noise", "share-raw-data": False})
@@ -653,6 +655,74 @@ def test_virtual_data_show_no_more_classes_than_are_large_enough(
         reply = RecordDict({VIRTUAL_DATA: ConfigRecord({"payload": virtual()})})  # for the server
         answer = node.answers(train_message(), "train.feddm_distill", reply)
         assert answer.has_content() if leaves else refused(answer, "fewest-of-a-class")
+
+
+def test_virtual_data_show_no_more_classes_than_the_owner_names(
+    make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the node's data hold, which are not there here."""
+    monkeypatch.setitem(NODE_CONFIG, "data", str(tmp_path / "missing"))
+    for names, leaves in ((["a"], False), (["a", "b"], True)):
+        node = make_node(Policy(classes=names), **HFLDD)
+        message, reply = parcel_of(node, virtual())  # of two classes
+        answer = node.answers(message, "train.distill", reply)
+        assert answer.has_content() if leaves else refused(answer, "classes")
+
+
+def of_zeros(num_bytes: int) -> bytes:
+    """Virtual data of black images, which are small until they are unpacked."""
+    side = 2**10
+    pixels = torch.zeros(num_bytes // side**2, 1, side, side, dtype=torch.uint8)
+    labels = torch.zeros(len(pixels), dtype=torch.int16)
+    about = json.loads(_about(virtual()))
+    about["scale"], about["offset"] = 1.0, 0.0
+    metadata = {"about": json.dumps(about)}
+    return packed(save_tensors({"pixels": pixels, "labels": labels}, metadata=metadata))
+
+
+def _about(payload: bytes) -> str:
+    content = unpacked(payload, 2**20)
+    size = int.from_bytes(content[:8], "little")
+    text: str = json.loads(content[8 : 8 + size])["__metadata__"]["about"]
+    return text
+
+
+@pytest.mark.parametrize("strategy", ["hfldd", "feddm"])
+def test_virtual_data_of_any_size_are_judged_in_little_memory(
+    strategy: str, make_node: MakeNode
+) -> None:
+    """Some KB of them had a guard unpack 1 GB, and decode that to four."""
+    size = 2**25
+    payload = of_zeros(size)
+    assert len(payload) < size / 1000
+    node = make_node(STANDARD, **HFLDD | {"strategy": strategy})
+    if strategy == "hfldd":
+        asked = "train.distill"
+        message, reply = parcel_of(node, payload)
+    else:
+        asked, message = "train.feddm_distill", train_message()
+        reply = RecordDict({VIRTUAL_DATA: ConfigRecord({"payload": payload})})
+    tracemalloc.start()
+    answer = node.answers(message, asked, reply)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert answer.has_content(), answer.error
+    assert peak < size / 2
+
+
+@pytest.mark.parametrize(
+    ("largest", "leaves"), [(2**22 + 2**16, True), (2**20, False), (50, False)]
+)
+def test_virtual_data_are_no_larger_than_their_route_says(
+    largest: int, leaves: bool, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither sealed nor unpacked."""
+    node = make_node(STANDARD, **HFLDD)
+    with monkeypatch.context() as changed_app:
+        changed_app.setattr("links.records.Waybill.check_size", lambda *_: None)
+        message, reply = parcel_of(node, of_zeros(2**22), largest=largest)
+    answer = node.answers(message, "train.distill", reply)
+    assert answer.has_content() if leaves else refused(answer, "replies")
 
 
 def test_a_second_record_hides_nothing_of_the_one_that_counts(make_node: MakeNode) -> None:

@@ -185,7 +185,8 @@ def test_files_have_names_and_exist_and_nothing_else_sets_them(
 
 def test_what_draws_the_held_out_samples_stays_and_is_the_nodes_own(tmp_path: Path) -> None:
     def secret(name: str, policy: Policy = HOSPITAL) -> Any:
-        settings = NodeSettings(policy=policy, data=tmp_path, state_dir=tmp_path / name)
+        named = policy.model_copy(update={"classes": ["cat", "dog"]})
+        settings = NodeSettings(policy=named, data=tmp_path, state_dir=tmp_path / name)
         return app_config(settings).get("holdout-secret")
 
     assert len(bytes.fromhex(secret("one"))) == 32

@@ -12,12 +12,14 @@ import yaml
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from node.asked import Asked
 from node.policy import HOSPITAL, OPEN, PRESETS, Policy, in_words, read_policy
 from node.replies import OwnWords, judge_reply
 from node.rules import judge_message, judge_spending
 from node.settings import NodeError, NodeSettings, load_settings
+from node.supervisor import _log_data
 from protocol.arrays import as_record
 from protocol.fedlgd import TRAIN_VIRTUAL
 from task.settings import SettingsError
@@ -117,9 +119,11 @@ def test_a_wrong_file_is_one_line_that_names_the_key(text: str, said: str, tmp_p
 def test_a_section_of_the_nodes_file_is_a_policy_too(tmp_path: Path) -> None:
     file = tmp_path / "node.yaml"
     file.write_text(
-        f"insecure: true\ndata: {tmp_path}\npolicy:\n  extends: hospital\n  most-epochs: 3\n"
+        f"insecure: true\ndata: {tmp_path}\n"
+        "policy:\n  extends: hospital\n  most-epochs: 3\n  classes: [cat, 7]\n"
     )
-    assert load_settings(file, {}).policy == HOSPITAL.model_copy(update={"most_epochs": 3})
+    changes = {"most_epochs": 3, "classes": ["cat", "7"]}
+    assert load_settings(file, {}).policy == HOSPITAL.model_copy(update=changes)
     assert load_settings(file, {"policy": "open"}).policy == OPEN
     file.write_text("policy: {raw-dta: never}\n")
     with pytest.raises(NodeError, match="raw-dta is not a known key, did you mean raw-data"):
@@ -137,12 +141,52 @@ def test_the_app_is_told_which_classes_are_too_small_and_the_node_has_data_to_co
         load_settings(None, {"policy": {"fewest-of-a-class": 5}})
 
 
+@pytest.mark.parametrize(
+    "private", [{"extends": "hospital"}, {"least-noise": 1.0, "fewest-of-a-class": 5}]
+)
+def test_a_node_that_promises_differential_privacy_has_its_classes_named(
+    private: dict[str, Any], tmp_path: Path
+) -> None:
+    """A count would take all samples of a class away with one of them."""
+    with pytest.raises(NodeError, match=r"fewest-of-a-class = .*classes: \[cat, dog\]"):
+        load_settings(None, {"policy": private, "data": tmp_path})
+    named = {**private, "classes": ["cat", "dog"]}
+    config = load_settings(None, {"policy": named, "data": tmp_path}).app_config
+    assert config["classes"] == "cat,dog"
+    assert "fewest-of-a-class" not in config
+    load_settings(None, {"policy": {**private, "fewest-of-a-class": 1}, "data": tmp_path})
+    with pytest.raises(NodeError, match="classes needs data"):
+        load_settings(None, {"policy": named})
+
+
+def test_the_owner_hears_which_named_classes_have_too_few_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the node's own log: nothing that leaves depends on it."""
+    for name, number in (("cat", 2), ("dog", 1)):
+        (tmp_path / name).mkdir()
+        for place in range(number):
+            Image.new("L", (2, 2)).save(tmp_path / name / f"{place}.png")
+    _log_data(tmp_path, Policy(fewest_of_a_class=2, classes=["cat", "dog", "fish"]))
+    told = capsys.readouterr().err.splitlines()[1:]
+    assert [re.findall(r"class (\w+) has (\w+)", line) for line in told] == [
+        [("dog", "1")],
+        [("fish", "0")],
+    ]
+
+
+@pytest.mark.parametrize("classes", [[], ["a,b"], [True], "cat"])
+def test_classes_are_a_list_of_names_without_commas(classes: Any, tmp_path: Path) -> None:
+    with pytest.raises(NodeError, match="classes"):
+        load_settings(None, {"policy": {"classes": classes}, "data": tmp_path})
+
+
 def test_words_tell_all_policies_apart() -> None:
     changes: dict[str, Any] = {
         name: value for name, value in HOSPITAL if value != getattr(OPEN, name)
     }
     changes |= {"message_types": [], "bundles": [], "most_bytes_a_day": 5, "hours": "1:00-2:00"}
-    changes |= {"fewest_of_a_class": 9, "single_updates": "never"}
+    changes |= {"fewest_of_a_class": 9, "single_updates": "never", "classes": ["cat"]}
     changes |= {"publishers": {"hub": HUB}, "readable": ["/weights"]}
     assert changes.keys() == Policy.model_fields.keys()
     told = [" ".join(in_words(OPEN.model_copy(update={k: v}))) for k, v in changes.items()]

@@ -328,6 +328,21 @@ def test_a_single_update_looks_like_noise_to_the_server(federation):
     assert set(three.seen[0, "train"][METRICS]) == {"dp-epsilon"}
 
 
+def test_sums_of_two_groups_that_differ_by_a_node_give_its_update_away(federation):
+    """What the protocol does not hide, as docs/what-leaves.md says."""
+    four = federation(4)
+    sums = []
+    for nodes in (range(4), range(3)):
+        replies = four.train(nodes)
+        samples = sum(reply.content[METRICS][NUM_EXAMPLES] for reply in replies)
+        mean = as_arrays(replies[0].content[ARRAYS])["weight"].astype(np.float64)
+        sums.append((mean * samples, samples))
+    model, samples = update_of(3)
+    assert sums[0][1] - sums[1][1] == samples
+    update = (sums[0][0] - sums[1][0]) / samples
+    np.testing.assert_allclose(update, model["weight"], atol=1e-5)
+
+
 def chi_squared(values):
     """Distance of each of the 8 bytes from the uniform distribution; 255 on average if it is."""
     octets = values.view(np.uint8).reshape(-1, 8)
