@@ -11,7 +11,7 @@ from torch import nn
 
 from client.features import seen_data
 from client.private_distillation import distil_privately
-from client.session import Session, own_file
+from client.session import Session, own_file, virtual_per_class
 from client.simulation import in_simulation, locked, session_of
 from client.terms import extractor
 from distill.auto import choose
@@ -145,7 +145,8 @@ def _log_choice(session: Session) -> None:
 def _per_class(session: Session, request: Distillation) -> int:
     """Virtual samples of each class on a node."""
     num_present = len(torch.unique(session.data.train.labels))
-    return max(1, request.distilled_size // num_present)
+    wanted = max(1, request.distilled_size // num_present)
+    return wanted if request.dp_epsilon else virtual_per_class(session, wanted)
 
 
 def _digest(request: Distillation) -> str:

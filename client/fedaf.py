@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from client.class_means import means_by_class, table
 from client.dp_sgd import require_no_privacy
 from client.local_round import LocalRound, received_arrays, server_round
-from client.session import Session
+from client.session import Session, virtual_per_class
 from distill.peer_matching import distill_with_peers
 from links.records import VIRTUAL_DATA
 from protocol.arrays import Arrays
@@ -66,7 +66,7 @@ def distill(message: Message, context: Context) -> Message:
         known,
         fresh=_models(session),
         num_classes=num_classes,
-        per_class=request.per_class,
+        per_class=virtual_per_class(session, request.per_class),
         weight=request.local_weight,
         gamma=request.gamma,
         steps=request.distill_steps,

@@ -4,7 +4,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from client.dp_sgd import require_no_privacy
 from client.local_round import LocalRound
-from client.session import Session
+from client.session import Session, virtual_per_class
 from distill.perturbed_matching import distill_around
 from links.records import VIRTUAL_DATA
 from protocol.feddm import DISTILL_AROUND, AroundModel
@@ -22,7 +22,7 @@ def distill(message: Message, context: Context) -> Message:
         data.train.labels,
         local.model,
         num_classes=data.spec.num_classes,
-        per_class=request.per_class,
+        per_class=virtual_per_class(session, request.per_class),
         radius=request.radius,
         steps=request.distill_steps,
         layer=local.settings.feature_layer,

@@ -6,14 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
+from logging import INFO
 
 import numpy as np
 import torch
 from flwr.app import Context, Message
+from flwr.common import log
 from torch import Tensor
 
 from links.store import NodeStore
-from protocol.messages import CLASSES, FEWEST_OF_A_CLASS, FILE, HOLDOUT, HOLDOUT_SECRET
+from protocol.messages import (
+    CLASSES,
+    FEWEST_OF_A_CLASS,
+    FILE,
+    HOLDOUT,
+    HOLDOUT_SECRET,
+    REAL_PER_VIRTUAL,
+)
 from task.auxiliary_names import OWN_FILE
 from task.compute.device import choose_device, place
 from task.datasets import DataSpec, Samples, labels_of, load_private_data
@@ -128,6 +137,32 @@ def task_of(context: Context) -> TaskSettings:
             "partition": task.partition.model_copy(update={"index_file": index_file}),
         }
     )
+
+
+def virtual_per_class(session: Session, per_class: int) -> int:
+    """Virtual samples of each class, no more than the node's owner lets leave.
+
+    Raises
+    ------
+    SettingsError
+        If a class has too few samples for one.
+    """
+    real = int(session.node_config.get(REAL_PER_VIRTUAL, 1))
+    smallest = int(torch.unique(session.data.train.labels, return_counts=True)[1].min())
+    if smallest < real:
+        raise SettingsError(
+            f"the node's policy: real-per-virtual = {real}, and a class has {smallest} samples "
+            "(ask for differential privacy, dp-epsilon, or have its owner leave the class out)"
+        )
+    if smallest // real < per_class:
+        log(
+            INFO,
+            "%d virtual samples of a class instead of %d: the policy asks for %d real ones each",
+            smallest // real,
+            per_class,
+            real,
+        )
+    return min(per_class, smallest // real)
 
 
 def own_file(node_config: Mapping[str, NodeConfigValue], name: str) -> str:

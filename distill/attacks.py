@@ -78,11 +78,12 @@ def attack_scores(
     of_real = features(images)
     middle = of_real.mean(0)
     present = torch.unique(labels)
-    means_of = [
-        class_means(features(few.flatten(0, 1)).unflatten(0, few.shape[:2]), virtual_labels)
-        for few in virtual.split(SETS_AT_ONCE)
-    ]
-    of_virtual = torch.cat(means_of)
+    of_virtual = torch.cat(
+        [
+            class_means(features(few.flatten(0, 1)).reshape(*few.shape[:2], -1), virtual_labels)
+            for few in torch.split(virtual, SETS_AT_ONCE)
+        ]
+    )
 
     nearest = torch.empty(members.shape, dtype=torch.float64)
     alike, shares, likely = (torch.empty_like(nearest) for _ in range(3))

@@ -74,12 +74,15 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Overview:
-    """What virtual data say of themselves, and which classes they show: all but the images."""
+    """What virtual data say of themselves: all but the images.
+
+    `labels` are those of the classes shown, in order, `images_of_class` the images of each.
+    """
 
     method: str
     init: str
-    num_images: int
-    labels: frozenset[int]
+    labels: tuple[int, ...]
+    images_of_class: tuple[int, ...]
 
     @classmethod
     def of(cls, data: bytes, most: int = _LARGEST) -> Self:
@@ -111,17 +114,17 @@ class Overview:
         plain = text == written.ljust(-(-len(written) // 8) * 8)
         require(plain, "the header is not as safetensors writes it")
         made = _Making.of(header, about)
-        n, *shape = header["pixels"]["shape"]
-        _require_formation(made.formation, shape)
-        shown = np.zeros(_MAX_LABEL + 1, bool)
+        _require_formation(made.formation, header["pixels"]["shape"][1:])
+        counts = np.zeros(_MAX_LABEL + 1, np.int64)
         for name, num_bytes in spans:
             for part in content.parts(num_bytes):
                 if name == "labels":
                     labels = np.frombuffer(part, "<i2")
                     require(labels.min() >= 0, f"labels must lie in [0, {_MAX_LABEL}]")
-                    shown[labels] = True
+                    counts += np.bincount(labels, minlength=len(counts))
         content.end()
-        return cls(made.method, made.init, n, frozenset(shown.nonzero()[0].tolist()))
+        shown = counts.nonzero()[0]
+        return cls(made.method, made.init, tuple(shown.tolist()), tuple(counts[shown].tolist()))
 
 
 @dataclass(frozen=True, eq=False)

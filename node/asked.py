@@ -184,6 +184,13 @@ class Asked:
         return phases.get(self.message_type)
 
     @property
+    def noisy_virtual_data(self) -> bool:
+        """Whether virtual data are asked for under differential privacy (``dp-epsilon``)."""
+        epsilons = [s.value for s in self.said if s.name == "dp-epsilon"]
+        numbers = [value for value in epsilons if isinstance(value, float | int)]
+        return 0 < len(epsilons) == len(numbers) and min(numbers) > 0
+
+    @property
     def evaluates(self) -> bool:
         """Whether the message asks for an evaluation."""
         return self.message_type.partition(".")[0] == "evaluate"

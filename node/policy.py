@@ -92,6 +92,9 @@ class Policy(Block):
     fewest_of_a_class : int (default: 1)
         Samples that a class must have for the node to use it at all. Virtual data must not show
         more classes than have as many in the node's ``data``. Not counted with `classes`.
+    real_per_virtual : int (default: 25)
+        Samples of its class that the node's ``data`` must have behind each virtual image that
+        leaves without differential privacy (``dp-epsilon``).
     classes : list of str, optional (default: any)
         Classes of its data that the node uses, by folder name or label. A node that promises
         differential privacy needs them in place of a count, which a single sample would change.
@@ -144,6 +147,7 @@ class Policy(Block):
     raw_data: Literal["never", "ask", "allowed"] = "never"
     starts: Annotated[list[Name] | None, _OrAny] = Field(default_factory=lambda: [*_NOT_REAL])
     fewest_of_a_class: Count = 1
+    real_per_virtual: Count = 25
     classes: Annotated[Annotated[list[ClassName], Field(min_length=1)] | None, _OrAny] = None
     least_noise: Annotated[float, Field(ge=0)] = 0.0
     most_delta: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -231,7 +235,7 @@ class Policy(Block):
 
 
 STANDARD = Policy()
-OPEN = Policy(paths="any", raw_data="allowed", starts=None)
+OPEN = Policy(paths="any", raw_data="allowed", starts=None, real_per_virtual=1)
 HOSPITAL = Policy(
     strategies=["agreement", "fedavg", "fedlgd", "fedprox", "hfldd"],
     replies="declared",
@@ -328,6 +332,10 @@ def in_words(policy: Policy) -> list[str]:
         "Sends a model that was trained on its samples by itself."
         if p.single_updates == "allowed"
         else "Sends models under the masks of a secure sum only.",
+        "Sends virtual data without differential privacy as a run asks."
+        if p.real_per_virtual == 1
+        else "Sends virtual data with differential privacy, or with "
+        f"{p.real_per_virtual} real samples behind each.",
         "Sends as many bytes as a run asks for."
         if p.most_bytes_a_day is None
         else f"Sends {p.most_bytes_a_day:,} bytes in 24 hours at most.",

@@ -6,8 +6,9 @@ refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, cast
 
 import numpy as np
@@ -70,6 +71,7 @@ def judge_reply(
     opened: Mapping[str, bytes],
     own: OwnWords,
     most_classes: Callable[[], int] | None = None,
+    class_sizes: Callable[[], list[int]] | None = None,
 ) -> Refusal | None:
     """Why a policy refuses to let a reply leave; None if it does not.
 
@@ -84,6 +86,8 @@ def judge_reply(
         The node's.
     most_classes : callable, optional (default: None)
         How many classes virtual data may show; None for any number.
+    class_sizes : callable, optional (default: None)
+        Samples of each class of the node's data; None where nothing is counted.
     """
     if policy.replies == "declared":
         try:
@@ -95,7 +99,10 @@ def judge_reply(
         except ValueError as error:
             reason = f"the app's reply is not what strategy = {asked.strategy!r} declares"
             return Refusal("replies", f"{reason} (the node's log says more)", str(error))
-    if policy.raw_data == "allowed" and policy.starts is None and most_classes is None:
+    if policy.real_per_virtual == 1 or asked.noisy_virtual_data:
+        class_sizes = None
+    unbounded = most_classes is None and class_sizes is None
+    if policy.raw_data == "allowed" and policy.starts is None and unbounded:
         return None
     for name in parcels_of(reply):
         relayed = reply.config_records[name].get("link") != "direct"
@@ -103,7 +110,7 @@ def judge_reply(
             reason = f"{name} is not sealed for the node that the route names, and cannot be judged"
             return Refusal("replies", reason)
     refusals = (
-        _judge_virtual_data(policy, payload, most, most_classes)
+        _judge_virtual_data(policy, payload, most, most_classes, class_sizes)
         for payload, most in _bounded_virtual_data(asked, reply, opened)
     )
     return next((refusal for refusal in refusals if refusal), None)
@@ -262,7 +269,11 @@ def _check_model(name: str, payload: bytes, model: Mapping[str, Form]) -> None:
 
 
 def _judge_virtual_data(
-    policy: Policy, payload: bytes, most: int, most_classes: Callable[[], int] | None
+    policy: Policy,
+    payload: bytes,
+    most: int,
+    most_classes: Callable[[], int] | None,
+    class_sizes: Callable[[], list[int]] | None,
 ) -> Refusal | None:
     from distill.errors import VirtualDataError  # here: imports torch
     from distill.virtual_data import Overview
@@ -272,7 +283,8 @@ def _judge_virtual_data(
     except VirtualDataError as error:
         return Refusal("replies", "the virtual data in the app's reply are none", str(error))
     if policy.raw_data != "allowed" and virtual.method == "raw":
-        reason = f"{policy.raw_data}, and the reply holds {virtual.num_images} samples as they are"
+        number = sum(virtual.images_of_class)
+        reason = f"{policy.raw_data}, and the reply holds {number} samples as they are"
         return Refusal("raw-data", reason)
     if policy.starts is not None and virtual.method != "raw" and virtual.init not in policy.starts:
         allowed = ", ".join(policy.starts)
@@ -283,6 +295,21 @@ def _judge_virtual_data(
         rule = "fewest-of-a-class" if policy.classes is None else "classes"
         reason = f"{shown} classes in the virtual data, and {allowed_classes} that the node uses"
         return Refusal(rule, reason)
+    if virtual.method != "raw" and class_sizes is not None:
+        return _judge_numbers(policy.real_per_virtual, virtual.images_of_class, class_sizes())
+    return None
+
+
+def _judge_numbers(least: int, virtual: Sequence[int], real: Sequence[int]) -> Refusal | None:
+    """Judge the virtual images of each class by the node's samples, largest classes first.
+
+    Which class is which only the app knows.
+    """
+    pairs = zip_longest(sorted(virtual, reverse=True), sorted(real, reverse=True), fillvalue=0)
+    for made, samples in pairs:
+        if made * least > samples:
+            reason = f"{least}, and the reply has {made} virtual images of {samples} samples"
+            return Refusal("real-per-virtual", f"{reason} (ask for fewer, or dp-epsilon)")
     return None
 
 

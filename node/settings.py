@@ -15,7 +15,15 @@ from pydantic_core import ErrorDetails
 from links.loopback import is_loopback
 from links.records import NodeName
 from node.policy import STANDARD, Policy, read_policy
-from protocol.messages import CLASSES, EDGE, FEWEST_OF_A_CLASS, FILE, HOLDOUT, HOLDOUT_SECRET
+from protocol.messages import (
+    CLASSES,
+    EDGE,
+    FEWEST_OF_A_CLASS,
+    FILE,
+    HOLDOUT,
+    HOLDOUT_SECRET,
+    REAL_PER_VIRTUAL,
+)
 from task.auxiliary_names import OWN_FILE
 
 NodeConfigValue = bool | int | float | str
@@ -30,6 +38,7 @@ FLOWER_HOME = "flower"
 _OWN_KEYS = {
     CLASSES,
     FEWEST_OF_A_CLASS,
+    REAL_PER_VIRTUAL,
     HOLDOUT,
     HOLDOUT_SECRET,
     EDGE,
@@ -260,6 +269,7 @@ class NodeSettings(BaseModel):
             "peer-names": self.peer_names,
             EDGE: self.edge,
             FEWEST_OF_A_CLASS: policy.fewest_of_a_class if policy.counts_classes else None,
+            REAL_PER_VIRTUAL: policy.real_per_virtual if self.data is not None else None,
             CLASSES: None if policy.classes is None else ",".join(policy.classes),
             HOLDOUT: policy.holdout,
             DATA_ROOT: self._data_root if policy.settings == "listed" else None,

@@ -51,6 +51,7 @@ For the node's process alone: the ClientApp takes it away before any handler or 
 message."""
 
 FEWEST_OF_A_CLASS = "fewest-of-a-class"
+REAL_PER_VIRTUAL = "real-per-virtual"
 """Key of the node config: samples that a class must have for the app to use it."""
 
 CLASSES = "classes"

@@ -395,6 +395,7 @@ class Guard:
             opened,
             self._own_words(pending.message, asked),
             self._most_classes if policy.classes or policy.counts_classes else None,
+            (lambda: self._counts) if "data" in self._node_config else None,
         ) or judge_evaluation(policy, asked, content, self._num_samples(asked))
         if refusal is not None:
             return refusal

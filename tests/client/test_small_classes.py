@@ -19,6 +19,7 @@ from protocol.fedlgd import VirtualTraining
 from protocol.hfldd import Distillation
 from task.datasets import load_dataset
 from task.models import create_model
+from task.settings import SettingsError
 
 FEWEST = 20
 
@@ -88,3 +89,16 @@ def by_fedaf(context):
 )
 def test_a_class_that_is_too_small_is_in_no_virtual_data(labels_by, context):
     assert torch.unique(labels_by(context)).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("labels_by", [by_hfldd, by_feddm, by_fedaf])
+def test_no_more_virtual_images_are_made_than_the_owner_lets_leave(labels_by, context):
+    context.node_config["real-per-virtual"] = FEWEST // 2
+    assert labels_by(context).tolist() == [0, 0, 2, 2]
+    assert len(by_hfldd(context, epsilon=5.0)) == Distillation().distilled_size
+
+
+def test_of_too_few_real_images_there_is_no_virtual_one(context):
+    context.node_config["real-per-virtual"] = FEWEST + 1
+    with pytest.raises(SettingsError, match="real-per-virtual = 21, and a class has 20 samples"):
+        by_hfldd(context)

@@ -316,7 +316,7 @@ def test_a_bomb_is_not_unpacked_beyond_its_bounds() -> None:
 def test_an_overview_says_what_the_data_say(soft: bool) -> None:
     sent = example(4, soft)
     found = Overview.of(sent.to_bytes())
-    assert found == Overview("dm", "noise", 4, frozenset({0, 1, 2, 3}))
+    assert found == Overview("dm", "noise", (0, 1, 2, 3), (1, 1, 1, 1))
     with pytest.raises(VirtualDataError, match="of more than 100 bytes"):
         Overview.of(sent.to_bytes(), 100)
 

@@ -77,9 +77,16 @@ PRIVATE_FEDLGD = {
     "fedlgd.refine-steps": 0,
 }
 SEALED = HOSPITAL.model_copy(
-    update={"least_noise": 0.0, "most_epsilon": None, "fewest_of_a_class": 1}
+    update={
+        "least_noise": 0.0,
+        "most_epsilon": None,
+        "fewest_of_a_class": 1,
+        "real_per_virtual": 1,
+    }
 )
 """Looks at what leaves, without asking for differential privacy."""
+UNCOUNTED = STANDARD.model_copy(update={"real_per_virtual": 1})
+"""Asks for no real samples behind virtual ones: the node's data are not there here."""
 PYPROJECT = """
 [project]
 name = "app"
@@ -567,7 +574,11 @@ def virtual(method: str = "dm", init: str = "noise") -> bytes:
 
 
 def parcel_of(
-    node: Node, payload: bytes, purpose: str = VIRTUAL_DATA, largest: int | None = None
+    node: Node,
+    payload: bytes,
+    purpose: str = VIRTUAL_DATA,
+    largest: int | None = None,
+    dp_epsilon: float = 0.0,
 ) -> tuple[RecordDict, RecordDict]:
     """The message with a route to another node, and the reply with the parcel."""
     receiver = Sender(node.state_dir / "other", OTHER)
@@ -575,7 +586,7 @@ def parcel_of(
     route = links.route(NODE, OTHER, purpose, largest)
     parcel = send(Sender(node.state_dir), route, payload)
     numbers = MetricRecord({"num-examples": 2, "num-values": 128})
-    config = ConfigRecord({"start": "noise", "share-raw-data": False})
+    config = ConfigRecord({"start": "noise", "share-raw-data": False, "dp-epsilon": dp_epsilon})
     message = RecordDict({"route": route, "config": config})
     return message, RecordDict({"parcel": parcel, "metrics": numbers})
 
@@ -651,10 +662,32 @@ def test_virtual_data_show_no_more_classes_than_are_large_enough(
         message, reply = parcel_of(node, virtual())  # of two classes, for another node
         answer = node.answers(message, "train.distill", reply)
         assert answer.has_content() if leaves else refused(answer, "fewest-of-a-class")
-        node = make_node(Policy(fewest_of_a_class=fewest), strategy="feddm")
+        node = make_node(Policy(fewest_of_a_class=fewest, real_per_virtual=1), strategy="feddm")
         reply = RecordDict({VIRTUAL_DATA: ConfigRecord({"payload": virtual()})})  # for the server
         answer = node.answers(train_message(), "train.feddm_distill", reply)
         assert answer.has_content() if leaves else refused(answer, "fewest-of-a-class")
+
+
+@pytest.mark.parametrize(
+    ("samples", "epsilon", "leaves"),
+    [((49, 24), 0.0, False), ((25, 25), 0.0, True), ((1, 1), 1.0, True)],
+)
+def test_behind_each_virtual_image_without_privacy_are_enough_real_ones(
+    samples: tuple[int, int],
+    epsilon: float,
+    leaves: bool,
+    make_node: MakeNode,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One virtual image of each class: of few real ones attacks find most (docs/privacy.md)."""
+    table = tmp_path / "ward.csv"
+    table.write_text("height,label\n" + "1.7,a\n" * samples[0] + "1.8,b\n" * samples[1])
+    monkeypatch.setitem(NODE_CONFIG, "data", str(table))
+    node = make_node(STANDARD, **HFLDD)
+    message, reply = parcel_of(node, virtual(), dp_epsilon=epsilon)
+    answer = node.answers(message, "train.distill", reply)
+    assert answer.has_content() if leaves else refused(answer, "real-per-virtual")
 
 
 def test_virtual_data_show_no_more_classes_than_the_owner_names(
@@ -663,7 +696,7 @@ def test_virtual_data_show_no_more_classes_than_the_owner_names(
     """Whatever the node's data hold, which are not there here."""
     monkeypatch.setitem(NODE_CONFIG, "data", str(tmp_path / "missing"))
     for names, leaves in ((["a"], False), (["a", "b"], True)):
-        node = make_node(Policy(classes=names), **HFLDD)
+        node = make_node(Policy(classes=names, real_per_virtual=1), **HFLDD)
         message, reply = parcel_of(node, virtual())  # of two classes
         answer = node.answers(message, "train.distill", reply)
         assert answer.has_content() if leaves else refused(answer, "classes")
@@ -695,7 +728,7 @@ def test_virtual_data_of_any_size_are_judged_in_little_memory(
     size = 2**25
     payload = of_zeros(size)
     assert len(payload) < size / 1000
-    node = make_node(STANDARD, **HFLDD | {"strategy": strategy})
+    node = make_node(UNCOUNTED, **HFLDD | {"strategy": strategy})
     if strategy == "hfldd":
         asked = "train.distill"
         message, reply = parcel_of(node, payload)
@@ -717,7 +750,7 @@ def test_virtual_data_are_no_larger_than_their_route_says(
     largest: int, leaves: bool, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither sealed nor unpacked."""
-    node = make_node(STANDARD, **HFLDD)
+    node = make_node(UNCOUNTED, **HFLDD)
     with monkeypatch.context() as changed_app:
         changed_app.setattr("links.records.Waybill.check_size", lambda *_: None)
         message, reply = parcel_of(node, of_zeros(2**22), largest=largest)
@@ -828,7 +861,7 @@ def test_a_route_past_the_node_is_refused_before_the_app_can_take_it(make_node: 
 def test_virtual_data_for_the_server_are_judged_too(
     payload: bytes, rule: str, make_node: MakeNode
 ) -> None:
-    node = make_node(STANDARD, strategy="feddm")
+    node = make_node(UNCOUNTED, strategy="feddm")
     reply = RecordDict({VIRTUAL_DATA: ConfigRecord({"payload": payload})})
     answer = node.answers(train_message(), "train.feddm_distill", reply)
     assert refused(answer, rule) if rule else answer.has_content()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from client.session import own_file
-from node.policy import HOSPITAL, OPEN, Policy
+from node.policy import HOSPITAL, OPEN, STANDARD, Policy
 from node.settings import NodeError, NodeSettings, load_settings
 from node.supervisor import app_config
 from task.settings import SettingsError
@@ -39,6 +39,7 @@ def test_apps_see_the_agreed_keys_and_what_the_user_adds(tmp_path: Path) -> None
         "num-partitions": 2,
         "device": "auto",
         "data": str(tmp_path),
+        "real-per-virtual": STANDARD.real_per_virtual,
         "state-dir": str(tmp_path / "state"),
         "sector": 4,
         "site": "lab",
@@ -142,7 +143,7 @@ def test_no_setting_of_the_nodes_own_can_come_in_as_an_apps(tmp_path: Path) -> N
         "peer_key": __file__,
     }
     told = {*load_settings(None, given).app_config, "dataset"}
-    assert len(told) == 11
+    assert len(told) == 12
     for key in told:
         with pytest.raises(NodeError, match=f"{key} is an option of its own"):
             load_settings(None, {"node_config": {key: "x", "site": "lab"}})

@@ -186,7 +186,12 @@ def test_words_tell_all_policies_apart() -> None:
         name: value for name, value in HOSPITAL if value != getattr(OPEN, name)
     }
     changes |= {"message_types": [], "bundles": [], "most_bytes_a_day": 5, "hours": "1:00-2:00"}
-    changes |= {"fewest_of_a_class": 9, "single_updates": "never", "classes": ["cat"]}
+    changes |= {
+        "fewest_of_a_class": 9,
+        "real_per_virtual": 25,
+        "single_updates": "never",
+        "classes": ["cat"],
+    }
     changes |= {"publishers": {"hub": HUB}, "readable": ["/weights"]}
     assert changes.keys() == Policy.model_fields.keys()
     told = [" ".join(in_words(OPEN.model_copy(update={k: v}))) for k, v in changes.items()]
