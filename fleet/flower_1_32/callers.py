@@ -116,7 +116,7 @@ class BoundServicer(FleetServicer):
         if any(islice(iterate_object_tree(tree), MAX_OBJECTS, None)):
             _refuse(context, f"node {node} announces more than {MAX_OBJECTS} objects")
         store = self._store
-        with self._state.transaction(), self._pushing:
+        with self._state.transaction(), self._pushing:  # in memory, a transaction is none
             known = store.announcer(tree.object_id)
             if known not in (None, node):
                 _refuse(context, f"node {node} announces the objects of another message")

@@ -80,7 +80,8 @@ class MemoryObjectStore(InMemoryObjectStore):
     def assign(self, message: str, node_id: int) -> None:
         """Note which node announced a message."""
         with self.lock_store:
-            self._messages[message].node_id = node_id
+            if known := self._messages.get(message):  # its run may have ended
+                known.node_id = node_id
 
     def announcer(self, message: str) -> int | None:
         """Node that announced a message; `NOBODY` if no node did, None if it is not here."""
