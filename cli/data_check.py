@@ -23,6 +23,8 @@ MOST_CLASSES = 100
 """Classes in the table and the picture; of more, the first are shown."""
 MOST_EXAMPLES = 5
 LONGEST_NAME = 30
+DIM = 0.25
+"""Brightest pixel, of 1, below which the data are probably stored in too wide a type."""
 
 MEANINGS = {
     "unreadable": "cannot be used",
@@ -91,12 +93,15 @@ def refusal(found: Survey, *, strict: bool) -> str:
 def _as_read(found: Survey) -> str:
     """What a network sees of the images: the range of their pixels, and what was done to them."""
     darkest, brightest = found.pixel_range
-    done = [
-        f"; {found.treatments[key]:,} {text}"
+    parts = [f"As read: pixels from {darkest:.3g} to {brightest:.3g} of 1"]
+    parts += [
+        f"{found.treatments[key]:,} {text}"
         for key, text in TREATMENTS.items()
         if found.treatments[key]
     ]
-    return f"As read: pixels from {darkest:.3g} to {brightest:.3g} of 1{''.join(done)}"
+    if brightest < DIM:
+        parts.append("a network hardly sees so little light: brighten them, on all nodes alike")
+    return "; ".join(parts)
 
 
 def _class_table(found: Survey) -> Table:

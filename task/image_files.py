@@ -3,7 +3,7 @@
 Nothing here imports torch, so that a node's supervisor can look at its data.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,15 +171,17 @@ def open_image(path: Path) -> Picture:
         decompression bombs; has pixels of an unknown range; or shows nothing on `BACKGROUND`.
     """
     with _opened(path) as image:
-        stored = _stored(image, path, image.getexif())
         largest = _largest(image)
+        stored = _stored(image, path, type(image).getexif)
         ImageOps.exif_transpose(image, in_place=True)
         if "scaled" in stored.treatments:
             shown = _scaled(image, largest, path)
-        elif "on background" in stored.treatments:
-            shown = _on_background(image, path)
         else:
-            shown = image.convert("L" if stored.is_grey else "RGB")
+            opaque = _on_background(image) if "on background" in stored.treatments else image
+            shown = opaque.convert("L" if stored.is_grey else "RGB")
+            if _has_vanished(image, shown):
+                reason = f"shows nothing on {BACKGROUND}, where transparency is put; save it on a "
+                raise UnusableFileError(path, "unreadable", f"{reason}dark background")
         return Picture(shown, stored)
 
 
@@ -189,8 +191,8 @@ def inspect_image(path: Path) -> Stored:
     Damage behind the header is not found.
     """
     with _opened(path) as image:
-        # A PNG's own getexif decodes all pixels, because an orientation may follow them.
-        return _stored(image, path, Image.Image.getexif(image))
+        # A PNG's own getexif decodes it, because an orientation may follow the pixels.
+        return _stored(image, path, Image.Image.getexif)
 
 
 def float_problem(lowest: float, highest: float) -> str:
@@ -198,8 +200,8 @@ def float_problem(lowest: float, highest: float) -> str:
     if lowest >= 0 and highest <= 1:  # not so for nan
         return ""
     return (
-        f"has float pixels from {lowest:g} to {highest:g}, need 0 to 1; divide them by their "
-        "largest possible value, such as 255 or 65535, the same on all nodes"
+        f"has float pixels from {lowest:g} to {highest:g}, need 0 to 1; scale them by the same "
+        "rule on all nodes (8-bit values: divide by 255)"
     )
 
 
@@ -228,11 +230,12 @@ def _opened(path: Path) -> Iterator[ImageFile]:
         raise UnusableFileError(path, "unreadable", reason) from error
 
 
-def _stored(image: ImageFile, path: Path, exif: Image.Exif) -> Stored:
+def _stored(image: ImageFile, path: Path, exif_of: Callable[[ImageFile], Image.Exif]) -> Stored:
     """Describe a file by its header; refuse it if that does not say what its pixels mean."""
     if reason := _unknown_pixels(image):
         raise UnusableFileError(path, "unreadable", reason)
-    orientation = exif.get(ExifTags.Base.Orientation, 1)
+    is_reduced = _raw_mode(image).startswith(_SIXTEEN_BITS_A_COLOUR)
+    orientation = exif_of(image).get(ExifTags.Base.Orientation, 1)
     height, width = image.height, image.width
     if orientation in range(5, 9) and image.format != "TIFF":  # whose size Pillow has turned
         height, width = width, height
@@ -240,7 +243,7 @@ def _stored(image: ImageFile, path: Path, exif: Image.Exif) -> Stored:
         "turned": orientation in range(2, 9),
         "on background": image.has_transparency_data,
         "scaled": _is_deep(image),
-        "reduced": _raw_mode(image).startswith(_SIXTEEN_BITS_A_COLOUR),
+        "reduced": is_reduced,
     }
     return Stored((height, width), image.mode, tuple(t for t in applies if applies[t]))
 
@@ -293,17 +296,16 @@ def _scaled(image: Image.Image, largest: int, path: Path) -> Image.Image:
     return shown
 
 
-def _on_background(image: Image.Image, path: Path) -> Image.Image:
-    """Put transparent pixels on `BACKGROUND`; refuse an image that does not stand out from it."""
-    mode = Image.getmodebase(image.mode)
+def _on_background(image: Image.Image) -> Image.Image:
     pixels = image.convert("RGBA")
-    ground = Image.new("RGBA", pixels.size, BACKGROUND)
-    shown = Image.alpha_composite(ground, pixels).convert(mode)
-    is_opaque = pixels.getchannel("A").getextrema() == (255, 255)
-    if not is_opaque and len(shown.getcolors(1) or []) == 1:
-        reason = f"shows nothing on {BACKGROUND}, on which transparency is put; save it without"
-        raise UnusableFileError(path, "unreadable", f"{reason} transparency, on a dark background")
-    return shown
+    return Image.alpha_composite(Image.new("RGBA", pixels.size, BACKGROUND), pixels)
+
+
+def _has_vanished(image: Image.Image, shown: Image.Image) -> bool:
+    """Whether some of an image is transparent, and no more than one colour is left to see."""
+    if not image.has_transparency_data or shown.getcolors(1) is None:
+        return False
+    return image.convert("RGBA").getchannel("A").getextrema() != (255, 255)
 
 
 def printable(text: str) -> str:

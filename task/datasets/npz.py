@@ -37,7 +37,8 @@ def as_pixels(stored: NDArray[np.generic], path: Path) -> Pixels:
     """Convert stored images, (n, H, W) or (n, H, W, C), to pixels (n, C, H, W).
 
     uint8 and floats from 0 to 1 are kept, uint16 is divided by 65,535, and booleans are black and
-    white. Other types and ranges are refused, because what is black and white in them is unknown.
+    white. Other types and ranges are refused, because what is black and white in them is unknown;
+    and so is uint16 up to 255, which is probably uint8 in a wider type.
     """
     if stored.ndim not in (3, 4):
         raise DatasetError(
@@ -49,7 +50,7 @@ def as_pixels(stored: NDArray[np.generic], path: Path) -> Pixels:
             values = stored.astype(np.uint8, copy=False)
         case "b", _:
             values = stored.astype(np.uint8) * np.uint8(255)
-        case "u", 2:
+        case "u", 2 if stored.max(initial=0) > 255:
             values = stored.astype(np.float32) / np.float32(65535)
         case "f", _:
             floats = stored.astype(np.float64, copy=False)
