@@ -40,7 +40,7 @@ def turned(folder, orientation, suffix="png", **options):
     """Save `UPRIGHT` with an EXIF orientation, in two classes."""
     image = Image.fromarray(UPRIGHT)
     exif = Image.Exif()
-    if method := UNTURNED[orientation]:
+    if (method := UNTURNED[orientation]) is not None:
         image = image.transpose(method)
         exif[ORIENTATION] = orientation
     save(folder, image, suffix, exif=exif, **options)
