@@ -36,7 +36,7 @@ def check(
     value are reported.
 
     Images are read as in a run: EXIF orientation applied, transparency put on white, more than 8
-    bits scaled to 0 to 1. The check says of how many, and the range of their pixels. It writes a
+    bits scaled to 0 to 1. The check counts these, and shows the range of all pixels. It writes a
     picture with the first images of each class as read (classes.png) and all that is wrong
     (findings.csv) to OUTPUT. Exits with 1 if a run would refuse the data.
     """

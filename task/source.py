@@ -74,9 +74,11 @@ def domain(
         update={"dataset": name, "data_root": data_root or settings.data_root}
     )
     dataset = _dataset(name, own.data_root, own.download)
-    if (kind := dataset.spec.kind) != spec.kind:
+    kinds = dataset.spec.kind, spec.kind
+    if kinds != ("image", "image"):
         raise DatasetError(
-            f"dataset={name!r} of this node is of kind {kind}, but the run's is of kind {spec.kind}"
+            f"dataset={name!r} of this node is of kind {kinds[0]}, the run's of kind {kinds[1]}; "
+            "both need images"
         )
     train = partition_samples(own, *partition) if partition else dataset.train
     train, test = (

@@ -26,13 +26,9 @@ def read_image(path: Path, spec: DataSpec) -> Pixels:
 
 def fit_image(image: Image.Image, spec: DataSpec) -> Pixels:
     """Convert to the spec's channels and resize (bilinear) to its size: (C, H, W)."""
-    channels, height, width = spec.shape
-    if channels not in _MODES:
-        raise DatasetError(
-            f"{spec.name!r} has {channels} channels; images can only be converted to 1 or 3"
-        )
     if image.mode == "F":
         return _fit_floats(np.asarray(image)[None], spec)
+    channels, height, width = _convertible(spec)
     fitted = image.convert(_MODES[channels]).resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(fitted, dtype=np.uint8).reshape(height, width, channels).transpose(2, 0, 1)
 
@@ -59,23 +55,26 @@ def stack_images(images: Sequence[Pixels]) -> Pixels:
     """Stack images of one shape: uint8 if all are, else all as float32 from 0 to 1."""
     if all(image.dtype == np.uint8 for image in images):
         return np.stack(images)
-    return np.stack([as_floats(image) for image in images])
+    return np.stack(
+        [image / np.float32(255) if image.dtype == np.uint8 else image for image in images]
+    )
 
 
-def as_floats(image: Pixels) -> NDArray[np.float32]:
-    """Pixels as float32 from 0 to 1."""
-    return image.astype(np.float32) / np.float32(255 if image.dtype == np.uint8 else 1)
+def _convertible(spec: DataSpec) -> tuple[int, int, int]:
+    """Shape of a spec; DatasetError if images cannot be converted to its channels."""
+    if spec.shape[0] not in _MODES:
+        raise DatasetError(
+            f"{spec.name!r} has {spec.shape[0]} channels; images can only be converted to 1 or 3"
+        )
+    return spec.shape
 
 
 def _fit_floats(image: Pixels, spec: DataSpec) -> NDArray[np.float32]:
-    channels, height, width = spec.shape
-    bands = [
-        Image.fromarray(np.ascontiguousarray(band)).resize(
-            (width, height), Image.Resampling.BILINEAR
-        )
-        for band in image
-    ]
-    fitted = np.stack([np.asarray(band, np.float32) for band in bands])
-    if len(fitted) == 3 and channels == 1:
-        fitted = np.tensordot(_GREY, fitted, 1)[None].clip(0, 1)
-    return np.repeat(fitted, channels // len(fitted), axis=0)
+    """Do for float32 what `fit_image` does; Pillow has no colours of more than 8 bits."""
+    channels, height, width = _convertible(spec)
+    bands = [Image.fromarray(np.ascontiguousarray(band)) for band in image]
+    resized = [band.resize((width, height), Image.Resampling.BILINEAR) for band in bands]
+    fitted = np.stack([np.asarray(band) for band in resized])
+    if channels < len(fitted):
+        fitted = np.tensordot(_GREY, fitted, 1)[None]
+    return np.repeat(fitted.clip(0, 1), channels // len(fitted), axis=0)

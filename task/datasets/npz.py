@@ -51,12 +51,12 @@ def as_pixels(stored: NDArray[np.generic], path: Path) -> Pixels:
         case "b", _:
             values = stored.astype(np.uint8) * np.uint8(255)
         case "u", 2 if stored.max(initial=0) > 255:
-            values = stored.astype(np.float32) / np.float32(65535)
+            values = np.divide(stored, np.float32(65535), dtype=np.float32)
         case "f", _:
-            floats = stored.astype(np.float64, copy=False)
-            if stored.size and (problem := float_problem(floats.min(), floats.max())):
+            with np.errstate(over="ignore"):  # infinite ones are refused
+                values = stored.astype(np.float32, copy=False)
+            if values.size and (problem := float_problem(values.min(), values.max())):
                 raise DatasetError(f"{path}: {problem}")
-            values = floats.astype(np.float32)
         case _:
             raise DatasetError(f"{path}: images are {stored.dtype}; {_remedy(stored)}")
     with_channels = values[..., None] if values.ndim == 3 else values

@@ -41,7 +41,8 @@ def load_tables(spec: DataSpec, root: Path, download: bool) -> Dataset:
     if unknown := sorted(set(test_names) - set(classes)):
         raise DatasetError(f"{folder / 'test.csv'}: labels {unknown[:5]} are not in train.csv")
     mean, deviation = _scale(folder / "train.csv", columns, features)
-    _check_scaled(folder / "test.csv", columns, (test_features - mean) / deviation)
+    with np.errstate(over="ignore"):  # infinite ones are refused
+        _check_scaled(folder / "test.csv", columns, (test_features - mean) / deviation)
     table = DataSpec(
         name=spec.name,
         shape=(len(columns), 1, 1),
@@ -75,11 +76,9 @@ def _scale(
     for name, low, high in zip(columns, lowest.tolist(), highest.tolist(), strict=True):
         if problem := column_problem(low, high):
             raise DatasetError(f"{path}: column {name!r} {problem}")
-    varies = (lowest < highest) & (features.std(axis=0) > 0)
-    return (
-        np.where(varies, features.mean(axis=0), lowest),
-        np.where(varies, features.std(axis=0), 1.0),
-    )
+    deviation = features.std(axis=0)
+    varies = (lowest < highest) & (deviation > 0)
+    return np.where(varies, features.mean(axis=0), lowest), np.where(varies, deviation, 1.0)
 
 
 def _check_scaled(path: Path, columns: list[str], scaled: NDArray[np.float64]) -> None:

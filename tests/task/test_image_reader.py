@@ -172,6 +172,20 @@ def test_floats_from_0_to_1_are_kept_by_every_command(tmp_path, read):
     torch.testing.assert_close(read(tmp_path, GREY), expected, atol=tolerance, rtol=0)
 
 
+def test_resizing_floats_stays_within_0_and_1(tmp_path):
+    rng = np.random.default_rng(5)
+    save(tmp_path, Image.fromarray(rng.integers(65500, 65536, (37, 53)).astype(np.uint16)))
+    for shape in ((1, 6, 8), (3, 61, 23)):
+        spec = DataSpec("other", shape, 2, (0.5,) * shape[0], (0.5,) * shape[0])
+        assert load_private_data(tmp_path, spec).images.max() <= 1
+
+
+def test_floats_cannot_be_brought_to_two_channels(tmp_path):
+    save(tmp_path, Image.fromarray(DEEP))
+    with pytest.raises(DatasetError, match="2 channels"):
+        load_private_data(tmp_path, DataSpec("two", (2, 6, 8), 3, (0.5,) * 2, (0.5,) * 2))
+
+
 def test_no_value_of_sixteen_bits_is_lost(tmp_path):
     every = np.arange(65536, dtype=np.uint16).reshape(256, 256)
     save(tmp_path, Image.fromarray(every))
