@@ -31,10 +31,13 @@ def check(
     Counts images of each class, with their sizes and modes, and finds files that cannot be read,
     strays (files that are no images, or lie in the wrong place), duplicates, and conflicts: the
     same image in two classes. A run skips what cannot be read, and strays, with a warning. Links
-    are followed, hidden files are ignored. Of a CSV file, rows are checked; a run refuses a table
-    with unusable rows.
+    are followed, hidden files are ignored. Of a CSV file, rows and columns are checked; a run
+    refuses a table with unusable rows or with values too large to standardise. Columns with one
+    value are reported.
 
-    Writes a picture with the first images of each class (classes.png) and all that is wrong
+    Images are read as in a run: EXIF orientation applied, transparency put on white, more than 8
+    bits scaled to 0 to 1. The check counts these, and shows the range of all pixels. It writes a
+    picture with the first images of each class as read (classes.png) and all that is wrong
     (findings.csv) to OUTPUT. Exits with 1 if a run would refuse the data.
     """
     # Here, because every subcommand imports this file, and the node command must not import torch.

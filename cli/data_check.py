@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from distill.contact_sheet import COLUMNS, contact_sheet
+from task.image_files import BACKGROUND, Treatment
 from task.survey import Survey, survey
 from task.words import counted
 
@@ -22,12 +23,22 @@ MOST_CLASSES = 100
 """Classes in the table and the picture; of more, the first are shown."""
 MOST_EXAMPLES = 5
 LONGEST_NAME = 30
+DIM = 0.25
+"""Brightest pixel, of 1, below which the data are probably stored in too wide a type."""
 
 MEANINGS = {
     "unreadable": "cannot be used",
     "stray": "no image, or in the wrong place",
     "duplicate": "the same again in its class",
     "conflict": "the same in another class",
+    "constant": "the same value in all rows",
+    "overflow": "too large to standardise",
+}
+TREATMENTS: dict[Treatment, str] = {
+    "turned": "turned or mirrored as its EXIF orientation says",
+    "on background": f"with transparency, put on {BACKGROUND}",
+    "scaled": "of more than 8 bits, scaled to 0 to 1",
+    "reduced": "of 16 bits a colour, of which 8 are read",
 }
 
 
@@ -51,6 +62,7 @@ def look_through(path: Path, output: Path, console: Console) -> Survey:
     if found.sizes:
         modes = ", ".join(f"{mode} {number:,}" for mode, number in found.modes.most_common())
         console.print(f"Height x width {found.size_range()}; modes: {modes}", soft_wrap=True)
+        console.print(_as_read(found), soft_wrap=True)
     if found.findings:
         console.print(_findings_table(found))
     output.mkdir(parents=True, exist_ok=True)
@@ -67,6 +79,8 @@ def refusal(found: Survey, *, strict: bool) -> str:
     """Why a run would refuse the data, or why strict people do; else empty."""
     if not found.usable:
         return "nothing in it can be used; see the reasons above"
+    if too_large := found.of_kind("overflow"):
+        return f"{too_large[0].place} {too_large[0].reason}"
     unusable = found.of_kind("unreadable")
     if found.path.suffix == ".csv" and unusable:
         rows = counted(len(unusable), "unusable row")
@@ -74,6 +88,20 @@ def refusal(found: Survey, *, strict: bool) -> str:
     if strict and found.findings:
         return f"--strict: {counted(len(found.findings), 'finding')}; mend them, or drop --strict"
     return ""
+
+
+def _as_read(found: Survey) -> str:
+    """What a network sees of the images: the range of their pixels, and what was done to them."""
+    darkest, brightest = found.pixel_range
+    parts = [f"As read: pixels from {darkest:.3g} to {brightest:.3g} of 1"]
+    parts += [
+        f"{found.treatments[key]:,} {text}"
+        for key, text in TREATMENTS.items()
+        if found.treatments[key]
+    ]
+    if brightest < DIM:
+        parts.append("a network hardly sees so little light: brighten them, on all nodes alike")
+    return "; ".join(parts)
 
 
 def _class_table(found: Survey) -> Table:
@@ -120,7 +148,8 @@ def _picture(thumbnails: dict[str, list[Image.Image]]) -> Image.Image:
     ]
     images = torch.from_numpy(np.stack(tiles)).permute(0, 3, 1, 2).float()
     labels = [row for row, images in enumerate(thumbnails.values()) for _ in images]
-    return contact_sheet(images, torch.tensor(labels), [_short(name) for name in thumbnails])
+    names = [_short(name) for name in thumbnails]
+    return contact_sheet(images, torch.tensor(labels), names, limits=(0, 255))
 
 
 def _short(name: str) -> str:

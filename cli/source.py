@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 
 from task.datasets import (
     Dataset,
@@ -20,7 +19,7 @@ from task.datasets import (
 )
 from task.datasets.npz import read_npz, read_npz_images
 from task.datasets.registry import dataset_names
-from task.image_files import UnusableFileError, class_folders, open_image, visible
+from task.image_files import UnusableFileError, class_folders, inspect_image, visible
 from task.settings import PrivateSettings
 from task.survey import skipped_in_a_line
 
@@ -105,27 +104,27 @@ def _spec_of_folder(root: Path, folders: list[str], shape: str | None) -> DataSp
 
 def _common_shape(root: Path, files: Iterable[Path]) -> tuple[int, int, int]:
     """Shape of all images of a folder, from their headers; grey only if all of them are grey."""
-    sizes, bases, skipped = set(), set(), []
+    sizes, greys, skipped = set(), set(), []
     for file in files:
         try:
-            image = open_image(file, decode=False)
+            stored = inspect_image(file)
         except UnusableFileError as error:
             skipped.append(error.finding)
         else:
-            sizes.add(image.size)
-            bases.add(Image.getmodebase(image.mode))
+            sizes.add(stored.size)
+            greys.add(stored.is_grey)
     if not sizes:
         raise DatasetError(
             f"{root}: its class folders have no usable image{skipped_in_a_line(skipped)}"
         )
     if len(sizes) > 1:
-        examples = ", ".join(f"{height}x{width}" for width, height in sorted(sizes)[:3])
+        examples = ", ".join(f"{height}x{width}" for height, width in sorted(sizes)[:3])
         raise DatasetError(
             f"{root}: its images have {len(sizes)} sizes ({examples}, ...); give one size for all, "
             "as in --shape 3x32x32"
         )
-    ((width, height),) = sizes
-    return (1 if bases == {"L"} else 3, height, width)
+    ((height, width),) = sizes
+    return (1 if all(greys) else 3, height, width)
 
 
 def _split(raw: RawSamples, spec: DataSpec, seed: int) -> Dataset:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import typer
 
+from cli.errors import fail
 from fleet.line import why_another
 
 STOCK = "flower-superlink"
@@ -16,17 +16,15 @@ def superlink(context: typer.Context) -> None:
     """Run Flower's SuperLink, for many nodes: they call it less, and it asks its database less.
 
     A node's calls reach its own messages and replies only, which Flower does not check. Takes what
-    `flower-superlink` takes, on the same database. With another Flower than 1.32 it is
-    `flower-superlink`.
+    `flower-superlink` takes, on the same database, but for `--fleet-api-type`. With another Flower
+    than 1.32 it does not start.
     """
     if reason := why_another():
-        typer.echo(
-            f"flwr-distill superlink: {reason}. This is {STOCK}: any registered node can reply for "
-            "another whose message's id it knows (docs/flower.md)",
-            err=True,
-        )
-        os.execvp(STOCK, [STOCK, *context.args])
-    from fleet.flower_1_32.linkstate import main  # imports Flower
+        stock = f"{STOCK} lets any registered node reply for another whose message's id it knows"
+        fail(f"{reason}. {stock}", "superlink")
+    from fleet.flower_1_32.linkstate import main, why_unbound  # imports Flower
 
     sys.argv = [STOCK, *context.args]
+    if reason := why_unbound():
+        fail(reason, "superlink")
     main()

@@ -14,12 +14,15 @@ WHITE = 255
 
 
 def contact_sheet(
-    images: Tensor, labels: Tensor, class_names: Sequence[str], formation: int = 1
+    images: Tensor,
+    labels: Tensor,
+    class_names: Sequence[str],
+    formation: int = 1,
+    limits: tuple[float, float] | None = None,
 ) -> Image.Image:
     """Draw at most 20 images per class in rows, each headed by the class name.
 
-    Virtual images have no bounded range, so the 0.5th to 99.5th percentile of all pixels becomes
-    black to white. Small images are enlarged by whole factors, and more so if they hold others.
+    Small images are enlarged by whole factors, and more so if they hold others.
 
     Parameters
     ----------
@@ -31,10 +34,13 @@ def contact_sheet(
         One per class.
     formation : int (default: 1)
         Smaller images along each side of an image, see `distill.formation`.
+    limits : tuple[float, float], optional (default: None)
+        Values of black and white. None means the 0.5th and 99.5th percentile of all pixels, because
+        virtual images have no bounded range.
     """
     images = images if images.shape[1] == 3 else images.mean(1, keepdim=True).expand(-1, 3, -1, -1)
     shown = {int(c): images[labels == c][:COLUMNS] for c in labels.unique()}  # type: ignore[no-untyped-call]
-    low, high = np.percentile(images.numpy(), [0.5, 99.5])
+    low, high = limits or np.percentile(images.numpy(), [0.5, 99.5])
     factor = max(1, formation * TILE // max(images.shape[2:]))
     height, width = (side * factor + GAP for side in images.shape[2:])
     margin = GAP + LETTER * (1 + max(len(class_names[c]) for c in shown))

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 
 from fleet.flower_1_32.clock import AHEAD_MOST, BEHIND_MOST, ClockError, clock_offset
 from fleet.gpu_speed import time_gpu
+from fleet.line import why_another
 from links.credentials import is_signed
 from node.gpus import describe_gpu, oldest_driver, pytorch_needs, why_unusable
 from node.reachability import check_superlink
@@ -230,6 +231,9 @@ def _clock(settings: NodeSettings, reached: Finding) -> Finding:
 def _sender(settings: NodeSettings) -> Finding:
     """Whether a reply in this node's name can only be its own."""
     check = "sender of replies"
+    if why_another():
+        found = "with this Flower no SuperLink compares who sends a reply, and none is signed"
+        return Finding(check, "unchecked", found, "install flwr==1.32.1 (docs/flower.md)")
     if settings.insecure:
         found = "without TLS replies can be changed on the way, and any key can join"
         return Finding(check, "unchecked", found, "see Without Docker in docs/deploy.md")

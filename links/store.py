@@ -224,21 +224,42 @@ def remove_old_runs(state_dir: Path, age: float) -> None:
     """
     oldest = time.time() - age
     with suppress(OSError), untrusted.folder(state_dir / LASTING) as lasting:
-        for name in untrusted.names(lasting):
-            if untrusted.last_change(lasting, name) <= oldest:
-                untrusted.remove(lasting, name)
+        _remove_old_files(lasting, oldest)
     with suppress(OSError), untrusted.folder(state_dir / RUNS) as runs:
         for name in untrusted.names(runs):
             with suppress(OSError):
                 _remove_old_nodes(runs, name, oldest)
 
 
+def _remove_old_files(lasting: int, oldest: float) -> None:
+    """Remove old files, also in folders, which sandboxes have; and old folders that are empty."""
+    for name in untrusted.names(lasting):
+        if not untrusted.is_folder(lasting, name):
+            if untrusted.last_change(lasting, name) <= oldest:
+                untrusted.remove(lasting, name)
+            continue
+        made = untrusted.size_and_change(lasting, name)[1]
+        with suppress(OSError), untrusted.subfolder(lasting, name) as files:
+            for file in untrusted.names(files):
+                if untrusted.last_change(files, file) <= oldest:
+                    untrusted.remove(files, file)
+        _remove_empty(lasting, name, made, oldest)
+
+
+def _remove_empty(parent: int, name: str, changed: float, oldest: float) -> None:
+    """Remove an empty folder, but not one that a sandbox has had made for it a moment ago."""
+    if changed <= oldest:
+        with suppress(OSError):
+            os.rmdir(name, dir_fd=parent)
+
+
 def _remove_old_nodes(runs: int, run: str, oldest: float) -> None:
-    """Remove old folders in a run's, and the run's if it is empty then."""
+    """Remove old folders in a run's, and the run's if it is old and empty then."""
     if not untrusted.is_folder(runs, run):  # no store made it
         if untrusted.last_change(runs, run) <= oldest:
             untrusted.remove(runs, run)
         return
+    changed = untrusted.size_and_change(runs, run)[1]
     with untrusted.subfolder(runs, run) as nodes:
         for name in untrusted.names(nodes):
             if untrusted.last_change(nodes, name) > oldest:
@@ -249,8 +270,7 @@ def _remove_old_nodes(runs: int, run: str, oldest: float) -> None:
                 os.rmdir(name, dir_fd=nodes)
             with suppress(OSError):
                 os.unlink(name, dir_fd=nodes)
-    with suppress(OSError):
-        os.rmdir(run, dir_fd=runs)
+    _remove_empty(runs, run, changed, oldest)
 
 
 def temporary_root() -> Path:

@@ -21,7 +21,11 @@ MAX_ENTRIES = 100_000
 MAX_DEPTH = 6
 """Levels of folders in which changes are noticed; ours has three below a run's node."""
 
+MAX_MEASURED_DEPTH = 32
+"""Levels of folders of which the use of the disk is measured."""
+
 _PATH_ONLY = getattr(os, "O_PATH", os.O_RDONLY)  # elsewhere than on Linux
+_BLOCK = 512  # bytes, on any file system
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe that nobody writes does not block
 
@@ -170,6 +174,34 @@ def _changes(parent: int, name: str, depth: int) -> Iterator[float]:
             with subfolder(parent, name) as inside:
                 for entry in names(inside):
                     yield from _changes(inside, entry, depth - 1)
+
+
+def disk_use(parent: int) -> int | None:
+    """Bytes on disk of what is in a folder; None if that is too much, too deep or locked."""
+    use, left = 0, MAX_ENTRIES
+    for size in _disk_uses(parent, MAX_MEASURED_DEPTH):
+        left -= 1
+        if size is None or left < 0:
+            return None
+        use += size
+    return use
+
+
+def _disk_uses(parent: int, depth: int) -> Iterator[int | None]:
+    """Of each entry; None for what cannot be measured. What is gone meanwhile uses nothing."""
+    if depth == 0:
+        yield None
+        return
+    for name in names(parent):
+        try:
+            yield _status(parent, name).st_blocks * _BLOCK
+            if is_folder(parent, name):
+                with subfolder(parent, name) as inside:
+                    yield from _disk_uses(inside, depth - 1)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            yield None
 
 
 def remove(parent: int, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,13 +12,17 @@ from typing import Any
 from flwr.app import ArrayRecord, RecordDict
 
 from protocol.arguments import read_arguments
-from protocol.messages import ARRAYS, ROUTE
+from protocol.meeting import CONTINUE, DESCRIBE
+from protocol.messages import ARRAYS, CONFIG, ROUTE
 from protocol.method import Method, Phase
 from protocol.registry import find_method, phases_of
 from task.settings import TrainSettings, nested
 
 Form = tuple[tuple[int, ...], str]
 """Shape and type of an array."""
+_RESUMES = {DESCRIBE: "resumes", CONTINUE: "run-id"}
+"""Keys that name the run that is resumed."""
+_RUN_ID = re.compile("[0-9]{1,20}")
 _TRAIN_DEFAULTS = TrainSettings().model_dump(by_alias=True)
 
 
@@ -194,6 +199,13 @@ class Asked:
     def evaluates(self) -> bool:
         """Whether the message asks for an evaluation."""
         return self.message_type.partition(".")[0] == "evaluate"
+
+    @property
+    def resumes(self) -> int | None:
+        """The run that this one resumes, if the message says so."""
+        key = _RESUMES.get(self.message_type, "")
+        run_id = str(self.said_by_record.get(CONFIG, {}).get(key, ""))
+        return int(run_id) if _RUN_ID.fullmatch(run_id) else None
 
     def values(self, name: str) -> list[Setting]:
         """Settings of the run or the message that have this name."""

@@ -7,7 +7,10 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Protocol
 
+from node.log_lines import titled_output
 from node.notes import Notes, NotesError
 from node.nursery import NURSERY, WORKER
 from node.packages import installed_packages
@@ -22,42 +25,68 @@ class ChildDiedError(Exception):
     """The child ended, on its own or because it was killed: it hung, or broke the protocol."""
 
 
+class TooMuchKeptError(ChildDiedError):
+    """The child was killed because its app keeps too much on disk."""
+
+
+class Sandbox(Protocol):
+    """Of a run's app, as `node.run_sandbox` makes them."""
+
+    @property
+    def command(self) -> Sequence[str]:
+        """The command that puts the one behind it into the sandbox."""
+
+    @property
+    def title(self) -> str:
+        """What each line begins with that is printed in it."""
+
+    def excess(self) -> str:
+        """Why its app keeps too much on disk; empty if it does not."""
+
+
 class Child:
     """A worker process and the notes to and from it, which are those of a hostile app.
 
-    `bundle` is the hash of the app bundle whose tasks it serves and `run_id` the run of the last
-    one, None before the first task; `ready` says whether it is warm; `packages` are those that were
-    installed when it started.
+    `sandbox` is the one that it is in, `bundle` the hash of the app bundle whose tasks it serves
+    and `run_id` the run of the last one, None before the first task; `ready` says whether it is
+    warm; `packages` are those that were installed when it started.
 
     Parameters
     ----------
     arguments : sequence of str
         Of `node.flower.worker`.
-    box : sequence of str
-        Command that boxes in the one behind it (`node.sandbox`); empty for none.
+    sandbox : Sandbox, optional
+        None for none: the child's output is then the node's own, which it can read and cut.
     forked : bool (default: True)
         Let a nursery fork it, if there is one; such a child has what the nursery had imported.
     """
 
     def __init__(
-        self, arguments: Sequence[str], box: Sequence[str] = (), *, forked: bool = True
+        self,
+        arguments: Sequence[str],
+        sandbox: Sandbox | None = None,
+        *,
+        forked: bool = True,
     ) -> None:
+        self.sandbox = sandbox
         self.bundle: str | None = None
         self.run_id: int | None = None
         self.packages = installed_packages()
         self.ready = False
         self._notes, child_notes = Notes.pair()
         dropped = () if forked else (NURSERY,)
-        with child_notes:
+        titled = nullcontext() if sandbox is None else titled_output(sandbox.title)
+        with child_notes, titled as output:
             self._process = start_bound(
                 [
-                    *box,
+                    *(() if sandbox is None else sandbox.command),
                     *(sys.executable, "-P", "-m", WORKER),
                     *arguments,
                     *("--notes-fd", str(child_notes.fileno())),
                 ],
                 env={name: value for name, value in os.environ.items() if name not in dropped},
                 pass_fds=[child_notes.fileno()],
+                output=output,
             )
 
     @property
@@ -74,9 +103,9 @@ class Child:
         except OSError as error:
             raise ChildDiedError(self._how_it_ended()) from error
 
-    def has_note(self) -> bool:
-        """Whether `note` would return or raise without waiting."""
-        return self._notes.is_waiting()
+    def has_note(self, timeout: float = 0.0) -> bool:
+        """Whether `note` would return or raise without waiting, at latest after `timeout` s."""
+        return self._notes.is_waiting(timeout)
 
     def note(self, timeout: float) -> tuple[str, int, str]:
         """Wait for the child's next note: its kind, an error code, a reason.
@@ -99,6 +128,18 @@ class Child:
             raise self._killed(f"sent its node something malformed ({error})") from error
         except (EOFError, OSError) as error:
             raise ChildDiedError(self._how_it_ended()) from error
+
+    def check_disk(self) -> None:
+        """Kill the child if its app keeps too much on disk.
+
+        Raises
+        ------
+        TooMuchKeptError
+            If it does.
+        """
+        if self.sandbox is not None and (excess := self.sandbox.excess()):
+            self.kill()
+            raise TooMuchKeptError(f"the ClientApp process was killed: {excess}")
 
     def kill(self) -> None:
         """Kill the child's process group."""

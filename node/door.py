@@ -8,6 +8,9 @@ import os
 import threading
 from pathlib import Path
 
+DOOR = "door"
+"""Folder in a state directory with the socket."""
+
 INSIDE = Path("/run/door")
 """The folder, as the box sees it."""
 

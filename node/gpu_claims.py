@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import stat
 import tempfile
 import time
 from collections import Counter
@@ -20,7 +21,10 @@ TURN_WITHIN = 10.0
 
 
 def claims_folder() -> Path:
-    """Folder of the claims of this user; a container has its own."""
+    """Folder of the claims of this user; a container has its own.
+
+    Anyone may make the first folder in the system's temporary one before this user does.
+    """
     return Path(tempfile.gettempdir()) / f"flwr-distill-{os.getuid()}" / "gpus"
 
 
@@ -42,9 +46,16 @@ def claim(gpus: Sequence[str], folder: Path) -> tuple[str, IO[bytes]]:
     Raises
     ------
     OSError
-        If the folder cannot be used, or another process holds its lock for over 10 s.
+        If the folder or the one that it is in is a link, another user's or open to other users, or
+        another process holds its lock for over 10 s.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in (folder.parent, folder):
+        path.mkdir(mode=0o700, exist_ok=True)
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            raise PermissionError(f"{path} is not a folder of this user")
+        if status.st_mode & 0o022:
+            raise PermissionError(f"other users can write in {path}")
     with (folder / "lock").open("ab") as turn:
         _wait_for_turn(turn)
         users: Counter[str] = Counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import tomllib
 from logging import INFO, WARNING
@@ -12,6 +13,7 @@ from flwr.common import log
 from links.errors import LinkError
 from links.folder import remove_expired
 from links.mailbox import EXPIRY, Mailbox, start_server
+from node.log_lines import escape_records
 from node.notes import Notes, shortened
 
 _SWEEP = 60.0
@@ -19,6 +21,7 @@ _SWEEP = 60.0
 
 def main() -> None:
     """Run the mailbox; arguments: the report's file descriptor, and the node config file."""
+    escape_records(logging.getLogger("flwr"))
     report = Notes.of(int(sys.argv[1]))
     node_config = tomllib.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
     state_dir, address = Path(node_config["state-dir"]), node_config["peer-address"]

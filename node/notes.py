@@ -79,9 +79,9 @@ class Notes:
         self._end.settimeout(_SEND_TIMEOUT)
         self._end.sendall(len(content).to_bytes(_LENGTH, "big") + content)
 
-    def is_waiting(self) -> bool:
-        """Whether something has arrived, if only the end of the stream."""
-        return bool(select.select([self._end], [], [], 0)[0])
+    def is_waiting(self, timeout: float = 0.0) -> bool:
+        """Whether something arrives within `timeout` seconds, if only the end of the stream."""
+        return bool(select.select([self._end], [], [], timeout)[0])
 
     def receive(self, timeout: float | None = None) -> list[Any]:
         """Receive a note.

@@ -131,6 +131,9 @@ class Policy(Block):
     sandbox : str (default: "none")
         Whether the process that runs the app is boxed in (`node.sandbox`): ``none``, ``required``
         (the node does not start without), or ``where-possible``.
+    most_disk : int, optional (default: any)
+        Bytes that an app in its sandbox may keep on the node's disk, in the folders of its run and
+        its bundle. ``any`` is a share of what is free (`node.run_sandbox.SHARE`).
     readable : list of str (default: none)
         Absolute paths that the app may read in its box, besides Python and the node's data.
     """
@@ -162,6 +165,7 @@ class Policy(Block):
     most_bytes_a_day: Annotated[Count | None, _OrAny] = None
     hours: Annotated[str | None, _OrAny] = None
     sandbox: Literal["none", "where-possible", "required"] = "none"
+    most_disk: Annotated[Count | None, _OrAny] = None
     readable: list[AbsolutePath] = Field(default_factory=list)
 
     @field_validator("most_epsilon")
@@ -208,6 +212,13 @@ class Policy(Block):
         if sandbox != "none" and info.data.get("direct_links"):
             raise ValueError("needs direct-links: false, because a boxed app has no network")
         return sandbox
+
+    @field_validator("most_disk")
+    @classmethod
+    def _is_measured(cls, most: int | None, info: ValidationInfo) -> int | None:
+        if most is not None and info.data.get("sandbox") == "none":
+            raise ValueError("needs a sandbox, else the app writes anywhere")
+        return most
 
     @field_validator("hours")
     @classmethod
@@ -292,8 +303,9 @@ def in_words(policy: Policy) -> list[str]:
         + ("" if p.most_epsilon is None else ", or by a strategy that keeps an epsilon by itself")
         + ", and takes no part in what differential privacy does not cover completely."
     )
-    files = " and ".join(["its data", "its state", *p.readable])
-    box = f"no network but the node, no files but {files}."
+    files = " and ".join(["its data", "its run's state", *p.readable])
+    disk = "a quarter of the free disk" if p.most_disk is None else f"{p.most_disk:,} bytes"
+    box = f"no network but the node, no files but {files}, and {disk} at most to write."
     return [
         f"Takes part in {_any_of(p.strategies, 'any strategy')}.",
         f"Answers {_any_of(p.message_types, 'messages of any type')}.",

@@ -44,6 +44,7 @@ def start_bound(
     command: Sequence[str],
     *,
     log: Path | None = None,
+    output: int | None = None,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     pass_fds: Sequence[int] = (),
@@ -52,15 +53,18 @@ def start_bound(
 
     The kernel ties it to the *thread* that calls this function: call it from one that lives as long
     as the process should. On systems other than Linux it survives a parent killed with -9. Standard
-    output and error are appended to `log`; like `env` and `cwd`, None inherits this process's.
+    output and error are appended to `log`, or go to the file descriptor `output`; like `env` and
+    `cwd`, None inherits this process's.
 
     Where a nursery runs (`node.nursery`), it forks the processes of nodes.
     """
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.nullcontext() if log is None else log.open("ab") as output:
+    with contextlib.nullcontext() if log is None else log.open("ab") as file:
+        if file is not None:
+            output = file.fileno()
         if cwd is None:
-            outputs = (1, 2) if output is None else (output.fileno(), output.fileno())
+            outputs = (1, 2) if output is None else (output, output)
             forked = fork(command, os.environ if env is None else env, pass_fds, outputs)
             if forked is not None:
                 return forked

@@ -2,10 +2,11 @@
 
 A box is made of Linux namespaces by bubblewrap (``bwrap``), which needs no root where the machine
 lets users make them. Inside are read-only: the system's libraries, Python and its packages, the
-unpacked app bundles, the node's data, its certificates for links, and what the policy names as
-``readable``; and, to write, what strategies keep in the state directory. The outbox and account of
-what has left the node, its key for the SuperLink, its environment and other users' processes are
-outside. Whatever the app writes is hostile to all that is outside (`links.untrusted`).
+node's data, its certificates for links, and what the policy names as ``readable``; and, from
+`node.run_sandbox`, the app bundle of the run and, to write, what strategies keep of that run in the
+state directory. The outbox and account of what has left the node, its key for the SuperLink, its
+environment, other runs' files and other users' processes are outside. Whatever the app writes is
+hostile to all that is outside (`links.untrusted`).
 """
 
 from __future__ import annotations
@@ -25,14 +26,10 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from links.store import LASTING, RUNS, SECRET, NodeStore
-from node.bundle import folder_of_bundles
-from node.door import INSIDE
+from links.store import SECRET, NodeStore
+from node.door import DOOR, INSIDE
 from node.nursery import NURSERY
-from node.settings import FLOWER_HOME, NodeSettings
-
-DOOR = "door"
-"""Folder in a state directory with the box's way out."""
+from node.settings import NodeSettings
 
 _SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/sys"),
@@ -50,6 +47,8 @@ _VARIABLES = (
 """Beginnings of environment variables' names; others may hold passwords."""
 _HOME = "/run/home"
 """Where the app may write what nobody keeps; packages may lie in /tmp."""
+_MAX_TEMPORARY = 1 << 30
+"""Bytes in each of a box's temporary folders, which are in memory; bubblewrap 0.7 bounds them."""
 _STARTS_WITHIN = 20.0
 
 
@@ -104,9 +103,10 @@ def box(settings: NodeSettings, environment: Mapping[str, str]) -> list[str]:
     devices = [path for name in _GPU_DEVICES for path in Path("/dev").glob(name)]
     return [
         *("bwrap", *_namespaces()),
-        *("--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--tmpfs", "/dev/shm"),
-        *("--tmpfs", _HOME, "--chdir", _HOME, "--clearenv"),
+        *("--dev", "/dev", "--proc", "/proc"),
         *(word for path in devices for word in ("--dev-bind-try", str(path), str(path))),
+        *_temporary("/tmp", "/dev/shm", _HOME),
+        *("--remount-ro", "/dev", "--chdir", _HOME, "--clearenv"),
         *_read_only([*_SYSTEM, *_python()]),
         *_state(settings.state_dir),
         *_read_only(_readable(settings)),
@@ -181,14 +181,17 @@ def _public(file: Path) -> bytes | None:
 
 
 def _state(folder: Path) -> list[str]:
-    """An empty state directory, with what strategies keep in the node's."""
+    """An empty state directory, with what all runs see of the node's."""
     NodeStore.open(folder, 0, 0).secret()  # made here: a box cannot make files beside its folders
-    words = ["--tmpfs", str(folder)]
-    for name in (RUNS, LASTING):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        words += ["--bind", str(folder / name), str(folder / name)]
-    bundles = folder_of_bundles(folder / FLOWER_HOME)
-    for path in (bundles, folder / DOOR):
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    words += ["--ro-bind", str(folder / DOOR), str(INSIDE)]
-    return [*words, *_read_only([bundles, folder / SECRET])]
+    (folder / DOOR).mkdir(mode=0o700, parents=True, exist_ok=True)
+    door = ["--ro-bind", str(folder / DOOR), str(INSIDE)]
+    return ["--tmpfs", str(folder), *door, *_read_only([folder / SECRET])]
+
+
+def _temporary(*paths: str) -> list[str]:
+    """Folders in memory."""
+    usage = subprocess.run(
+        ["bwrap", "--help"], capture_output=True, text=True, timeout=_STARTS_WITHIN, check=False
+    )
+    size = ["--size", str(_MAX_TEMPORARY)] if "--size" in usage.stdout else []
+    return [word for path in paths for word in (*size, "--tmpfs", path)]

@@ -37,7 +37,8 @@ from node.peers import check_peers
 from node.policy import OPEN, Policy, cannot_hold, in_words
 from node.processes import Process, start_bound, start_nursery, stop
 from node.reachability import check_superlink
-from node.sandbox import DOOR, box, why_exposed, why_no_box
+from node.run_records import RunRecords
+from node.sandbox import box, why_exposed, why_no_box
 from node.secret import appio_secret, holdout_secret
 from node.settings import (
     FLOWER_HOME,
@@ -240,6 +241,7 @@ class Node:
         parts = {part.reports: part for part in self._parts}
         while True:
             remove_old_runs(self._settings.state_dir, self._settings.keep_runs * _DAY)
+            RunRecords(self._settings.state_dir).remove_old(self._settings.keep_runs * _DAY)
             for reports in select.select(list(parts), [], [], _SWEEP)[0]:
                 try:
                     kind, value = _checked(reports.receive(_REPORT_TIMEOUT))
@@ -300,7 +302,9 @@ class Node:
         boxed: list[str] = []
         if self._boxed:
             boxed = ["--box", json.dumps(box(settings, self._environment()))]
-            boxed += ["--door", str(settings.state_dir / DOOR)]
+            boxed += ["--state-dir", str(settings.state_dir)]
+            if settings.policy.most_disk is not None:
+                boxed += ["--most-disk", str(settings.policy.most_disk)]
         return [
             *(sys.executable, "-P", "-m", EXECUTOR),
             *("--appio-address", f"127.0.0.1:{port}"),

@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from task.datasets import Dataset, DataSpec, RawSamples, load_dataset
+from task.datasets import Dataset, DatasetError, DataSpec, RawSamples, load_dataset
 from task.datasets.images import fit_samples
 from task.datasets.types import check_raw_samples
 from task.partition import check_partition, partition_indices
@@ -74,6 +74,12 @@ def domain(
         update={"dataset": name, "data_root": data_root or settings.data_root}
     )
     dataset = _dataset(name, own.data_root, own.download)
+    kinds = dataset.spec.kind, spec.kind
+    if kinds != ("image", "image"):
+        raise DatasetError(
+            f"dataset={name!r} of this node is of kind {kinds[0]}, the run's of kind {kinds[1]}; "
+            "both need images"
+        )
     train = partition_samples(own, *partition) if partition else dataset.train
     train, test = (
         check_raw_samples(fit_samples(part, spec), spec, f"dataset={name!r} of this node")

@@ -14,9 +14,13 @@ from PIL import Image
 from task.errors import DatasetError
 from task.image_files import (
     Finding,
+    Picture,
+    Stored,
+    Treatment,
     UnusableFileError,
     beside_class_folders,
     class_folders,
+    inspect_image,
     open_image,
     printable,
     visible,
@@ -42,7 +46,11 @@ class Survey:
     sizes : Counter[tuple[int, int]]
         Images of each height and width; empty for a table.
     modes : Counter[str]
-        Images of each of Pillow's modes, such as ``RGB``; empty for a table.
+        Images of each stored mode, such as ``RGB``, or of an array's type; empty for a table.
+    treatments : Counter[Treatment]
+        Images of each treatment by their reader, see `task.image_files.Stored`.
+    pixel_range : tuple[float, float]
+        Darkest and brightest pixel of all decoded images, from 0 to 1; ``(1, 0)`` if there is none.
     findings : list[Finding]
         All that is wrong, in the order of the data.
     """
@@ -51,6 +59,8 @@ class Survey:
     counts: dict[str, int] = field(default_factory=dict)
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
+    treatments: Counter[Treatment] = field(default_factory=Counter)
+    pixel_range: tuple[float, float] = (1.0, 0.0)
     findings: list[Finding] = field(default_factory=list)
     _first: dict[bytes, tuple[str, str]] = field(default_factory=dict, repr=False)
 
@@ -97,12 +107,23 @@ class Survey:
             reason = f"is the same as {first_place}; remove one of them"
             self.findings.append(Finding("duplicate", place, reason))
 
-    def add_image(self, place: str, label: str, image: Image.Image, *, compare: bool) -> None:
-        """Count an image, and compare its pixels in RGB with those of all others."""
-        self.sizes[image.height, image.width] += 1
-        self.modes[image.mode] += 1
-        content = f"{image.size}".encode() + image.convert("RGB").tobytes() if compare else None
+    def add_image(
+        self, place: str, label: str, stored: Stored, content: bytes | None = None
+    ) -> None:
+        """Count an image; its content, where given, is compared with that of all others."""
+        self.sizes[stored.size] += 1
+        self.modes[stored.mode] += 1
+        self.treatments.update(stored.treatments)
         self.add(place, label, content)
+
+    def add_picture(self, place: str, label: str, picture: Picture) -> None:
+        """Count an image, and compare its pixels as read with those of all others."""
+        image = picture.image
+        low, high = picture.pixel_range()
+        self.pixel_range = min(self.pixel_range[0], low), max(self.pixel_range[1], high)
+        pixels = image if image.mode == "F" else image.convert("RGB")
+        content = f"{image.size}".encode() + pixels.tobytes()
+        self.add_image(place, label, picture.stored, content)
 
 
 def survey(path: Path, watch: Watch | None = None) -> Survey:
@@ -141,15 +162,19 @@ def survey_class_folders(root: Path, *, decode: bool = False, watch: Watch | Non
         label = printable(folder.name)
         found.counts[label] = 0
         for file in files:
-            image = None
+            shown = None
+            place = printable(f"{folder.name}/{file.name}")
             try:
-                image = open_image(file, decode=decode)
-                place = printable(f"{folder.name}/{file.name}")
-                found.add_image(place, label, image, compare=decode)
+                if decode:
+                    picture = open_image(file)
+                    shown = picture.in_8_bits()
+                    found.add_picture(place, label, picture)
+                else:
+                    found.add_image(place, label, inspect_image(file))
             except UnusableFileError as error:
                 found.findings.append(error.finding)
             if watch:
-                watch(total, label, image)
+                watch(total, label, shown)
     return found
 
 
@@ -165,20 +190,27 @@ def skipped_in_a_line(findings: list[Finding]) -> str:
 def _survey_npz(path: Path, watch: Watch | None) -> Survey:
     import numpy as np
 
-    from task.datasets.npz import read_npz_samples
-    from task.datasets.types import DataSpec, check_raw_samples
+    from task.datasets.npz import as_pixels, read_array, read_npz_labels
+    from task.datasets.types import DataSpec, RawSamples, check_raw_samples
 
-    raw = read_npz_samples(path)
+    images = read_array(path, "images")
+    raw = RawSamples(as_pixels(images, path), read_npz_labels(path))
     channels, height, width = raw.images.shape[1:]
     if channels not in (1, 3):
         raise DatasetError(f"{path}: images have {channels} channels, need 1 or 3")
     any_label = DataSpec(path.name, (channels, height, width), np.iinfo(np.int64).max, (), ())
     check_raw_samples(raw, any_label, str(path))
     found = Survey(path, counts={str(label): 0 for label in np.unique(raw.labels)})
+    is_scaled = raw.images.dtype != np.uint8
+    mode = str(images.dtype) if images.dtype != np.uint8 else {1: "L", 3: "RGB"}[channels]
+    stored = Stored((height, width), mode, ("scaled",) if is_scaled else ())
+    largest = 1 if is_scaled else 255
+    found.pixel_range = raw.images.min() / largest, raw.images.max() / largest
     for number, (pixels, label) in enumerate(zip(raw.images, raw.labels, strict=True)):
-        image = Image.fromarray(pixels[0] if channels == 1 else pixels.transpose(1, 2, 0))
-        found.add_image(f"image {number}", str(label), image, compare=True)
+        found.add_image(f"image {number}", str(label), stored, pixels.tobytes())
         if watch:
+            shown = np.rint(pixels * (255 / largest)).astype(np.uint8)
+            image = Image.fromarray(shown[0] if channels == 1 else shown.transpose(1, 2, 0))
             watch(len(raw), str(label), image)
     return found
 
@@ -186,16 +218,27 @@ def _survey_npz(path: Path, watch: Watch | None) -> Survey:
 def _survey_csv(path: Path, watch: Watch | None) -> Survey:
     import numpy as np
 
-    from task.datasets.tables import read_rows
+    from task.datasets.tables import column_problem, feature_names, read_rows
 
     found = Survey(path)
+    names = feature_names(path)
+    lowest, highest = np.full(len(names), np.inf), np.full(len(names), -np.inf)
     for row in read_rows(path):
         label = printable(row.label)
         if row.problem:
             found.findings.append(Finding("unreadable", f"line {row.line}", row.problem))
         else:
-            found.add(f"line {row.line}", label, np.array(row.values).tobytes())
+            values = np.array(row.values)
+            lowest, highest = np.minimum(lowest, values), np.maximum(highest, values)
+            found.add(f"line {row.line}", label, values.tobytes())
         if watch:
             watch(0, label, None)
     found.counts = dict(sorted(found.counts.items()))
+    for name, low, high in zip(names, lowest.tolist(), highest.tolist(), strict=True):
+        place = printable(f"column {name}")
+        if problem := column_problem(low, high):
+            found.findings.append(Finding("overflow", place, problem))
+        elif low == high and found.usable > 1:
+            reason = f"is {low:g} in all rows and says nothing; drop it, here and on all nodes"
+            found.findings.append(Finding("constant", place, reason))
     return found

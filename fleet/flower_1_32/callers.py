@@ -8,9 +8,11 @@ activates a node is not compared at all.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import islice
 from logging import WARNING
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -34,7 +36,6 @@ from flwr.proto.message_pb2 import (
     PushObjectRequest,
     PushObjectResponse,
 )
-from flwr.server.superlink.fleet.grpc_adapter.grpc_adapter_servicer import GrpcAdapterServicer
 from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.object_store import NoObjectInStoreError
@@ -42,43 +43,41 @@ from flwr.supercore.utils import get_metadata_bytes
 
 if TYPE_CHECKING:
     from fleet.flower_1_32.linkstate import WatchingLinkState
+    from fleet.flower_1_32.store import OneConnectionStore
+    from protocol.flower_1_32.objects import MemoryObjectStore
+
+
+MAX_OBJECTS = 2**17
+"""Objects that a node announces with a reply: Flower's chunks of 5 MiB make 600 GiB of them."""
+MAX_CACHED = 2**21
+"""Objects of which it is cached which node may pull them."""
 
 
 @dataclass(frozen=True)
-class _Rights:
-    """What a node may read and write, besides the state that a restart leaves.
-
-    Attributes
-    ----------
-    messages : frozenset[str]
-        Messages that it fetched last.
-    to_pull : frozenset[str]
-        Objects of these.
-    to_push : frozenset[str]
-        Objects of the reply that it announced last.
-    """
+class _Fetched:
+    """Messages that a node fetched last, and the objects of these."""
 
     messages: frozenset[str] = frozenset()
-    to_pull: frozenset[str] = frozenset()
-    to_push: frozenset[str] = frozenset()
+    objects: frozenset[str] = frozenset()
 
 
-_NONE = _Rights()
+_NOTHING = _Fetched()
 
 
 class BoundServicer(FleetServicer):
     """Flower's Fleet API, in which a node reaches its own messages, objects and replies only.
 
     Flower's interceptor has compared the key of a call with the node of its request before, also
-    where nodes register themselves. A SuperLink that has restarted learns from its state which
-    messages nodes have fetched. It then knows of no announced reply; but what an object holds is
-    fixed by its id, a hash, whichever node sends it.
+    where nodes register themselves. What a node has fetched stands in the SuperLink's state, and
+    what it has announced in its store of objects; a restart loses neither.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._rights_lock = threading.Lock()
-        self._rights: dict[int, _Rights] = {}
+        self._fetched_lock = threading.Lock()
+        self._fetched: OrderedDict[int, _Fetched] = OrderedDict()
+        self._cached = 0
+        self._pushing = threading.Lock()
 
     def ActivateNode(  # noqa: N802 (Flower\'s name)
         self, request: ActivateNodeRequest, context: grpc.ServicerContext
@@ -94,14 +93,16 @@ class BoundServicer(FleetServicer):
     ) -> PullMessagesResponse:
         """Give a node its message, and the right to pull the message's objects."""
         response = super().PullMessages(request, context)
-        if response.messages_list:
-            self._let_pull(request.node.node_id, response.message_object_trees)
+        self._cache(request.node.node_id, response.message_object_trees)
         return response
 
     def PushMessages(  # noqa: N802 (Flower\'s name)
         self, request: PushMessagesRequest, context: grpc.ServicerContext
     ) -> PushMessagesResponse:
-        """Take a node's reply to a message that was sent to this node."""
+        """Take a node's reply to a message that was sent to this node.
+
+        Of a reply that comes too late nothing is registered, and no object is asked for.
+        """
         node = request.node.node_id
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             _refuse(context, f"node {node} must push one reply, with its objects")
@@ -110,33 +111,43 @@ class BoundServicer(FleetServicer):
             _refuse(context, f"node {node} replies in the name of node {reply.src_node_id}")
         if reply.message_id != tree.object_id:
             _refuse(context, f"node {node} replies with the objects of another message")
-        if not self._was_sent(reply.reply_to_message_id, node):
+        if not self._was_sent(reply.reply_to_message_id, node, reply.run_id):
             _refuse(context, f"node {node} replies to a message that was not sent to it")
-        response = super().PushMessages(request, context)
-        self._grant(node, to_push=_parts([tree]))
+        if any(islice(iterate_object_tree(tree), MAX_OBJECTS, None)):
+            _refuse(context, f"node {node} announces more than {MAX_OBJECTS} objects")
+        store = self._store
+        with self._state.transaction(), self._pushing:  # in memory, a transaction is none
+            known = store.announcer(tree.object_id)
+            if known not in (None, node):
+                _refuse(context, f"node {node} announces the objects of another message")
+            try:
+                response = super().PushMessages(request, context)
+            except ValueError as error:
+                _refuse(context, f"node {node}: {error}")
+            if known is None and str(None) in response.results:
+                store.delete(tree.object_id)
+                del response.objects_to_push[:]
+            elif known is None:
+                store.assign(tree.object_id, node)
         return response
 
     def PushObject(  # noqa: N802 (Flower\'s name)
         self, request: PushObjectRequest, context: grpc.ServicerContext
     ) -> PushObjectResponse:
         """Store an object of a node's reply."""
-        node, name = request.node.node_id, request.object_id
-        if name not in self._of(node).to_push:
-            with self._rights_lock:
-                others = any(name in rights.to_push for rights in self._rights.values())
-            if others:
-                _refuse(context, f"node {node} pushes an object of another node's reply")
-        return super().PushObject(request, context)
+        node, name, store = request.node.node_id, request.object_id, self._store
+        if not store.is_announced(name, node) and name in store:
+            _refuse(context, f"node {node} pushes an object that it has not announced")
+        return super().PushObject(request, context)  # refuses what nobody has announced
 
     def PullObject(  # noqa: N802 (Flower\'s name)
         self, request: PullObjectRequest, context: grpc.ServicerContext
     ) -> PullObjectResponse:
         """Give a node an object of a message that was sent to it."""
-        node, name = request.node.node_id, request.object_id
-        if name not in self._of(node).to_pull:
-            if trees := self._trees_for(node):
-                self._let_pull(node, trees)
-            if name not in self._of(node).to_pull:
+        node = request.node.node_id
+        if request.object_id not in self._of(node).objects:
+            self._cache(node, self._trees_for(node))
+            if request.object_id not in self._of(node).objects:
                 _refuse(context, f"node {node} pulls an object that was not sent to it")
         return super().PullObject(request, context)
 
@@ -145,7 +156,7 @@ class BoundServicer(FleetServicer):
     ) -> ConfirmMessageReceivedResponse:
         """Drop a message that its node has received."""
         node = request.node.node_id
-        if not self._was_sent(request.message_object_id, node):
+        if not self._was_sent(request.message_object_id, node, request.run_id):
             _refuse(context, f"node {node} confirms a message that was not sent to it")
         return super().ConfirmMessageReceived(request, context)
 
@@ -153,37 +164,40 @@ class BoundServicer(FleetServicer):
     def _state(self) -> WatchingLinkState:
         return cast("WatchingLinkState", self.state_factory.state())
 
-    def _of(self, node: int) -> _Rights:
-        return self._rights.get(node, _NONE)
+    @property
+    def _store(self) -> OneConnectionStore | MemoryObjectStore:
+        return cast("OneConnectionStore | MemoryObjectStore", self.objectstore_factory.store())
 
-    def _grant(self, node: int, **rights: frozenset[str]) -> None:
-        with self._rights_lock:
-            self._rights[node] = replace(self._of(node), **rights)
+    def _of(self, node: int) -> _Fetched:
+        with self._fetched_lock:
+            return self._fetched.get(node, _NOTHING)
 
-    def _was_sent(self, message_id: str, node: int) -> bool:
-        """Whether a message was sent to a node."""
-        return message_id in self._of(node).messages or self._state.receiver(message_id) == node
+    def _was_sent(self, message_id: str, node: int, run_id: int) -> bool:
+        """Whether a message of a run was sent to a node; it may be gone since."""
+        if (sent := self._state.sent(message_id)) is not None:
+            return sent == (node, run_id)
+        return message_id in self._of(node).messages
 
-    def _let_pull(self, node: int, trees: Sequence[ObjectTree]) -> None:
-        """Let a node pull the objects of these messages, and no longer those of earlier ones."""
+    def _cache(self, node: int, trees: Sequence[ObjectTree]) -> None:
+        """Cache the objects of the messages that a node fetched last; evict those of others."""
+        if not trees:
+            return
         messages = frozenset(tree.object_id for tree in trees)
-        self._grant(node, messages=messages, to_pull=_parts(trees))
+        objects = frozenset(part.object_id for t in trees for part in iterate_object_tree(t))
+        with self._fetched_lock:
+            self._cached -= len(self._fetched.pop(node, _NOTHING).objects)
+            self._fetched[node] = _Fetched(messages, objects)
+            self._cached += len(objects)
+            while self._cached > MAX_CACHED and len(self._fetched) > 1:
+                self._cached -= len(self._fetched.popitem(last=False)[1].objects)
 
     def _trees_for(self, node: int) -> list[ObjectTree]:
         """Objects of the messages that a node has fetched, and neither confirmed nor answered."""
-        trees, store = [], self.objectstore_factory.store()
+        trees = []
         for metadata in self._state.fetched(node):
             with suppress(NoObjectInStoreError):
-                trees.append(store.get_object_tree(metadata.message_id))
+                trees.append(self._store.get_object_tree(metadata.message_id))
         return trees
-
-
-class BoundAdapterServicer(BoundServicer, GrpcAdapterServicer):
-    """The same API in Flower's adapter, whose calls carry no key: bound to the node they name."""
-
-
-def _parts(trees: Iterable[ObjectTree]) -> frozenset[str]:
-    return frozenset(part.object_id for tree in trees for part in iterate_object_tree(tree))
 
 
 def _refuse(context: grpc.ServicerContext, reason: str) -> NoReturn:

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 from flwr.app import Message, Metadata
-from flwr.common.constant import Status
+from flwr.common.constant import TRANSPORT_TYPE_GRPC_RERE, Status
 from flwr.common.logger import FLOWER_LOGGER, console_handler
 from flwr.server import app
 from flwr.server.superlink.linkstate import LinkState, linkstate_factory
@@ -39,7 +39,7 @@ from flwr.supercore.utils import int64_to_uint64, uint64_to_int64
 from flwr.superlink.servicer.serverappio import serverappio_grpc
 
 from fleet.flower_1_32.bundle import bound_bundles
-from fleet.flower_1_32.callers import BoundAdapterServicer, BoundServicer
+from fleet.flower_1_32.callers import BoundServicer
 from fleet.flower_1_32.store import OneConnectionStore, PlainQueries
 from fleet.flower_1_32.together import CallsTogether
 from fleet.flower_1_32.waiting import MOST, Doorbell, WaitingLooks
@@ -132,8 +132,8 @@ class WatchingLinkState(LinkState):
         """Messages that a node has fetched and not answered."""
 
     @abstractmethod
-    def receiver(self, message_id: str) -> int | None:
-        """Node that a message was sent to; None if there is no such message, or no longer."""
+    def sent(self, message_id: str) -> tuple[int, int] | None:
+        """Node that a message was sent to, and its run; None if there is no such message."""
 
 
 class MemoryLinkState(WatchingLinkState, InMemoryLinkState):
@@ -150,10 +150,11 @@ class MemoryLinkState(WatchingLinkState, InMemoryLinkState):
             if each.dst_node_id == node_id and each.delivered_at and each.message_id not in answered
         ]
 
-    def receiver(self, message_id: str) -> int | None:
-        """Node that a message was sent to."""
-        message = self.message_ins_store.get(message_id)
-        return message.metadata.dst_node_id if message else None
+    def sent(self, message_id: str) -> tuple[int, int] | None:
+        """Node that a message was sent to, and its run."""
+        if (message := self.message_ins_store.get(message_id)) is None:
+            return None
+        return message.metadata.dst_node_id, message.metadata.run_id
 
 
 class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
@@ -218,12 +219,15 @@ class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
             convert_sint64_values_in_dict_to_uint64(row, _IDS)
         return [dict_to_message(row).metadata for row in rows]
 
-    def receiver(self, message_id: str) -> int | None:
-        """Node that a message was sent to."""
+    def sent(self, message_id: str) -> tuple[int, int] | None:
+        """Node that a message was sent to, and its run."""
         rows = self.query(
-            "SELECT dst_node_id FROM message_ins WHERE message_id = :name", {"name": message_id}
+            "SELECT dst_node_id, run_id FROM message_ins WHERE message_id = :name",
+            {"name": message_id},
         )
-        return int64_to_uint64(rows[0]["dst_node_id"]) if rows else None
+        if not rows:
+            return None
+        return int64_to_uint64(rows[0]["dst_node_id"]), int64_to_uint64(rows[0]["run_id"])
 
     def delete_node(self, owner_aid: str, node_id: int) -> None:
         """Remove a node."""
@@ -348,6 +352,18 @@ class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
                 keep()
 
 
+def why_unbound() -> str:
+    """Why calls could not be bound to nodes with the process's arguments; '' if they are."""
+    kind = app._parse_args_run_superlink().parse_args().fleet_api_type
+    if kind == TRANSPORT_TYPE_GRPC_RERE:
+        return ""
+    return (
+        f"--fleet-api-type {kind}: its calls carry no node's key, so any node could call for "
+        f"another. Use {TRANSPORT_TYPE_GRPC_RERE}, the default, or run flower-superlink, which "
+        "binds no calls (docs/flower.md)"
+    )
+
+
 def main() -> None:
     """Be `flower-superlink`, with the states above, and calls bound to the nodes that make them."""
     object_store_factory.SqlObjectStore = OneConnectionStore  # type: ignore[attr-defined]
@@ -355,7 +371,6 @@ def main() -> None:
     linkstate_factory.SqlLinkState = RememberingLinkState  # type: ignore[attr-defined]
     linkstate_factory.InMemoryLinkState = MemoryLinkState  # type: ignore[attr-defined]
     app.FleetServicer = BoundServicer  # type: ignore[attr-defined]
-    app.GrpcAdapterServicer = BoundAdapterServicer  # type: ignore[attr-defined]
     for module, interceptors in ((app, fleet_interceptors), (serverappio_grpc, app_interceptors)):
         make = partial(_server, getattr(module, _MAKE), interceptors)
         setattr(module, _MAKE, make)

@@ -1,27 +1,25 @@
-"""Flower's store of objects in SQLite, in fewer and shorter queries."""
+"""Flower's store of objects in SQLite: each message holds its own, in fewer and shorter queries."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
 import threading
-from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence, Set
 from contextlib import closing, contextmanager
 from typing import Any
 
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.constant import FLWR_IN_MEMORY_SQLITE_DB_URL
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.object_store import NoObjectInStoreError
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.sql_mixin import SqlMixin, _set_sqlite_pragmas
-from flwr.supercore.utils import uint64_to_int64
+from flwr.supercore.utils import int64_to_uint64, uint64_to_int64
 from sqlalchemy import StaticPool, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
-from protocol.flower_1_32.objects import children_in
+from protocol.flower_1_32.objects import NOBODY, children_in
 
 IN_MEMORY = 2**26
 """Bytes of objects that are kept in memory, besides in the database."""
@@ -29,6 +27,8 @@ SMALL = 2**20
 """Bytes of the largest object that is."""
 LONGEST_TURNS = 30.0
 """Seconds that a thread waits for its turn at the database: as long as SQLAlchemy's pool would."""
+_ANNOUNCED = "flwr_distill_announced"
+"""Table of messages' trees, which Flower's own SuperLink does not read."""
 _AMONG = "IN (SELECT value FROM json_each(:names))"
 
 
@@ -104,6 +104,11 @@ class OneConnectionStore(PlainQueries, SqlObjectStore):
             )
             event.listen(self._engine, "connect", _set_sqlite_pragmas)
             self._session_factory = sessionmaker(bind=self._engine)
+        self.query(
+            f"CREATE TABLE IF NOT EXISTS {_ANNOUNCED} (object_id TEXT PRIMARY KEY REFERENCES "
+            "objects ON DELETE CASCADE, node_id INTEGER NOT NULL, tree BLOB NOT NULL)"
+        )
+        self.query(f"CREATE INDEX IF NOT EXISTS idx_{_ANNOUNCED} ON {_ANNOUNCED} (node_id)")
         return tables
 
     @property
@@ -129,69 +134,91 @@ class OneConnectionStore(PlainQueries, SqlObjectStore):
             raise
 
     def preregister(self, run_id: int, object_tree: ObjectTree) -> list[str]:
-        """Register a tree's objects; return those whose content is not here."""
-        parts = list(iterate_object_tree(object_tree))  # children before their parents
-        children = children_in(object_tree)
-        names = {"names": json.dumps(list(children))}
+        """Register a message's objects; return those whose content is not here.
+
+        Raises
+        ------
+        ValueError
+            As `children_in`, or if the message is registered with another tree.
+        """
+        message, children = object_tree.object_id, children_in(object_tree)
         with self.session():
             rows = self.query(
-                f"SELECT object_id, is_available FROM objects WHERE object_id {_AMONG}", names
+                f"SELECT object_id, is_available FROM objects WHERE object_id {_AMONG}",
+                {"names": json.dumps(list(children))},
             )
             known = {row["object_id"]: row["is_available"] for row in rows}
-            rows = self.query(
-                f"SELECT parent_id, child_id FROM object_children WHERE parent_id {_AMONG}",
-                {"names": json.dumps(list(known))},
-            )
-            of_known: dict[str, set[str]] = defaultdict(set)
-            for row in rows:
-                of_known[row["parent_id"]].add(row["child_id"])
-            for name in known:
-                if of_known[name] != children[name]:
-                    text = f"Object {name} was preregistered with different children."
-                    raise ValueError(text)
-            self._insert({name: children[name] for name in children if name not in known})
-            self.query(
-                "INSERT INTO run_objects (run_id, object_id) SELECT :run_id, value "
-                "FROM json_each(:names) WHERE true ON CONFLICT DO NOTHING",
-                {"run_id": uint64_to_int64(run_id), **names},
-            )
-        return [part.object_id for part in parts if not known.get(part.object_id)]
+            if (tree := self._announced_tree(message)) is None:
+                self._announce(run_id, object_tree, children.keys(), known.keys())
+            elif children_in(tree) != children:
+                raise ValueError(f"Object {message} was preregistered with different children.")
+        return [name for name in children if not known.get(name)]
 
-    def _insert(self, new: dict[str, set[str]]) -> None:
-        """Insert objects with their children."""
-        pairs = [
-            {"parent": parent, "child": child} for parent, each in new.items() for child in each
-        ]
-        if new:
-            self.query(
-                "INSERT INTO objects (object_id, content, is_available, ref_count) "
-                "SELECT value, x'', 0, 0 FROM json_each(:names)",
-                {"names": json.dumps(list(new))},
-            )
-        if pairs:
-            self.query(
-                "INSERT INTO object_children (parent_id, child_id) VALUES (:parent, :child)", pairs
-            )
-            self.query(
-                "UPDATE objects SET ref_count = ref_count + 1 WHERE object_id = :child", pairs
-            )
+    def _announce(self, run_id: int, tree: ObjectTree, parts: Set[str], known: Set[str]) -> None:
+        """Have a message hold all of its objects, directly: Flower has each hold its children."""
+        message = {"message": tree.object_id}
+        names = {**message, "names": json.dumps(list(parts - {tree.object_id}))}
+        self.query(
+            "INSERT INTO objects (object_id, content, is_available, ref_count) "
+            "SELECT value, x'', 0, 0 FROM json_each(:names)",
+            {"names": json.dumps(list(parts - known))},
+        )
+        # A message that Flower's own SuperLink has registered holds its children already.
+        self.query(
+            f"UPDATE objects SET ref_count = ref_count + 1 WHERE object_id {_AMONG} AND object_id "
+            "NOT IN (SELECT child_id FROM object_children WHERE parent_id = :message)",
+            names,
+        )
+        self.query(
+            "INSERT INTO object_children (parent_id, child_id) "
+            "SELECT :message, value FROM json_each(:names) WHERE true ON CONFLICT DO NOTHING",
+            names,
+        )
+        self.query(
+            "INSERT INTO run_objects (run_id, object_id) VALUES (:run_id, :message) "
+            "ON CONFLICT DO NOTHING",
+            {**message, "run_id": uint64_to_int64(run_id)},
+        )
+        self.query(
+            f"INSERT INTO {_ANNOUNCED} VALUES (:message, :node, :tree)",
+            {**message, "node": NOBODY, "tree": tree.SerializeToString()},
+        )
+
+    def _announced_tree(self, message: str) -> ObjectTree | None:
+        rows = self.query(
+            f"SELECT tree FROM {_ANNOUNCED} WHERE object_id = :message", {"message": message}
+        )
+        return ObjectTree.FromString(rows[0]["tree"]) if rows else None
+
+    def assign(self, message: str, node_id: int) -> None:
+        """Note which node announced a message."""
+        self.query(
+            f"UPDATE {_ANNOUNCED} SET node_id = :node WHERE object_id = :message",
+            {"message": message, "node": uint64_to_int64(node_id)},
+        )
+
+    def announcer(self, message: str) -> int | None:
+        """Node that announced a message; `NOBODY` if no node did, None if it is not here."""
+        rows = self.query(
+            f"SELECT node_id FROM {_ANNOUNCED} WHERE object_id = :message", {"message": message}
+        )
+        return int64_to_uint64(rows[0]["node_id"]) if rows else None
+
+    def is_announced(self, object_id: str, node_id: int) -> bool:
+        """Whether an object is part of a message that a node announced."""
+        of_node = f"(SELECT object_id FROM {_ANNOUNCED} WHERE node_id = :node)"
+        rows = self.query(
+            f"SELECT 1 WHERE :name IN {of_node} OR EXISTS (SELECT 1 FROM object_children "
+            f"WHERE child_id = :name AND parent_id IN {of_node})",
+            {"name": object_id, "node": uint64_to_int64(node_id)},
+        )
+        return bool(rows)
 
     def get_object_tree(self, object_id: str) -> ObjectTree:
-        """Return the tree of an object."""
+        """Return the tree of a message."""
         with self.session():
-            if object_id not in self:
-                raise NoObjectInStoreError(f"Object {object_id} was not pre-registered.")
-            rows = self.query(
-                "WITH RECURSIVE part(parent_id, child_id) AS ("
-                "SELECT parent_id, child_id FROM object_children WHERE parent_id = :object_id "
-                "UNION SELECT c.parent_id, c.child_id FROM object_children AS c "
-                "JOIN part ON c.parent_id = part.child_id) SELECT * FROM part",
-                {"object_id": object_id},
-            )
-        children: dict[str, list[str]] = defaultdict(list)
-        for row in rows:
-            children[row["parent_id"]].append(row["child_id"])
-        return _tree(object_id, children)
+            tree = self._announced_tree(object_id)
+            return tree or super().get_object_tree(object_id)  # Flower's SuperLink registered it
 
     def get(self, object_id: str) -> bytes | None:
         """Return an object's content: b"" if it has not come, None if it is not registered."""
@@ -204,14 +231,16 @@ class OneConnectionStore(PlainQueries, SqlObjectStore):
         return content
 
     def delete(self, object_id: str) -> None:
-        """Delete an object that no other holds, and what only it holds."""
+        """Delete a message, and the objects that no other message holds."""
         names = [object_id]
         with self.session():
+            self.query(f"DELETE FROM {_ANNOUNCED} WHERE object_id = :name", {"name": object_id})
             while names:
                 rows = self.query(
                     "SELECT o.object_id, c.child_id FROM objects AS o "
                     "LEFT JOIN object_children AS c ON c.parent_id = o.object_id "
-                    f"WHERE o.ref_count = 0 AND o.object_id {_AMONG}",
+                    f"WHERE o.ref_count = 0 AND o.object_id {_AMONG} "
+                    f"AND o.object_id NOT IN (SELECT object_id FROM {_ANNOUNCED})",
                     {"names": json.dumps(names)},
                 )
                 if not (gone := {row["object_id"] for row in rows}):
@@ -281,8 +310,3 @@ class Contents:
             self.changes += 1
             self._kept.clear()
             self._left = self._most
-
-
-def _tree(name: str, children: dict[str, list[str]]) -> ObjectTree:
-    parts = [_tree(child, children) for child in children[name]]
-    return ObjectTree(object_id=name, children=parts)

@@ -109,8 +109,8 @@ class _Handlers:
         """Nothing: the registered ones are the same."""
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        """Take the handlers of a service; Flower's adapter has one for all of its calls."""
-        self.by_name |= {name: handlers[name] for name in NAMES & handlers.keys()}
+        """Take the handlers of a service."""
+        self.by_name |= {name: handlers[name] for name in NAMES}
 
 
 def _handler(answer: Callable[..., Any], kind: Any) -> grpc.RpcMethodHandler:

@@ -3,12 +3,13 @@
 The executor speaks a SuperNode's API for apps, with ``--isolation process``. It imports no
 torch, so its heartbeats go on whatever its child (`worker`) does.
 
-If the child dies, or does not answer a message within its time-to-live and `GRACE`, the executor
-reports an error and starts another. It also starts another for a different app bundle, for a new
-run if packages were installed since, and after an error that CUDA does not recover from. After a
-while without tasks the child ends, and what it held of memory and GPU is free; the next task starts
-another, unless one is kept warm. If the executor cannot answer a task, it exits. Its supervisor
-must then restart the SuperNode too: Flower waits for the answer forever.
+If the child dies, does not answer a message within its time-to-live and `GRACE`, or has an app that
+keeps too much on disk, the executor reports an error and starts another. It also starts another for
+a different app bundle, for a new run in a sandbox or if packages were installed since, and after an
+error that CUDA does not recover from. After a while without tasks the child ends, and what it held
+of memory and GPU is free; the next task starts another, unless one is kept warm. If the executor
+cannot answer a task, it exits. Its supervisor must then restart the SuperNode too: Flower waits for
+the answer forever.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,9 @@ from flwr.proto.task_pb2 import Task as PendingTask
 from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
-from node.child import Child, ChildDiedError
+from node.child import Child, ChildDiedError, Sandbox, TooMuchKeptError
 from node.device import UnfitError
-from node.door import door_from_inside, open_door
+from node.door import DOOR, door_from_inside, open_door
 from node.line import module_of_line
 from node.notes import Notes, shortened
 from node.pace import Pace
@@ -47,6 +48,8 @@ One that merely is late says so itself, and can go on.
 """
 
 _LONGEST = 86_400.0
+_WATCH = 1.0
+"""Seconds between looks at what the app keeps on disk, which is measured more seldom."""
 _MESSAGE_LATE = 10.0
 """Seconds that a task's message may come after the task."""
 
@@ -58,7 +61,8 @@ class UnanswerableError(Exception):
 class Executor:
     """Claims a SuperNode's tasks, one after the other, and has the child run them.
 
-    `api` is an `AppIo` of the installed Flower's line.
+    `api` is an `AppIo` of the installed Flower's line, `sandboxes` a
+    `node.run_sandbox.RunSandboxes`, or None for children without.
     It reports ``("worker", pid)`` when a child starts; when it is warm, ``("device", name)`` and
     ``("ready", pid)``; and ``("released", pid)`` when it has been let go.
     """
@@ -68,21 +72,21 @@ class Executor:
         api: Any,
         child_arguments: list[str],
         *,
-        box: Sequence[str] = (),
+        sandboxes: Any = None,
         report: Notes | None = None,
         release_after: float = 120.0,
         keep_warm: bool = False,
     ) -> None:
         self._api = api
         self._child_arguments = child_arguments
-        self._box = box
+        self._sandboxes = sandboxes
         self._report = report
         self._release_after = release_after
         self._keep_warm = keep_warm
         self._packages = installed_packages()
         self._pace = Pace(busy=0.02, idle=0.25, generator=random.Random())
         # Now, whether it is kept or not: it shows whether the node can work on its device.
-        self._child: Child | None = self._start_child()
+        self._child: Child | None = self._start_child(self._sandbox_of_no_run())
 
     def serve(self) -> None:
         """Serve tasks until one cannot be answered, or a child cannot start."""
@@ -100,17 +104,24 @@ class Executor:
             self._child.kill()
             self._child = None
 
-    def _start_child(self) -> Child:
+    def _sandbox_of_no_run(self) -> Sandbox | None:
+        return None if self._sandboxes is None else self._sandboxes.of_no_run()
+
+    def _start_child(self, sandbox: Sandbox | None) -> Child:
         # What a nursery has imported is older than packages that were installed since.
         forked = installed_packages() == self._packages
-        child = Child(self._child_arguments, self._box, forked=forked)
+        child = Child(self._child_arguments, sandbox, forked=forked)
         self._send_report("worker", child.pid)
         return child
 
-    def _replace_child(self) -> Child:
+    def _replace_child(self, sandbox: Sandbox | None) -> Child:
         self.close()
-        self._child = self._start_child()
+        self._child = self._start_child(sandbox)
         return self._child
+
+    def _release_child(self, child: Child) -> None:
+        self.close()
+        self._send_report("released", child.pid)
 
     def _send_report(self, kind: str, value: int | str) -> None:
         if self._report is not None:
@@ -122,17 +133,20 @@ class Executor:
         try:
             while child.has_note():
                 self._handle_note(child, *child.note(timeout=GRACE))
+            child.check_disk()
+        except TooMuchKeptError:
+            self._release_child(child)
+            return
         except ChildDiedError:
             if not child.ready:
                 raise
-            child = self._child = self._start_child()
+            child = self._child = self._start_child(child.sandbox)
         if self._pace.idle_for <= self._release_after:
             return
         if not self._keep_warm and child.ready:
-            self.close()
-            self._send_report("released", child.pid)
+            self._release_child(child)
         elif self._keep_warm and child.bundle is not None:
-            self._replace_child()
+            self._replace_child(self._sandbox_of_no_run())
 
     def _handle_note(self, child: Child, kind: str, code: int, reason: str) -> None:
         if kind == "unfit":
@@ -143,58 +157,77 @@ class Executor:
             self._send_report("ready", child.pid)
 
     def _serve_task(self, token: str, pending: PendingTask) -> None:
-        child = self._child_for(pending)
         task = _Task(self._api.calls(token))
         try:
             with task.heartbeats():
                 message, tree = task.pull_header()
-                if error := self._run(child, token, tree, message.metadata.ttl):
+                if error := self._run(pending, token, tree, message.metadata.ttl):
                     task.answer(message, error)
         except appio.REFUSED as error:
             raise UnanswerableError(f"the SuperNode refused to serve a task: {error}") from error
 
     def _child_for(self, pending: PendingTask) -> Child:
-        """The child, or a fresh one where there is none that can serve the task."""
-        child, run_id = self._child, pending.run_id
-        if child is None:
-            child = self._child = self._start_child()
-        elif child.bundle not in (None, pending.fab_hash) or self._is_outdated(child, run_id):
-            child = self._replace_child()
-        child.bundle, child.run_id = pending.fab_hash, run_id
+        """The child, or a fresh one where there is none that can serve the task.
+
+        Raises
+        ------
+        OSError
+            If its sandbox cannot be made.
+        """
+        child, run_id, bundle = self._child, pending.run_id, pending.fab_hash
+        sandbox = None if self._sandboxes is None else self._sandboxes.of_run(run_id, bundle)
+        if (
+            child is None
+            or child.bundle not in (None, bundle)
+            or child.sandbox != sandbox
+            or self._is_outdated(child, run_id)
+        ):
+            child = self._replace_child(sandbox)
+        child.bundle, child.run_id = bundle, run_id
         return child
 
     def _is_outdated(self, child: Child, run_id: int) -> bool:
-        """Whether a run begins for which the child may hold what has changed.
+        """Whether a run begins for which the child may hold modules of packages of before."""
+        return child.run_id != run_id and child.packages != installed_packages()
 
-        These are modules of packages, and in a box all files: it holds those of its start.
-        """
-        if child.run_id == run_id:
-            return False
-        used_in_a_box = bool(self._box) and child.run_id is not None
-        return used_in_a_box or child.packages != installed_packages()
-
-    def _run(self, child: Child, token: str, tree: ObjectTree, ttl: float) -> Error | None:
-        """Have the child run a task; return the error if it failed."""
+    def _run(self, pending: PendingTask, token: str, tree: ObjectTree, ttl: float) -> Error | None:
+        """Have a child run a task; return the error if it failed."""
         pushing = False
         deadline = time.monotonic() + min(ttl, _LONGEST) + GRACE
         try:
+            child = self._child_for(pending)
+        except OSError as error:
+            return Error(ErrorCode.CLIENT_APP_CRASHED, f"the app gets no sandbox: {error}")
+        try:
             child.hand(token, tree.SerializeToString())
             while True:
+                if not pushing:  # then its reply would stay half sent
+                    _watch(child, deadline)
                 left = max(0.0, deadline - time.monotonic())
                 kind, code, reason = child.note(timeout=left)
                 if kind == "done":
                     return None
                 if kind == "lost":
-                    self._replace_child()
+                    self._replace_child(child.sandbox)
                 if kind in ("failed", "lost"):
                     return Error(code, reason)
                 pushing = pushing or kind == "pushing"
                 self._handle_note(child, kind, code, reason)
+        except TooMuchKeptError as excess:
+            self._release_child(child)
+            return Error(ErrorCode.CLIENT_APP_CRASHED, str(excess))
         except ChildDiedError as death:
             if pushing:
                 raise UnanswerableError(f"{death}, with its reply half sent") from death
-            self._child = self._start_child()
+            self._child = self._start_child(child.sandbox)
             return Error(ErrorCode.CLIENT_APP_CRASHED, str(death))
+
+
+def _watch(child: Child, deadline: float) -> None:
+    """Wait for a child's note, and look meanwhile at what its app keeps on disk."""
+    child.check_disk()
+    while (left := deadline - time.monotonic()) > 0 and not child.has_note(min(left, _WATCH)):
+        child.check_disk()
 
 
 class _Task:
@@ -263,12 +296,16 @@ def main() -> None:
     parser.add_argument("--release-after", type=float, default=120.0, help="seconds")
     parser.add_argument("--keep-warm", action="store_true", help="never be without a child")
     parser.add_argument("--report-fd", type=int, help="used by flwr-distill node")
-    parser.add_argument("--box", type=json.loads, default=[], help="node.sandbox.box, as JSON")
-    parser.add_argument("--door", type=Path, help="folder of the box's way out")
+    parser.add_argument("--box", type=json.loads, help="node.sandbox.box, as JSON")
+    parser.add_argument("--state-dir", type=Path, help="with --box: the node's")
+    parser.add_argument("--most-disk", type=int, help="with --box: bytes that an app may keep")
     args = parser.parse_args()
-    child_address = args.appio_address
-    if args.door is not None:
-        open_door(args.door, args.appio_address)
+    child_address, sandboxes = args.appio_address, None
+    if args.box is not None:
+        from node.run_sandbox import RunSandboxes  # here: imports `links`, and workers are forked
+
+        sandboxes = RunSandboxes(args.box, args.state_dir, args.most_disk)
+        open_door(args.state_dir / DOOR, args.appio_address)
         child_address = door_from_inside()
     child_arguments = ["--appio-address", child_address, "--device", args.device]
     child_arguments += ["--place", str(args.place)]
@@ -285,7 +322,7 @@ def main() -> None:
             args.secret_file.read_bytes() if args.secret_file else None,
         ),
         child_arguments,
-        box=args.box,
+        sandboxes=sandboxes,
         report=report,
         release_after=args.release_after,
         keep_warm=args.keep_warm,

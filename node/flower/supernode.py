@@ -19,6 +19,7 @@ from node.flower.timing import (
     patch_supernode_sleep,
 )
 from node.line import module_of_line
+from node.log_lines import escape_records
 from node.notes import Notes, shortened
 from node.pace import Pace
 from node.policy import OPEN, Policy
@@ -77,6 +78,7 @@ def main() -> None:
     policy = Policy.model_validate_json(sys.argv[5], by_alias=True)
     node_config = tomllib.loads((state_dir / NODE_CONFIG).read_text(encoding="utf-8"))
     pace = Pace(busy=busy, idle=idle, generator=random.Random())
+    escape_records(logging.getLogger("flwr"))
     logging.getLogger("flwr").addHandler(_Reporter(report))
     patch_supernode_sleep(pace)
     patch_pull_backoff()

@@ -74,6 +74,7 @@ from node.replies import (
     virtual_data,
 )
 from node.rules import judge_bundle, judge_message, judge_request, judge_spending
+from node.run_records import RunRecordError, RunRecords
 from node.settings import FLOWER_HOME
 from protocol.meeting import DESCRIBE, identity, one_line, place_secrets
 from protocol.messages import CONFIG, DELIVERY, METRICS
@@ -136,6 +137,7 @@ class Guard:
         self._node_config = node_config
         self._now = now
         self._account = LifetimeAccount(state_dir / "lifetime-epsilon.json")
+        self._records = RunRecords(state_dir)
         self._pending: dict[str, _Pending] = {}
         self._words: list[tuple[datetime.datetime, int]] = []
         self._models: dict[int, Mapping[str, Form]] = {}
@@ -241,6 +243,7 @@ class Guard:
                         num_bytes=self._outbox.bytes_of_a_day(self._now()),
                         evaluations=self._account.evaluations(data) + asked.evaluates,
                     )
+                    or self._note_run(message, asked)
                 )
             if refusal is None:
                 self._unpack(bundle)
@@ -374,6 +377,16 @@ class Guard:
             check_hash(bundle.content, bundle.hash_str)
             self._run_configs = {name: run_config_of(bundle.content, run.override_config)}
         return self._run_configs[name]
+
+    def _note_run(self, message: Message, asked: Asked) -> Refusal | None:
+        """Note the run's bundle and what it resumes: its app gets these runs' files to see."""
+        if self._policy.sandbox == "none":
+            return None
+        try:
+            self._records.note(message.metadata.run_id, asked.bundle, asked.resumes)
+        except RunRecordError as error:
+            return Refusal("sandbox", str(error))
+        return None
 
     def _unpack(self, bundle: Fab) -> None:
         """Unpack a bundle where its app can read it, and no app can write."""

@@ -1,12 +1,22 @@
-"""Announced objects of messages: each is said to have the same parts wherever it is.
+"""Announced objects of messages: each message holds its own, and says nothing about another's.
 
-Announcements are untrusted. An object that is in it twice, once with its parts and
-once without, makes trees of exponential size out of a short one.
+Whoever sends a message announces the tree of its objects first. An announcement is untrusted: an
+object that is in it twice, once with its parts and once without, makes trees of exponential size
+out of a short one; and it can name objects of others, whose ids are hashes of public content, with
+parts that these do not have. Flower's stores believe the first one. Here a tree belongs to its
+message. Whoever receives the message pulls what the tree lists, and takes an object's parts from
+its content, whose hash is its id.
 """
+
+from dataclasses import dataclass
 
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import is_valid_sha256_hash, iterate_object_tree
-from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.object_store import NoObjectInStoreError
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore, ObjectEntry
+
+NOBODY = 0
+"""In place of a node's id: the message is a ServerApp's, or no node is known for it."""
 
 
 def children_in(tree: ObjectTree) -> dict[str, set[str]]:
@@ -29,20 +39,90 @@ def children_in(tree: ObjectTree) -> dict[str, set[str]]:
     return children
 
 
+@dataclass
+class _Announced:
+    """A message's tree, whose run it is in, and the node that announced it."""
+
+    run_id: int
+    tree: ObjectTree
+    node_id: int = NOBODY
+
+
 class MemoryObjectStore(InMemoryObjectStore):
-    """Flower's store of objects in memory, which keeps to what its store in SQLite refuses."""
+    """Flower's store of objects in memory, in which each message holds its own objects."""
+
+    def __init__(self, verify: bool = True) -> None:
+        super().__init__(verify)
+        self._messages: dict[str, _Announced] = {}
+        self._holders: dict[str, set[str]] = {}
+        """Messages that hold an object."""
 
     def preregister(self, run_id: int, object_tree: ObjectTree) -> list[str]:
-        """Register a tree's objects; return those whose content is not here.
+        """Register a message's objects; return those whose content is not here.
 
         Raises
         ------
         ValueError
-            As `children_in`, or if one is registered with different children.
+            As `children_in`, or if the message is registered with another tree.
         """
-        children = children_in(object_tree)
+        message, children = object_tree.object_id, children_in(object_tree)
         with self.lock_store:
-            for name, announced in children.items():
-                if (known := self.store.get(name)) and set(known.child_object_ids) != announced:
-                    raise ValueError(f"Object {name} was preregistered with different children.")
-            return super().preregister(run_id, object_tree)
+            if (known := self._messages.get(message)) is None:
+                self._messages[message] = _Announced(run_id, object_tree)
+                self.run_objects_mapping.setdefault(run_id, set()).add(message)
+                for name in children:
+                    self.store.setdefault(name, ObjectEntry(b"", False, [], 0, set()))
+                    self._holders.setdefault(name, set()).add(message)
+            elif children_in(known.tree) != children:
+                raise ValueError(f"Object {message} was preregistered with different children.")
+            return [name for name in children if not self.store[name].is_available]
+
+    def assign(self, message: str, node_id: int) -> None:
+        """Note which node announced a message."""
+        with self.lock_store:
+            if known := self._messages.get(message):  # its run may have ended
+                known.node_id = node_id
+
+    def announcer(self, message: str) -> int | None:
+        """Node that announced a message; `NOBODY` if no node did, None if it is not here."""
+        with self.lock_store:
+            known = self._messages.get(message)
+            return known.node_id if known else None
+
+    def is_announced(self, object_id: str, node_id: int) -> bool:
+        """Whether an object is part of a message that a node announced."""
+        with self.lock_store:
+            messages = self._holders.get(object_id, ())
+            return any(self._messages[each].node_id == node_id for each in messages)
+
+    def get_object_tree(self, object_id: str) -> ObjectTree:
+        """Return the tree of a message."""
+        with self.lock_store:
+            if (known := self._messages.get(object_id)) is None:
+                raise NoObjectInStoreError(f"Object {object_id} was not pre-registered.")
+            return known.tree
+
+    def delete(self, object_id: str) -> None:
+        """Delete a message, and the objects that no other message holds."""
+        with self.lock_store:
+            if (known := self._messages.pop(object_id, None)) is None:
+                return
+            if messages := self.run_objects_mapping.get(known.run_id):
+                messages.discard(object_id)
+            for name in children_in(known.tree):
+                self._holders[name].discard(object_id)
+                if not self._holders[name]:
+                    del self._holders[name], self.store[name]
+
+    def delete_objects_in_run(self, run_id: int) -> None:
+        """Delete a run's messages."""
+        with self.lock_store:
+            for message in self.run_objects_mapping.pop(run_id, set()):
+                self.delete(message)
+
+    def clear(self) -> None:
+        """Delete all objects."""
+        with self.lock_store:
+            super().clear()
+            self._messages.clear()
+            self._holders.clear()

@@ -6,9 +6,10 @@ from server.page.method import disclosed, private_by_method
 from server.page.privacy import of_whole_nodes, spent
 from server.page.run_files import RunFiles
 from server.page.words import percent
+from task.datasets import DataSpec
 from task.words import counted
 
-VALUES = {"image": "pixels in [0, 1]", "text": "token ids", "table": "values"}
+VALUES = {"image": "pixels in [0, 1]", "text": "token ids", "table": "values in float64"}
 
 
 def model_card(run: RunFiles, file: str) -> str:
@@ -27,7 +28,7 @@ def model_card(run: RunFiles, file: str) -> str:
             "",
             "## Use",
             f"- Input: float32 (n, {shape.replace(' x ', ', ')}), {VALUES[spec.kind]} less a mean "
-            f"of {_numbers(spec.mean)}, divided by {_numbers(spec.std)}, for each channel.",
+            f"of {_scale(spec, spec.mean)}, divided by {_scale(spec, spec.std)}, for each channel.",
             f"- Output: logits (n, {spec.num_classes}), for the classes "
             f"{', '.join(description.classes)}.",
             f"- Architecture: `{description.model}` of flwr-distill, for this input.",
@@ -122,8 +123,9 @@ def _privacy(run: RunFiles) -> list[str]:
     return lines
 
 
-def _numbers(values: tuple[float, ...]) -> str:
-    return ", ".join(f"{value:g}" for value in values)
+def _scale(spec: DataSpec, values: tuple[float, ...]) -> str:
+    """Means or deviations; of a table with all digits, for columns with a large offset."""
+    return ", ".join(repr(value) if spec.kind == "table" else f"{value:g}" for value in values)
 
 
 def _reported(run: RunFiles, key: str) -> list[float]:

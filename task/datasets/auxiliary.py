@@ -4,14 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from task.auxiliary_names import NAMED, NOISE
-from task.datasets.images import fit_array, read_image
+from task.datasets.images import fit_array, read_image, stack_images
 from task.datasets.npz import read_npz_images
 from task.datasets.registry import data_root, dataset_names, folder_names, load_dataset
-from task.datasets.types import DatasetError, DataSpec, normalise
+from task.datasets.types import DatasetError, DataSpec, Pixels, normalise
 
 
 def auxiliary_images(
@@ -25,7 +24,7 @@ def auxiliary_images(
     ----------
     name : str
         ``noise`` (smooth random patterns), ``fashion-mnist``, ``tiny-imagenet``, or the path of a
-        folder of images or an ``.npz`` file with ``images`` (uint8).
+        folder of images or an ``.npz`` file with ``images``.
     spec : DataSpec
         Format that images are converted to.
     size : int
@@ -53,7 +52,7 @@ def auxiliary_images(
             "size or use noise"
         )
     chosen = rng.choice(len(stored), size, replace=False)
-    return normalise(np.stack([_fit(stored[index], spec) for index in chosen]), spec)
+    return normalise(stack_images([_fit(stored[index], spec) for index in chosen]), spec)
 
 
 def _smooth_noise(spec: DataSpec, size: int, rng: np.random.Generator) -> torch.Tensor:
@@ -65,7 +64,7 @@ def _smooth_noise(spec: DataSpec, size: int, rng: np.random.Generator) -> torch.
     return ((smooth - mean) / deviation).float()
 
 
-def _stored_images(name: str, root: Path) -> NDArray[np.uint8] | list[Path]:
+def _stored_images(name: str, root: Path) -> Pixels | list[Path]:
     """All images of a set: pixels (n, C, H, W), or the image files."""
     if name in NAMED:
         return _named_images(name, root)
@@ -80,19 +79,19 @@ def _stored_images(name: str, root: Path) -> NDArray[np.uint8] | list[Path]:
     )
 
 
-def _named_images(name: str, root: Path) -> NDArray[np.uint8]:
+def _named_images(name: str, root: Path) -> Pixels:
     folders = [root / f"{folder}{end}" for end in ("_aux", "") for folder in folder_names(name)]
     files = [folder / part for folder in folders for part in ("train.npz", "test.npz")]
     for file in files:
         if file.exists():
             return read_npz_images(file)
     if name in dataset_names():
-        return load_dataset(name, root).train.images.astype(np.uint8)
+        return load_dataset(name, root).train.images
     raise DatasetError(
         f"auxiliary={name!r} was not found; tried {', '.join(map(str, files))}. Remedy: set "
         "data-root=... (or $FLWR_DISTILL_DATA_ROOT) to its folder, or use noise"
     )
 
 
-def _fit(image: NDArray[np.uint8] | Path, spec: DataSpec) -> NDArray[np.uint8]:
+def _fit(image: Pixels | Path, spec: DataSpec) -> Pixels:
     return read_image(image, spec) if isinstance(image, Path) else fit_array(image, spec)

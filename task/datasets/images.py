@@ -1,40 +1,44 @@
 """Convert image files and arrays to the channels and size of a dataset."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from task.datasets.types import DatasetError, DataSpec, RawSamples
+from task.datasets.types import DatasetError, DataSpec, Pixels, RawSamples
 from task.image_files import open_image
 
 _MODES = {1: "L", 3: "RGB"}
+_GREY = np.array([0.299, 0.587, 0.114], np.float32)
+"""Weights of red, green and blue, which are Pillow's too."""
 
 
-def read_image(path: Path, spec: DataSpec) -> NDArray[np.uint8]:
-    """Read an image file as uint8 (C, H, W) in the spec's channels and size.
+def read_image(path: Path, spec: DataSpec) -> Pixels:
+    """Read an image file as pixels (C, H, W) in the spec's channels and size.
 
-    Raises `task.image_files.UnusableFileError` if it is no image or cannot be decoded.
+    They are uint8, or float32 from 0 to 1 where the file has more than 8 bits per pixel. Raises
+    `task.image_files.UnusableFileError` if it is no image or cannot be decoded.
     """
-    return fit_image(open_image(path), spec)
+    return fit_image(open_image(path).image, spec)
 
 
-def fit_image(image: Image.Image, spec: DataSpec) -> NDArray[np.uint8]:
-    """Convert to the spec's channels and resize (bilinear) to its size: uint8 (C, H, W)."""
-    channels, height, width = spec.shape
-    if channels not in _MODES:
-        raise DatasetError(
-            f"{spec.name!r} has {channels} channels; images can only be converted to 1 or 3"
-        )
+def fit_image(image: Image.Image, spec: DataSpec) -> Pixels:
+    """Convert to the spec's channels and resize (bilinear) to its size: (C, H, W)."""
+    if image.mode == "F":
+        return _fit_floats(np.asarray(image)[None], spec)
+    channels, height, width = _convertible(spec)
     fitted = image.convert(_MODES[channels]).resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(fitted, dtype=np.uint8).reshape(height, width, channels).transpose(2, 0, 1)
 
 
-def fit_array(image: NDArray[np.uint8], spec: DataSpec) -> NDArray[np.uint8]:
-    """Convert a uint8 (C', H', W') image, with C' 1 or 3, to the spec's (C, H, W)."""
+def fit_array(image: Pixels, spec: DataSpec) -> Pixels:
+    """Convert a (C', H', W') image, with C' 1 or 3, to the spec's (C, H, W)."""
     if image.shape == spec.shape:
         return image
+    if image.dtype != np.uint8:
+        return _fit_floats(image, spec)
     pixels = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
     return fit_image(Image.fromarray(np.ascontiguousarray(pixels)), spec)
 
@@ -42,7 +46,35 @@ def fit_array(image: NDArray[np.uint8], spec: DataSpec) -> NDArray[np.uint8]:
 def fit_samples(raw: RawSamples, spec: DataSpec) -> RawSamples:
     """Convert pixels to the spec's channels and size; other samples are returned unchanged."""
     images = raw.images
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1] not in _MODES:
+    if spec.kind != "image" or images.ndim != 4 or images.shape[1] not in _MODES or not len(images):
         return raw
-    fitted = [fit_array(image, spec) for image in images.astype(np.uint8, copy=False)]
-    return RawSamples(np.stack(fitted), raw.labels) if fitted else raw
+    return RawSamples(stack_images([fit_array(image, spec) for image in images]), raw.labels)
+
+
+def stack_images(images: Sequence[Pixels]) -> Pixels:
+    """Stack images of one shape: uint8 if all are, else all as float32 from 0 to 1."""
+    if all(image.dtype == np.uint8 for image in images):
+        return np.stack(images)
+    return np.stack(
+        [image / np.float32(255) if image.dtype == np.uint8 else image for image in images]
+    )
+
+
+def _convertible(spec: DataSpec) -> tuple[int, int, int]:
+    """Shape of a spec; DatasetError if images cannot be converted to its channels."""
+    if spec.shape[0] not in _MODES:
+        raise DatasetError(
+            f"{spec.name!r} has {spec.shape[0]} channels; images can only be converted to 1 or 3"
+        )
+    return spec.shape
+
+
+def _fit_floats(image: Pixels, spec: DataSpec) -> NDArray[np.float32]:
+    """Do for float32 what `fit_image` does; Pillow has no colours of more than 8 bits."""
+    channels, height, width = _convertible(spec)
+    bands = [Image.fromarray(np.ascontiguousarray(band)) for band in image]
+    resized = [band.resize((width, height), Image.Resampling.BILINEAR) for band in bands]
+    fitted = np.stack([np.asarray(band) for band in resized])
+    if channels < len(fitted):
+        fitted = np.tensordot(_GREY, fitted, 1)[None]
+    return np.repeat(fitted.clip(0, 1), channels // len(fitted), axis=0)

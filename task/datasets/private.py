@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from task.datasets.images import fit_samples, read_image
+from task.datasets.images import fit_samples, read_image, stack_images
 from task.datasets.npz import read_npz_samples
 from task.datasets.types import DatasetError, DataSpec, RawSamples, check_raw_samples
 from task.image_files import (
@@ -27,8 +27,8 @@ def load_private_data(path: str | Path, spec: DataSpec, classes: Sequence[str] =
     Parameters
     ----------
     path : str or Path
-        An ``.npz`` file with ``images`` (uint8) and ``labels``, or a folder with one folder of
-        images per class. If all class folders have integer names, these are the labels, and classes
+        An ``.npz`` file with ``images`` and ``labels``, or a folder with one folder of images per
+        class. If all class folders have integer names, these are the labels, and classes
         may be missing. Hidden files are skipped, and with a warning files that are no images or
         cannot be read. Links are followed.
     spec : DataSpec
@@ -85,7 +85,7 @@ def _read_class_folders(root: Path, spec: DataSpec, classes: Sequence[str]) -> R
         )
     if skipped:
         logger.warning("%s: %d images%s", root, len(images), skipped_in_a_line(skipped))
-    raw = RawSamples(np.stack(images), np.array(labels, dtype=np.int64))
+    raw = RawSamples(stack_images(images), np.array(labels, dtype=np.int64))
     return check_raw_samples(raw, spec, str(root))
 
 

@@ -15,14 +15,16 @@ from task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples
 from task.image_files import printable
 
 LABEL = "label"
+LARGEST = 1e150
+"""Absolute value in a column; the squares of larger ones do not fit into float64."""
 
 
 def load_tables(spec: DataSpec, root: Path, download: bool) -> Dataset:
     """Load ``train.csv`` and ``test.csv`` with equal columns, one of them ``label``.
 
     Looks in ``<root>/<name>``, then in ``<root>``. All other columns are features, one channel
-    each, standardised by mean and deviation over the training rows. Classes are the sorted labels
-    of the training rows. Only the name of ``spec`` is used.
+    each, standardised by mean and deviation over the training rows, in float64. Classes are the
+    sorted labels of the training rows. Only the name of ``spec`` is used.
     """
     folder = next((f for f in (root / spec.name, root) if (f / "train.csv").exists()), None)
     if folder is None or not (folder / "test.csv").exists():
@@ -38,13 +40,15 @@ def load_tables(spec: DataSpec, root: Path, download: bool) -> Dataset:
     classes = sorted(set(names))
     if unknown := sorted(set(test_names) - set(classes)):
         raise DatasetError(f"{folder / 'test.csv'}: labels {unknown[:5]} are not in train.csv")
-    mean, deviation = features.mean(axis=0), features.std(axis=0)
+    mean, deviation = _scale(folder / "train.csv", columns, features)
+    with np.errstate(over="ignore"):  # infinite ones are refused
+        _check_scaled(folder / "test.csv", columns, (test_features - mean) / deviation)
     table = DataSpec(
         name=spec.name,
         shape=(len(columns), 1, 1),
         num_classes=len(classes),
         mean=tuple(mean.tolist()),
-        std=tuple(np.where(deviation > 0, deviation, 1.0).tolist()),
+        std=tuple(deviation.tolist()),
         kind="table",
     )
     return Dataset(
@@ -54,7 +58,38 @@ def load_tables(spec: DataSpec, root: Path, download: bool) -> Dataset:
 
 def _samples(features: NDArray[np.float64], names: list[str], classes: list[str]) -> RawSamples:
     labels = np.array([classes.index(name) for name in names], dtype=np.int64)
-    return RawSamples(features.astype(np.float32)[:, :, None, None], labels)
+    return RawSamples(features[:, :, None, None], labels)
+
+
+def column_problem(lowest: float, highest: float) -> str:
+    """Describe why a column of values in this range cannot be standardised, or nothing."""
+    if max(abs(lowest), abs(highest)) <= LARGEST or lowest > highest:  # no rows
+        return ""
+    return f"runs from {lowest:g} to {highest:g}, need at most {LARGEST:g}; use another unit"
+
+
+def _scale(
+    path: Path, columns: list[str], features: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and deviation of each column; of a constant column its value and 1."""
+    lowest, highest = features.min(axis=0), features.max(axis=0)
+    for name, low, high in zip(columns, lowest.tolist(), highest.tolist(), strict=True):
+        if problem := column_problem(low, high):
+            raise DatasetError(f"{path}: column {name!r} {problem}")
+    deviation = features.std(axis=0)
+    varies = (lowest < highest) & (deviation > 0)
+    return np.where(varies, features.mean(axis=0), lowest), np.where(varies, deviation, 1.0)
+
+
+def _check_scaled(path: Path, columns: list[str], scaled: NDArray[np.float64]) -> None:
+    """Raise DatasetError where standardised values do not fit into a model's float32."""
+    largest = np.finfo(np.float32).max
+    for name, values in zip(columns, np.abs(scaled).T, strict=True):
+        if values.max() > largest:
+            raise DatasetError(
+                f"{path}: row {1 + int(values.argmax())} of column {name!r} is {values.max():g} "
+                "deviations from train.csv's mean; check its unit"
+            )
 
 
 @dataclass(frozen=True)
@@ -76,10 +111,16 @@ def read_rows(path: Path) -> Iterator[Row]:
             yield Row(rows.line_num, label, *_features(row, header, place))
 
 
-def _read_csv(path: Path) -> tuple[list[str], NDArray[np.float64], list[str]]:
-    """Names of the features, features (n, d) and labels."""
+def feature_names(path: Path) -> list[str]:
+    """Names of a table's columns but for the label."""
     with _open_csv(path) as (header, _):
         place = _label_column(path, header)
+    return header[:place] + header[place + 1 :]
+
+
+def _read_csv(path: Path) -> tuple[list[str], NDArray[np.float64], list[str]]:
+    """Names of the features, features (n, d) and labels."""
+    names = feature_names(path)
     rows = list(read_rows(path))
     if not rows:
         raise DatasetError(f"{path}: has a header but no rows; need at least one")
@@ -89,7 +130,7 @@ def _read_csv(path: Path) -> tuple[list[str], NDArray[np.float64], list[str]]:
             f"{path}, line {broken[0].line}: {broken[0].problem}{others if broken[1:] else ''}"
         )
     features = np.array([row.values for row in rows])
-    return header[:place] + header[place + 1 :], features, [row.label for row in rows]
+    return names, features, [row.label for row in rows]
 
 
 def _features(row: list[str], header: list[str], place: int) -> tuple[list[float], str]:

@@ -9,7 +9,11 @@ import torch
 from numpy.typing import NDArray
 
 from task.errors import DatasetError as DatasetError  # passed on
+from task.image_files import float_problem
 from task.settings import Change
+
+Pixels = NDArray[np.uint8 | np.float32 | np.float64]
+"""Pixels of images, uint8 or float32 from 0 to 1; of texts and tables, their values."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +104,13 @@ class RawSamples:
     Parameters
     ----------
     images : ndarray
-        uint8 (n, C, H, W); float32 for texts and tables.
+        Pixels (n, C, H, W): uint8, or float32 from 0 to 1 where they have more than 8 bits. Token
+        ids of texts are float32; a table's values are float64, which its large ones need.
     labels : ndarray
         int64 (n,).
     """
 
-    images: NDArray[np.uint8 | np.float32]
+    images: Pixels
     labels: NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -130,24 +135,27 @@ class Dataset:
     test: RawSamples
 
 
-def normalise(images: NDArray[np.uint8 | np.float32], spec: DataSpec) -> torch.Tensor:
+def normalise(images: Pixels, spec: DataSpec) -> torch.Tensor:
     """Convert stored pixels (n, C, H, W) to model inputs, float32 ``(pixel / 255 - mean) / std``.
 
-    Only uint8 is divided by 255: float32 holds other values.
+    Only uint8 is divided by 255: floats are from 0 to 1, or other values. A table's float64 become
+    float32 at the end: times in milliseconds, say, differ in digits that float32 does not have.
     """
-    mean = torch.tensor(spec.mean).reshape(-1, 1, 1)
-    std = torch.tensor(spec.std).reshape(-1, 1, 1)
+    dtype = torch.float64 if images.dtype == np.float64 else torch.float32
+    mean, std = (torch.tensor(x, dtype=dtype).reshape(-1, 1, 1) for x in (spec.mean, spec.std))
     largest = 255 if images.dtype == np.uint8 else 1
-    return torch.tensor(images, dtype=torch.float32).div_(largest).sub_(mean).div_(std)
+    return torch.tensor(images, dtype=dtype).div_(largest).sub_(mean).div_(std).float()
 
 
 def check_raw_samples(raw: RawSamples, spec: DataSpec, where: str) -> RawSamples:
     """Return ``raw``, or raise DatasetError (naming `where` it is from) unless it fits ``spec``."""
     images, labels = raw.images, raw.labels
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != spec.shape:
+    pixel_types = (np.uint8, np.float32)
+    if images.dtype not in pixel_types or images.ndim != 4 or images.shape[1:] != spec.shape:
         raise DatasetError(
-            f"{where}: images are {images.dtype} {images.shape}, but {spec.name!r} needs uint8 "
-            f"pixels of shape (n, C, H, W) = (n, {', '.join(map(str, spec.shape))})"
+            f"{where}: images are {images.dtype} {images.shape}, but {spec.name!r} needs pixels, "
+            "uint8 or float32 from 0 to 1, of shape "
+            f"(n, C, H, W) = (n, {', '.join(map(str, spec.shape))})"
         )
     if labels.dtype != np.int64 or labels.shape != (len(images),):
         raise DatasetError(
@@ -156,6 +164,8 @@ def check_raw_samples(raw: RawSamples, spec: DataSpec, where: str) -> RawSamples
         )
     if not len(labels):
         raise DatasetError(f"{where}: has no images; need at least one")
+    if images.dtype == np.float32 and (problem := float_problem(images.min(), images.max())):
+        raise DatasetError(f"{where}: {problem}")
     if labels.min() < 0 or labels.max() >= spec.num_classes:
         raise DatasetError(
             f"{where}: labels run from {labels.min()} to {labels.max()}, but {spec.name!r} has "

@@ -16,7 +16,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
-from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
+from flwr.common.constant import (
+    FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE,
+    NOOP_FLWR_AID,
+    SUPERLINK_NODE_ID,
+)
 from flwr.common.serde import message_to_proto
 from flwr.proto import fleet_pb2
 from flwr.proto.fab_pb2 import GetFabRequest
@@ -29,7 +33,6 @@ from flwr.proto.fleet_pb2 import (
     UnregisterNodeFleetRequest,
 )
 from flwr.proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
-from flwr.proto.grpcadapter_pb2 import MessageContainer
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
@@ -51,7 +54,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.servicer.serverappio import serverappio_grpc
 
-from fleet.flower_1_32 import linkstate
+from fleet.flower_1_32 import callers, linkstate
 from protocol.flower_1_32.together import Together
 
 SOON = 10.0
@@ -83,7 +86,6 @@ class SuperLink:
             (object_store_factory, "SqlObjectStore"),
             (object_store_factory, "InMemoryObjectStore"),
             (app_of_flower, "FleetServicer"),
-            (app_of_flower, "GrpcAdapterServicer"),
             (app_of_flower, "generic_create_grpc_server"),
             (app_of_flower, "run_superlink"),
             (serverappio_grpc, "generic_create_grpc_server"),
@@ -101,12 +103,16 @@ class SuperLink:
                 self.state.create_node(NOOP_FLWR_AID, "", public_key_to_bytes(key.public_key()), 30)
             )
             self.state.activate_node(self.ids[-1], 30.0)
-        self.run = self.state.create_run(
+        self.run = self.start_run()
+
+    def start_run(self):
+        run = self.state.create_run(
             *(None, None, None, {}, NOOP_FEDERATION, None, None, "flwr-serverapp")
         )
-        task = self.state.get_run_info(run_ids=[self.run])[0].primary_task_id
+        task = self.state.get_run_info(run_ids=[run])[0].primary_task_id
         self.state.claim_task(task)
         self.state.activate_task(task)
+        return run
 
     def start(self):
         """Start, with what a file holds."""
@@ -124,6 +130,7 @@ class SuperLink:
         servicer = app_of_flower.FleetServicer(
             states, SimpleNamespace(store=lambda: self.store), True
         )
+        self.servicer = servicer
         self._server = app_of_flower.generic_create_grpc_server(
             (servicer, add_FleetServicer_to_server),
             server_address="127.0.0.1:0",
@@ -141,16 +148,31 @@ class SuperLink:
 
     def send(self, place, number):
         """Store a message for a node, as a ServerApp does."""
-        told = Metadata(
-            *(self.run, "", SUPERLINK_NODE_ID, self.ids[place]), *("", "", time.time(), 60, "train")
-        )
-        content = RecordDict({"arrays": ArrayRecord([np.full(9, number)])})
-        message = make_message(told, content)
-        message.metadata.__dict__["_message_id"] = message.object_id
+        message = self.message(place, number)
         self.store.preregister(self.run, get_object_tree(message))
         for name, part in get_all_nested_objects(message).items():
             self.store.put(name, part.deflate())
         assert self.state.store_message_ins(message)
+        return message
+
+    def expired(self, place):
+        """A message that its node has fetched, and that has expired since."""
+        message = self.message(place, number=9, ttl=1.0)
+        self.store.preregister(self.run, get_object_tree(message))
+        assert self.state.store_message_ins(message)
+        with self.party(place) as receiver:
+            assert fetch(receiver) == message.object_id
+        time.sleep(1.0)
+        return message
+
+    def message(self, place, number, ttl=60.0):
+        """A message for a node, of which nothing is stored yet."""
+        told = Metadata(
+            *(self.run, "", SUPERLINK_NODE_ID, self.ids[place]),
+            *("", "", time.time(), ttl, "train"),
+        )
+        message = make_message(told, RecordDict({"arrays": ArrayRecord([np.full(9, number)])}))
+        message.metadata.__dict__["_message_id"] = message.object_id
         return message
 
 
@@ -178,6 +200,35 @@ def reply_to(message, words, sender=None):
         reply.metadata.__dict__["_src_node_id"] = sender
     reply.metadata.__dict__["_message_id"] = reply.object_id
     return reply
+
+
+def in_run(run, reply):
+    reply.metadata.__dict__["_run_id"] = run
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    return reply
+
+
+def named_as(other, reply):
+    reply.metadata.__dict__["_message_id"] = other.object_id
+    return reply
+
+
+def fetch(caller):
+    (message,) = caller.stub.PullMessages(PullMessagesRequest(node=caller.node)).messages_list
+    return message.metadata.message_id
+
+
+def announce_also(caller, reply, *trees):
+    """The request that announces a reply, with further objects."""
+    request = push(caller, reply)
+    request.message_object_trees[0].children.extend(trees)
+    return request
+
+
+def false(*objects):
+    """Trees that say that each of these objects has a part that it does not have."""
+    part = ObjectTree(object_id="f" * 64)
+    return [ObjectTree(object_id=each.object_id, children=[part]) for each in objects]
 
 
 def push(caller, *replies, tree=None):
@@ -217,6 +268,7 @@ class Scene:
     attacker: Party
     victim: Party
     run: int
+    other_run: int
     own: Message
     theirs: Message
     reply: Message
@@ -250,6 +302,21 @@ ATTACKS = {
         "PERMISSION_DENIED",
         lambda s: push(s.attacker, reply_to(s.own, "mine"), tree=s.reply),
     ),
+    "a reply in another run": (
+        "PushMessages",
+        "PERMISSION_DENIED",
+        lambda s: push(s.attacker, in_run(s.other_run, reply_to(s.own, "mine"))),
+    ),
+    "a reply with the id of the victim's": (
+        "PushMessages",
+        "PERMISSION_DENIED",
+        lambda s: push(s.attacker, named_as(s.reply, reply_to(s.own, "mine")), tree=s.reply),
+    ),
+    "a reply with the id of the victim's message": (
+        "PushMessages",
+        "PERMISSION_DENIED",
+        lambda s: push(s.attacker, named_as(s.theirs, reply_to(s.own, "mine")), tree=s.theirs),
+    ),
     "a reply to no message": (
         "PushMessages",
         "PERMISSION_DENIED",
@@ -264,6 +331,11 @@ ATTACKS = {
         "PushObject",
         "PERMISSION_DENIED",
         lambda s: objects(s.attacker, s.reply)[0],
+    ),
+    "an object of the victim's message": (
+        "PushObject",
+        "PERMISSION_DENIED",
+        lambda s: objects(s.attacker, s.theirs)[0],
     ),
     "the victim's message": (
         "PullObject",
@@ -345,7 +417,7 @@ def scene(superlink):
             assert [m.metadata.message_id for m in found.messages_list] == [message.object_id]
         reply = reply_to(theirs, "honest")
         victim.stub.PushMessages(push(victim, reply))
-        yield Scene(attacker, victim, superlink.run, own, theirs, reply)
+        yield Scene(attacker, victim, superlink.run, superlink.start_run(), own, theirs, reply)
 
 
 def finish(superlink, scene):
@@ -399,31 +471,6 @@ def test_every_call_of_the_fleet_api_is_attacked_here():
     assert {method.name for method in service.methods} == {name for name, *_ in ATTACKS.values()}
 
 
-def test_flowers_adapter_is_bound_to_the_node_that_a_call_names(superlink):
-    """Its calls carry no key; whoever knows a node's id can call for it, but for no other."""
-
-    class RefusedError(Exception):
-        pass
-
-    def abort(code, reason):
-        raise RefusedError(code.name)
-
-    servicer = app_of_flower.GrpcAdapterServicer(
-        SimpleNamespace(state=lambda: superlink.state),
-        SimpleNamespace(store=lambda: superlink.store),
-        enable_supernode_auth=False,
-    )
-    with scene(superlink) as found:
-        request = push(found.attacker, reply_to(found.theirs, "forged", found.victim.id))
-        container = MessageContainer(
-            grpc_message_name="PushMessagesRequest",
-            grpc_message_content=request.SerializeToString(),
-        )
-        with pytest.raises(RefusedError, match="PERMISSION_DENIED"):
-            servicer.SendReceive(container, SimpleNamespace(abort=abort))
-        finish(superlink, found)
-
-
 def test_a_node_goes_on_with_its_message_after_the_superlink_has_restarted(superlink):
     if superlink._file is None:
         pytest.skip("a SuperLink in memory has lost all")
@@ -436,7 +483,9 @@ def test_a_node_goes_on_with_its_message_after_the_superlink_has_restarted(super
         for name in get_all_nested_objects(found.own):
             request = named(PullObjectRequest, attacker.node, found.run, name)
             assert attacker.stub.PullObject(request).object_available
-        attacker.stub.PushMessages(push(attacker, reply))
+        theirs = objects(attacker, found.reply)[0]
+        assert refused(attacker.stub.PushObject, theirs) == "PERMISSION_DENIED"
+        attacker.stub.PushMessages(announce_also(attacker, reply, get_object_tree(found.reply)))
         for request in objects(attacker, reply):
             assert attacker.stub.PushObject(request).stored
         for request in objects(victim, found.reply):  # which it had announced before
@@ -454,6 +503,113 @@ def test_replies_that_share_objects_are_stored_whoever_sends_these_first(superli
         for each, message in ((one, own), (other, theirs), (one, own)):
             for request in objects(each, reply_to(message, "the same"))[:-1]:
                 assert each.stub.PushObject(request).stored
+
+
+def is_whole(superlink, message):
+    return superlink.store.get_object_tree(message.object_id) == get_object_tree(message) and all(
+        superlink.store.get(name) == part.deflate()
+        for name, part in get_all_nested_objects(message).items()
+    )
+
+
+@contextmanager
+def parties(superlink):
+    """An attacker with a message that it has fetched, and a victim without."""
+    with superlink.party(0) as attacker, superlink.party(1) as victim:
+        message = superlink.send(0, number=0)
+        fetch(attacker)
+        yield attacker, victim, message
+
+
+@pytest.mark.parametrize("when", ["before the victim's", "between its announcement and content"])
+def test_an_object_announced_with_false_parts_spoils_no_message_of_others(superlink, when):
+    """The attacker knows the server's next message and the victim's reply before they come."""
+    theirs = superlink.message(1, number=1)
+    reply = reply_to(theirs, "honest")
+    foreign = [theirs.content, theirs.content["arrays"], reply.content, reply.content["told"]]
+    with parties(superlink) as (attacker, victim, message):
+        lie = announce_also(attacker, reply_to(message, "mine"), *false(*foreign))
+        if when.startswith("before"):
+            attacker.stub.PushMessages(lie)
+        superlink.store.preregister(superlink.run, get_object_tree(theirs))
+        assert superlink.state.store_message_ins(theirs)
+        assert fetch(victim) == theirs.object_id
+        missing = victim.stub.PushMessages(push(victim, reply)).objects_to_push
+        assert set(missing) == get_all_nested_objects(reply).keys()
+        if not when.startswith("before"):
+            attacker.stub.PushMessages(lie)
+        for name, part in get_all_nested_objects(theirs).items():
+            superlink.store.put(name, part.deflate())
+        for request in objects(victim, reply):
+            assert victim.stub.PushObject(request).stored
+        assert is_whole(superlink, theirs)
+        assert is_whole(superlink, reply)
+
+
+def test_a_message_that_another_claims_as_its_part_outlives_that_one(superlink):
+    """It was deleted with the other message, or with the run of the other."""
+    with parties(superlink) as (attacker, _, message):
+        theirs = superlink.send(1, number=1)
+        reply = reply_to(message, "mine")
+        attacker.stub.PushMessages(announce_also(attacker, reply, get_object_tree(theirs)))
+        superlink.store.delete(reply.object_id)
+        assert is_whole(superlink, theirs)
+
+
+def test_a_run_that_claims_another_runs_message_does_not_delete_it_when_it_ends(superlink):
+    theirs = superlink.send(1, number=1)
+    tree = ObjectTree(object_id="e" * 64, children=[get_object_tree(theirs)])
+    other_run = superlink.start_run()
+    superlink.store.preregister(other_run, tree)
+    superlink.store.delete_objects_in_run(other_run)
+    assert is_whole(superlink, theirs)
+
+
+def test_of_a_reply_that_is_not_taken_nothing_is_registered(superlink):
+    """A second reply to a message, and one to a message that has expired."""
+    with parties(superlink) as (attacker, _, message):
+        first, second = (reply_to(message, words) for words in ("first", "second"))
+        attacker.stub.PushMessages(push(attacker, first))
+        for reply in (second, reply_to(superlink.expired(0), "late")):
+            before = len(superlink.store)
+            assert not attacker.stub.PushMessages(push(attacker, reply)).objects_to_push
+            assert len(superlink.store) == before
+        for request in objects(attacker, first):
+            assert attacker.stub.PushObject(request).stored
+        assert is_whole(superlink, first)
+
+
+def test_a_reply_announces_a_bounded_number_of_objects(superlink, monkeypatch):
+    monkeypatch.setattr(callers, "MAX_OBJECTS", 10)
+    with parties(superlink) as (attacker, _, message):
+        reply = reply_to(message, "mine")
+        parts = len(get_all_nested_objects(reply))
+        more = [ObjectTree(object_id=f"{number:064x}") for number in range(11 - parts)]
+        before = len(superlink.store)
+        too_much = announce_also(attacker, reply, *more)
+        assert refused(attacker.stub.PushMessages, too_much) == "PERMISSION_DENIED"
+        assert len(superlink.store) == before
+        attacker.stub.PushMessages(announce_also(attacker, reply, *more[1:]))
+        assert len(superlink.store) == before + 10
+
+
+def test_what_large_models_announce_is_within_the_bound():
+    """10,000 tensors, of 400 GB in all: an array each, and its chunks of 5 MiB."""
+    chunks = 10_000 + 400 * 10**9 // FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+    assert 10_000 + chunks + 10 < callers.MAX_OBJECTS
+
+
+def test_what_is_cached_of_nodes_that_come_and_go_is_bounded(superlink, monkeypatch):
+    monkeypatch.setattr(callers, "MAX_CACHED", 20)
+    tree = get_object_tree(superlink.message(0, number=0))
+    for node in range(100):
+        superlink.servicer._cache(node, [tree])
+    cached = superlink.servicer._fetched
+    assert sum(len(each.objects) for each in cached.values()) == superlink.servicer._cached <= 20
+    assert 99 in cached
+    with scene(superlink) as found:
+        superlink.servicer._cache(7, [tree] * 3)
+        finish(superlink, found)
 
 
 def test_a_short_tree_of_objects_does_not_become_an_endless_one(superlink):

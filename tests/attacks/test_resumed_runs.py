@@ -14,9 +14,9 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from links.masks import public_bytes
 from links.store import NodeStore
 from node.account import LifetimeAccount
-from node.policy import HOSPITAL
+from node.policy import HOSPITAL, STANDARD
 from protocol.hfldd import DISTILL
-from protocol.meeting import CONTINUE
+from protocol.meeting import CONTINUE, DESCRIBE
 
 from . import site as site_module
 from .site import NODE, Site
@@ -93,3 +93,26 @@ def test_no_chain_of_runs_leads_to_another_account(tmp_path: Path) -> None:
         first.take_over("3", str(NODE), 0)
     assert first.take_over("2", str(NODE), 0) == 0  # a message that comes twice
     assert [store.origin for store in (first, second)] == [second, second]
+
+
+@pytest.mark.parametrize("message_type", [DESCRIBE, CONTINUE])
+def test_with_a_sandbox_no_run_of_another_bundle_says_that_it_resumes_a_run(
+    tmp_path: Path, begin: Any, message_type: str
+) -> None:
+    """Its app would get the files of that run to see."""
+    site = Site(tmp_path, STANDARD.model_copy(update={"sandbox": "required"}))
+
+    def says(run: int, lr: float) -> str:
+        """What the SuperLink gets where run `run` says that it resumes run 7."""
+        begin(site, run, train__lr=lr)
+        message = {"resumes": "7"} if message_type == DESCRIBE else {}
+        if message_type == CONTINUE:
+            message |= {"run-id": "7", "node-id": str(NODE), "round": 1}
+        answer = site.ask(message_type, RecordDict({"config": ConfigRecord(message)}))
+        return str(answer.error if answer.has_error() else answer.content)
+
+    begin(site, 7, train__lr=0.1)
+    site.ask(DESCRIBE, RecordDict())
+    NodeStore.open(site.state_dir, 7, NODE).write("kept", b"of run 7")
+    assert "refuses" not in says(8, 0.1)  # the same bundle
+    assert "refuses it: sandbox: run 7" in says(9, 0.2)

@@ -30,6 +30,8 @@ from links.errors import LinkError
 from links.folder import LinkFolder, remove_expired
 from links.store import CONTINUES, SPENT, NodeStore, remove_old_runs
 from node.flower_1_32.run_ends import remove_links_of_ended_runs
+from node.run_records import RunRecordError, RunRecords
+from node.run_sandbox import Disk, RunSandboxes
 from node.sandbox import box, why_no_box
 from node.settings import NodeError, NodeSettings
 from node.supervisor import Node
@@ -37,6 +39,7 @@ from node.supervisor import Node
 ROOT = Path(__file__).resolve().parents[2]
 OLD = time.time() - 1e7
 needs_box = pytest.mark.skipif(bool(why_no_box()), reason=f"no sandbox here: {why_no_box()}")
+BUNDLE, OTHER_BUNDLE = "a" * 64, "b" * 64
 BOXED = {"sandbox": "required", "direct-links": False}
 
 
@@ -281,11 +284,12 @@ print(json.dumps({
 """
 
 
-def probe(settings, **wanted):
+def probe(settings, run_id=1, bundle=BUNDLE, **wanted):
     wanted = {"read": [], "write": [], "links": [], "root": "/"} | wanted
+    sandboxes = RunSandboxes(box(settings, dict(os.environ)), settings.state_dir, None)
     ended = subprocess.run(
         [
-            *box(settings, dict(os.environ)),
+            *sandboxes.of_run(run_id, bundle).command,
             *(sys.executable, "-P", "-c", PROBE, json.dumps(wanted, default=str)),
         ],
         capture_output=True,
@@ -320,14 +324,177 @@ def test_of_a_checkout_packages_alone_are_in_the_sandbox(state, monkeypatch):
 
 @needs_box
 def test_a_link_that_a_sandboxed_app_plants_leads_no_sweep_outside(state, photos):
-    runs = state / "runs"
+    run = state / "runs" / "1"
     settings = NodeSettings(state_dir=state, policy=BOXED)
-    probe(settings, links=[(str(runs / "5"), str(photos)), (str(runs / "6"), str(photos))])
-    assert sorted(os.listdir(runs)) == ["1", "5", "6"]
+    probe(settings, links=[(str(run / "5"), str(photos)), (str(run / "6"), str(photos))])
+    assert sorted(os.listdir(run)) == ["5", "6"]
     remove_links_of_ended_runs(state, ended)
     remove_old_runs(state, -10)  # all of it
     assert images(photos) == 60
-    assert os.listdir(runs) == []
+    assert os.listdir(state / "runs") == []
+
+
+# Other runs' files.
+
+
+def kept_by(state, run_id, bundle):
+    """What a run has kept on a node, and the folders in which that is; inside and outside."""
+    folders = state / "runs" / str(run_id) / "7", state / "lasting" / bundle
+    files = [folder / "kept" for folder in folders]
+    for file in files:
+        file.parent.mkdir(parents=True)
+        file.write_text(f"of run {run_id}")
+    return files
+
+
+@needs_box
+def test_an_app_sees_and_writes_the_files_of_its_own_run_alone(state):
+    first = kept_by(state, 1, BUNDLE)
+    second = kept_by(state, 2, OTHER_BUNDLE)
+    mine = [second[0], state / "lasting" / "kept"]
+    planted = [state / "runs" / "3", state / "runs" / "1" / "new", state / "lasting" / BUNDLE]
+    told = probe(
+        NodeSettings(state_dir=state, policy=BOXED),
+        run_id=2,
+        bundle=OTHER_BUNDLE,
+        root=state / "runs",
+        read=[*first, *mine],
+        write=[*planted, second[0].parent / "new"],
+    )
+    assert told["listed"] == ["2"]
+    assert {told[str(path)] for path in first} == {"FileNotFoundError"}
+    assert {told[str(path)] for path in mine} == {True}
+    assert told[str(second[0].parent / "new")] == 1
+    assert sorted(os.listdir(state / "runs")) == ["1", "2"]
+    assert {path.read_text() for path in first} == {"of run 1"}
+    assert os.listdir(state / "lasting" / BUNDLE) == ["kept"]
+
+
+@needs_box
+def test_a_run_sees_the_files_of_the_run_that_it_resumes(state):
+    (file, _) = kept_by(state, 1, BUNDLE)
+    records, settings = RunRecords(state), NodeSettings(state_dir=state, policy=BOXED)
+    records.note(1, BUNDLE)
+    records.note(2, BUNDLE, resumes=1)
+    records.note(3, BUNDLE, resumes=2)
+    told = probe(settings, run_id=3, read=[file], write=[file.parent / "new"], root=state / "runs")
+    assert (told[str(file)], told[str(file.parent / "new")]) == (True, 1)
+    assert told["listed"] == ["1", "2", "3"]
+
+
+def test_no_run_of_another_bundle_resumes_a_run_to_see_its_files(state):
+    kept_by(state, 4, BUNDLE)
+    records = RunRecords(state)
+    records.note(6, BUNDLE)
+    for run_id in (6, 4):  # of 4 there is no record: an earlier version kept none
+        with pytest.raises(RunRecordError, match=f"run {run_id} was of"):
+            records.note(7, OTHER_BUNDLE, resumes=run_id)
+    with pytest.raises(RunRecordError, match="run 6 began with app bundle"):
+        records.note(6, OTHER_BUNDLE)
+    records.note(7, OTHER_BUNDLE, resumes=8)  # which was not here, and is of the same bundle now
+    with pytest.raises(RunRecordError, match="run 8 began with app bundle"):
+        records.note(8, BUNDLE)
+    with pytest.raises(RunRecordError, match="run 7 resumes run 8 already"):
+        records.note(7, OTHER_BUNDLE, resumes=9)
+    assert records.shared(7, OTHER_BUNDLE) == [7, 8]
+    assert records.shared(7, BUNDLE) == [7]
+
+
+def test_runs_that_resume_each_other_have_an_end(state):
+    records = RunRecords(state)
+    records.note(1, BUNDLE, resumes=2)
+    records.note(2, BUNDLE, resumes=1)
+    assert records.shared(1, BUNDLE) == [1, 2]
+
+
+def test_records_of_runs_whose_files_are_gone_are_removed(state):
+    records = RunRecords(state)
+    records.note(1, BUNDLE)
+    records.note(2, BUNDLE)
+    records.remove_old(10)
+    assert sorted(os.listdir(state / "run-records")) == ["1", "2"]
+    records.remove_old(-10)
+    assert os.listdir(state / "run-records") == ["1"]  # there is runs/1
+
+
+def test_a_folder_that_a_sandbox_has_had_made_is_not_swept(state):
+    os.utime(state / "runs" / "1", (OLD, OLD))
+    sandbox = RunSandboxes([], state, None).of_run(1, BUNDLE)
+    remove_old_runs(state, 10)
+    assert all(mount.source.is_dir() for mount in sandbox.mounts)
+    remove_old_runs(state, -10)
+    assert not any(mount.source.is_dir() for mount in sandbox.mounts)
+
+
+def test_no_sandbox_mounts_what_a_link_leads_to(state, photos):
+    plant(state, "runs/2", photos)
+    with pytest.raises(OSError, match=r"Too many levels|Not a directory"):
+        RunSandboxes([], state, None).of_run(2, BUNDLE)
+    with pytest.raises(OSError, match="not the SHA-256"):
+        RunSandboxes([], state, None).of_run(1, "../../photos")
+
+
+# Disk space.
+
+
+def grow(folder):
+    (folder / "large").write_bytes(b"x" * 200_000)
+
+
+def dig(folder):
+    for _ in range(40):
+        folder = folder / "d"
+        folder.mkdir()
+
+
+def lock(folder):
+    (folder / "locked").mkdir()
+    grow(folder / "locked")
+    (folder / "locked").chmod(0)
+
+
+def hide(folder):
+    (folder / ".a" / "b").mkdir(parents=True)
+    grow(folder / ".a" / "b")
+
+
+def scatter(folder):
+    for number in range(40):
+        (folder / str(number)).write_bytes(b"x" * 4_000)
+
+
+@pytest.mark.parametrize("fill", [grow, dig, hide, scatter, lock])
+def test_what_an_app_keeps_is_bounded_however_it_lies_there(state, fill):
+    if fill is lock and os.geteuid() == 0:
+        pytest.skip("root opens all folders")
+    folder = state / "runs" / "1"
+    (folder / "small").write_bytes(b"x" * 1_000)
+    disk = functools.partial(Disk, state, [folder, state / "lasting"], 100_000)
+    assert not disk().excess()
+    fill(folder)
+    assert "most-disk" in disk().excess()
+
+
+def test_a_sparse_file_counts_by_what_it_takes(state):
+    with (state / "runs" / "1" / "sparse").open("wb") as file:
+        file.truncate(1 << 40)
+    assert not Disk(state, [state / "runs" / "1"], 100_000).excess()
+
+
+def test_without_a_number_a_run_may_keep_a_share_of_the_disk(state, monkeypatch):
+    folder = state / "runs" / "1"
+    free = 1_000_000
+    monkeypatch.setattr(Disk, "_free", lambda self: free)
+    monkeypatch.setattr("node.run_sandbox.MEASURED_EVERY", 0)
+    disk = Disk(state, [folder], None)
+    assert not disk.excess()
+    grow(folder)
+    assert not disk.excess()
+    free = 400_000  # what is deleted and open is in no folder
+    assert "left" in disk.excess()
+    free = 600_000
+    (folder / "large").write_bytes(b"x" * 300_000)
+    assert "over 250,000" in disk.excess()
 
 
 @pytest.fixture
@@ -615,6 +782,23 @@ def train(message: Message, context: Context) -> Message:
             said[folder.parent.name] = tried(lambda: plant(folder))
     if do.get("photos"):
         said["link"] = tried(lambda: os.symlink(do["photos"], state / "runs" / "77"))
+        said["own link"] = tried(
+            lambda: os.symlink(do["photos"], state / "runs" / str(context.run_id) / "8")
+        )
+    own = state / "runs" / str(context.run_id) / "7"
+    own.mkdir(parents=True, exist_ok=True)
+    (own / "kept").write_text(NAME)
+    said["runs"] = sorted(os.listdir(state / "runs"))
+    said["run"] = str(context.run_id)
+    said["code"] = len(os.listdir(home / "bundles"))
+    said["others"] = tried(lambda: [(state / "runs" / run / "7" / "kept").read_text()
+                                    for run in do.get("others", [])])
+    for line in do.get("lines", []):
+        os.write(1, line.encode())
+    if do.get("fill"):
+        (own / "large").write_bytes(b"x" * do["fill"])
+        import time
+        time.sleep(30)
     if do.get("marker"):
         number = int(sys.argv[sys.argv.index("--notes-fd") + 1])
         bomb = pickle.dumps(Bomb(do["marker"]))
@@ -627,6 +811,7 @@ def train(message: Message, context: Context) -> Message:
 
 SERVER = """
 import time
+GROUP = "1]\\nFORGED by a message\\x1b[2K"
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
@@ -637,7 +822,8 @@ def main(grid: Grid, context: Context) -> None:
     while not (nodes := list(grid.get_node_ids())):
         time.sleep(0.1)
     content = RecordDict({"config": ConfigRecord({"do": context.run_config["do"]})})
-    (sent,) = grid.push_messages([Message(content, dst_node_id=nodes[0], message_type="train")])
+    message = Message(content, dst_node_id=nodes[0], message_type="train", group_id=GROUP)
+    (sent,) = grid.push_messages([message])
     while not (replies := list(grid.pull_messages([sent]))):
         time.sleep(0.05)
     (reply,) = replies
@@ -666,6 +852,7 @@ def test_a_hostile_run_in_the_sandbox_of_a_real_node_changes_nothing_outside(tmp
     attack = {
         "bundle": hashlib.sha256(app_bundle(honest)).hexdigest(),
         "photos": str(photos),
+        "lines": ["\nFORGED by ", "an app\x1b[2K\n"],
     }
 
     def run(federation, app, do):
@@ -674,16 +861,30 @@ def test_a_hostile_run_in_the_sandbox_of_a_real_node_changes_nothing_outside(tmp
         (line,) = [line for line in outcome.lines if line.startswith("SAID ")]
         return line.removeprefix("SAID ")
 
-    settings = {"preload": [], "keep-runs": 1e-4, "policy": {"extends": "open", **BOXED}}
+    policy = {"extends": "open", **BOXED, "most-disk": 2_000_000}
+    settings = {"preload": [], "keep-runs": 1e-3, "policy": policy}
     with LocalFederation(1, tmp_path / "federation", node_settings=settings) as federation:
+        before = json.loads(run(federation, honest, {}))
+        attack["others"] = [before["run"]]
         planted = json.loads(run(federation, trojan, attack))
-        assert planted["link"] == "yes"
-        assert planted["bundles"] == "OSError"  # read-only
+        assert planted["link"] == "OSError"  # read-only
+        assert planted["own link"] == "yes"
+        assert planted["bundles"] == "OSError"
+        assert planted["runs"] == [planted["run"]]
+        assert planted["others"] == "FileNotFoundError"
+        assert planted["code"] == 1
+        assert "most-disk" in run(federation, trojan, {"fill": 4_000_000})
         died = run(federation, trojan, {"marker": str(marker)})
         assert "malformed" in died
         said = json.loads(run(federation, honest, {}))
-        status = json.loads((federation.nodes[0].state_dir / "node.json").read_text())
+        node = federation.nodes[0]
+        status = json.loads((node.state_dir / "node.json").read_text())
+        log = node.log.read_text(errors="replace")
     assert said["i am"] == "honest"
     assert not marker.exists()
     assert images(photos) == 60
     assert status["starts"] == 1  # neither SuperNode nor executor had to start again
+    assert f"app of run {planted['run']}: FORGED by an app" in log
+    assert not [line for line in log.splitlines() if line.startswith("FORGED")]
+    assert "FORGED by a message" in log
+    assert "\x1b[2K" not in log

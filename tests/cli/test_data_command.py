@@ -68,6 +68,18 @@ def test_what_a_run_would_refuse_ends_with_one_line_and_1(check, tmp_path, conte
     assert said in line
 
 
+def test_a_table_that_cannot_be_standardised_is_refused_and_constants_are_shown(check, tmp_path):
+    (tmp_path / "own.csv").write_text("site,dose,label\n7,1,a\n7,2,b\n")
+    result, output = check(tmp_path / "own.csv")
+    assert result.exit_code == 0, result.output
+    assert "column site" in result.output
+    assert "column site" in (output / "findings.csv").read_text()
+    (tmp_path / "own.csv").write_text("dose,label\n1,a\n1e200,b\n")
+    result, _ = check(tmp_path / "own.csv")
+    assert result.exit_code == 1
+    assert "column dose runs from 1 to 1e+200" in result.stderr
+
+
 def test_a_path_without_data_is_named(check, tmp_path):
     result, _ = check(tmp_path / "none")
     assert result.exit_code == 1

@@ -168,8 +168,8 @@ def test_what_cannot_be_done_is_said_in_one_line(
     [
         (pixels(1), [0], "1 image(s), no two of a class"),
         (pixels(2), [0, 1], "2 image(s), no two of a class"),
-        (np.full((4, 8, 8), np.nan), [0, 1] * 2, "images are float64 (4, 8, 8), need uint8"),
-        (pixels(4)[:, 0], [0, 1] * 2, "images are uint8 (4, 8), need uint8 of shape"),
+        (np.full((4, 8, 8), np.nan), [0, 1] * 2, "float pixels from nan to nan"),
+        (pixels(4)[:, 0], [0, 1] * 2, "the shape (4, 8), need (n, H, W)"),
         (pixels(4), [0, 1, 0], "need one int64 label for each of the 4 images"),
         (pixels(4), [-1, 0, -1, 0], "labels run from -1 to 0"),
         (pixels(4, shape=(2, 2)), [0, 1] * 2, "does not fit"),

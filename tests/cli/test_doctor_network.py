@@ -175,6 +175,16 @@ def test_who_else_could_reply_for_this_node_is_said(
     assert bool(found.remedy) == (state == "unchecked")
 
 
+def test_with_another_flower_any_node_could_reply_for_this_one(
+    issued: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet.checkup, "ANSWERS_WITHIN", 0)
+    monkeypatch.setattr(fleet.checkup, "why_another", lambda: "flwr 1.42.0 is installed")
+    found = findings(**node_files(issued))["sender of replies"]
+    assert found.state == "unchecked"
+    assert "1.32.1" in found.remedy
+
+
 @pytest.mark.parametrize(
     ("changes", "check", "said"),
     [

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import cli.superlink as superlink
 from cli.main import app
 from fleet.flower_1_32 import linkstate
-from fleet.flower_1_32.callers import BoundAdapterServicer, BoundServicer
+from fleet.flower_1_32.callers import BoundServicer
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +26,8 @@ def _own_process(monkeypatch):
         (linkstate_factory, "SqlLinkState"),
         (linkstate_factory, "InMemoryLinkState"),
         (object_store_factory, "SqlObjectStore"),
+        (object_store_factory, "InMemoryObjectStore"),
         (app_of_flower, "FleetServicer"),
-        (app_of_flower, "GrpcAdapterServicer"),
         (app_of_flower, "generic_create_grpc_server"),
         (serverappio_grpc, "generic_create_grpc_server"),
     ):
@@ -52,14 +52,26 @@ def test_flower_refuses_what_flower_does_not_know():
     assert done.exit_code == 2
 
 
-def test_with_another_flower_it_becomes_flowers_command_and_says_what_is_missing(monkeypatch):
-    became = []
+def test_with_another_flower_it_does_not_start_and_names_what_does(monkeypatch):
     monkeypatch.setattr(superlink, "why_another", lambda: "flwr 1.41.0 is installed")
-    monkeypatch.setattr(superlink.os, "execvp", lambda *command: became.append(command) or exit())
-    said = CliRunner().invoke(app, ["superlink", "--insecure"]).stderr
-    assert "flwr 1.41.0 is installed" in said
-    assert "any registered node can reply for another" in said
-    assert became == [("flower-superlink", ["flower-superlink", "--insecure"])]
+    done = CliRunner().invoke(app, ["superlink", "--insecure"])
+    assert done.exit_code == 1
+    assert "flwr 1.41.0 is installed" in done.stderr
+    assert "flower-superlink" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["rest", "grpc-adapter"])
+def test_an_api_whose_calls_carry_no_key_is_refused(kind, monkeypatch):
+    monkeypatch.setattr(app_of_flower, "run_superlink", lambda: None)
+    done = CliRunner().invoke(app, ["superlink", "--insecure", "--fleet-api-type", kind])
+    assert done.exit_code == 1
+    assert f"--fleet-api-type {kind}" in done.stderr
+
+
+def test_the_api_whose_calls_carry_keys_is_served(monkeypatch):
+    monkeypatch.setattr(app_of_flower, "run_superlink", lambda: None)
+    for arguments in ([], ["--fleet-api-type", "grpc-rere"]):
+        assert CliRunner().invoke(app, ["superlink", "--insecure", *arguments]).exit_code == 0
 
 
 def test_both_apis_are_served_with_ours(monkeypatch):
@@ -68,7 +80,6 @@ def test_both_apis_are_served_with_ours(monkeypatch):
     for module in (app_of_flower, serverappio_grpc):
         assert module.generic_create_grpc_server.func is linkstate._server
     assert app_of_flower.FleetServicer is BoundServicer
-    assert app_of_flower.GrpcAdapterServicer is BoundAdapterServicer
     assert linkstate_factory.InMemoryLinkState is linkstate.MemoryLinkState
     assert linkstate_factory.SqlLinkState is linkstate.RememberingLinkState
 

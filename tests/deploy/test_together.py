@@ -206,6 +206,8 @@ def pulls(link, message, place=0):
 
 
 def pushes(link, message, place=0):
+    """The requests of a node that has announced a message."""
+    link.store.assign(message.object_id, link.nodes[place].node_id)
     return [
         PushObjectRequest(
             node=link.nodes[place], run_id=link.run, object_id=name, object_content=part.deflate()

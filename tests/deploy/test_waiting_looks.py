@@ -5,7 +5,6 @@ import secrets
 import threading
 import time
 from contextlib import contextmanager
-from functools import partial
 from types import SimpleNamespace
 
 import grpc
@@ -15,15 +14,11 @@ from flwr.app.message import make_message
 from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
-from flwr.proto.grpcadapter_pb2 import MessageContainer
-from flwr.proto.grpcadapter_pb2_grpc import GrpcAdapterStub
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
 from flwr.proto.node_pb2 import Node
-from flwr.server import app
 from flwr.supercore.constant import NOOP_FEDERATION
 from flwr.supercore.grpc import generic_create_grpc_server
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
-from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.superlink.federation import NoOpFederationManager
 
@@ -40,6 +35,7 @@ from node import pace
 from node.flower_1_32 import waiting as of_node
 from node.flower_1_32.waiting import COUNTS, LATE, let_looks_wait
 from node.pace import LONGEST_WAIT, Pace
+from protocol.flower_1_32.objects import MemoryObjectStore
 from protocol.superlink import WAIT
 
 SOON, LONG = 5.0, 30.0
@@ -56,7 +52,7 @@ class SuperLink:
             self.state = RememberingLinkState(str(file), NoOpFederationManager(), objects)
             self.state.initialize()
         else:
-            objects = InMemoryObjectStore()
+            objects = MemoryObjectStore()
             self.state = MemoryLinkState(NoOpFederationManager(), objects)
         self.objects = objects
         states = SimpleNamespace(state=lambda: self.state)
@@ -203,21 +199,6 @@ def test_a_superlink_that_ends_lets_no_look_wait(tmp_path):
     thread.join(SOON)
     assert not thread.is_alive()
     eventually(lambda: not waiting(superlink))
-
-
-def test_flowers_adapter_is_served_as_ever(monkeypatch):
-    make = partial(_server, generic_create_grpc_server, fleet_interceptors)
-    monkeypatch.setattr(app, "generic_create_grpc_server", make)
-    states = SimpleNamespace(
-        state=lambda: MemoryLinkState(NoOpFederationManager(), InMemoryObjectStore())
-    )
-    server = app._run_fleet_api_grpc_adapter("127.0.0.1:0", states, SimpleNamespace(), None)
-    with grpc.insecure_channel(server.bound_address) as channel:
-        call = GrpcAdapterStub(channel).SendReceive
-        with pytest.raises(grpc.RpcError) as error:
-            call(MessageContainer(grpc_message_name="Unknown"), timeout=SOON)
-    assert "Unknown" in error.value.details()
-    server.stop(None).wait(SOON)
 
 
 class Looks:

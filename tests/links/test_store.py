@@ -144,7 +144,7 @@ def test_old_runs_go_and_what_was_spent_of_a_budget_stays(tmp_path):
     plain = NodeStore.open(tmp_path, 4, 7)
     plain.write("model", b"large")
     for store in (old, resumed, plain):
-        for path in [store.folder, *store.folder.rglob("*")]:
+        for path in [store.folder.parent, store.folder, *store.folder.rglob("*")]:
             os.utime(path, (time.time() - 100, time.time() - 100))
     remove_old_runs(tmp_path, age=1000)
     assert old.read("model") == b"large"

@@ -186,6 +186,22 @@ def test_claims_that_cannot_be_kept_are_said_with_a_remedy(
         take_device("cuda", folder=tmp_path / "file")
 
 
+def test_gpus_are_not_claimed_in_a_folder_that_others_can_write(tmp_path: Path) -> None:
+    """Anyone may make it first in the system's temporary folder."""
+    own, elsewhere = tmp_path / "own", tmp_path / "elsewhere"
+    claim(["a"], own / "gpus")[1].close()
+    for path in (own, own / "gpus"):
+        path.chmod(0o777)
+        with pytest.raises(OSError, match="other users can write"):
+            claim(["a"], own / "gpus")
+        path.chmod(0o700)
+    elsewhere.mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(elsewhere)
+    with pytest.raises(OSError, match="not a folder of this user"):
+        claim(["a"], tmp_path / "link" / "gpus")
+    assert not list(elsewhere.iterdir())
+
+
 def test_an_app_without_pytorch_is_not_made_to_wait_for_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

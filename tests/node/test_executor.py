@@ -211,6 +211,71 @@ def test_a_hung_child_is_killed_and_answered_for_and_the_next_message_finds_anot
     wait_until_gone(before)
 
 
+class Fills:
+    """A sandbox that is none, whose app keeps too much from a certain look on."""
+
+    command = ()
+    title = "app"
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    def of_no_run(self) -> "Fills":
+        return self
+
+    def of_run(self, run_id: int, bundle: str) -> "Fills":
+        return self
+
+    def excess(self) -> str:
+        self.looks -= 1
+        return "most-disk: a lot" if self.looks <= 0 else ""
+
+
+@pytest.mark.parametrize("looks", [1, 3], ids=["before it works", "while it works"])
+def test_an_app_that_keeps_too_much_is_ended_and_its_message_answered(
+    node: SuperNode, tiny_app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    node.submit(tiny_app)
+    node.send("sleep")  # for 8 s
+    executor = node_executor.Executor(
+        appio.AppIo(node.address, None), ["--appio-address", node.address], sandboxes=Fills(looks)
+    )
+    before = executor._child.pid
+    try:
+        while (claim := executor._api.claim()) is None:
+            time.sleep(0.02)
+        start = time.monotonic()
+        executor._serve_task(*claim)
+        assert time.monotonic() - start < 7
+        error = node.reply().error
+        assert error.code == ErrorCode.CLIENT_APP_CRASHED
+        assert "most-disk" in str(error.reason)
+        assert executor._child is None
+    finally:
+        executor.close()
+    wait_until_gone(before)
+
+
+def test_an_app_that_goes_on_writing_between_messages_is_ended_too(
+    node: SuperNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    arguments = ["--appio-address", node.address]
+    executor = node_executor.Executor(
+        appio.AppIo(node.address, None), arguments, sandboxes=Fills(2)
+    )
+    before = executor._child.pid
+    try:
+        executor._check_idle_child()
+        assert executor._child.pid == before
+        executor._check_idle_child()  # though it is not warm yet
+        assert executor._child is None
+    finally:
+        executor.close()
+    wait_until_gone(before)
+
+
 def test_tasks_are_claimed_by_those_who_know_the_nodes_secret_alone(
     tiny_app: Path, tmp_path: Path
 ) -> None:

@@ -147,7 +147,7 @@ def test_a_process_ends_with_the_one_that_asked_for_it(server: Process, tmp_path
 def worker(server: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Child:
     """An executor's child, forked, that says nothing."""
 
-    def fork(command: list[str], env: dict[str, str], pass_fds: list[int]) -> Process:
+    def fork(command: list[str], *, pass_fds: list[int], **_: object) -> Process:
         return start(tmp_path, "sleep", pass_fds=tuple(pass_fds))
 
     monkeypatch.setattr(child, "start_bound", fork)
@@ -184,7 +184,7 @@ def test_a_worker_that_is_not_to_be_forked_is_started_though_there_is_a_nursery(
 ) -> None:
     asked: list[bool] = []
 
-    def start_nothing(command: list[str], env: dict[str, str], pass_fds: list[int]) -> Process:
+    def start_nothing(command: list[str], *, env: dict[str, str], **_: object) -> Process:
         asked.append(NURSERY in env)
         return start(tmp_path, "sleep")
 

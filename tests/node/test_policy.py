@@ -97,6 +97,7 @@ def test_what_a_preset_says_can_be_a_file(name: str, tmp_path: Path) -> None:
         ("extends: clinic", "extends = 'clinic': must be one of standard, open, hospital"),
         ("most-epsilon: 3.0", "needs least-noise above 0"),
         ("most-bytes-a-day: 5", "needs direct-links: false, else the node does not see all bytes"),
+        ("most-disk: 5", "needs a sandbox"),
         ("hours: at night", "must be two times of day, as in 20:00-06:00"),
         ("hours: 20:00-20:00", "must be two different times of day"),
         ("bundles: [abc]", "bundles.0 = 'abc'"),
@@ -192,12 +193,12 @@ def test_words_tell_all_policies_apart() -> None:
         "single_updates": "never",
         "classes": ["cat"],
     }
-    changes |= {"publishers": {"hub": HUB}, "readable": ["/weights"]}
+    changes |= {"publishers": {"hub": HUB}, "readable": ["/weights"], "most_disk": 5}
     assert changes.keys() == Policy.model_fields.keys()
     told = [" ".join(in_words(OPEN.model_copy(update={k: v}))) for k, v in changes.items()]
     told = [words for words in told if words != " ".join(in_words(OPEN))]
-    # A delta without noise and what may be read without a box say nothing.
-    assert len(set(told)) == len(changes) - 2
+    # A delta without noise, and what may be read or kept without a sandbox, say nothing.
+    assert len(set(told)) == len(changes) - 3
 
 
 @pytest.mark.parametrize(

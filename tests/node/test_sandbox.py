@@ -9,9 +9,10 @@ import threading
 
 import pytest
 
-from node.door import INSIDE, open_door
+from node.door import DOOR, INSIDE, open_door
 from node.nursery import NURSERY
-from node.sandbox import DOOR, box, why_no_box
+from node.run_sandbox import RunSandboxes
+from node.sandbox import box, why_no_box
 from node.settings import NodeError, NodeSettings, load_settings
 from node.supervisor import Node
 from protocol.edge import DOOR as DOOR_OF_EDGE
@@ -106,10 +107,15 @@ def test_an_app_reaches_its_node_and_its_data_and_nothing_else(
             "new data": str(settings.data / "new"),
             "new state": str(state / "runs/1/2/new"),
             "python": str(sys.prefix) + "/new",
+            "beside it": str(state / "new"),
+            "root": "/new",
+            "devices": "/dev/new",
+            "temporary": "/tmp/new",
         },
     }
     environment = {"PATH": "/usr/bin", "PASSWORD": "1234", "OMP_NUM_THREADS": "1"}
-    command = [*box(settings, environment), sys.executable, "-I", "-c", PROBE, json.dumps(names)]
+    sandbox = RunSandboxes(box(settings, environment), state, None).of_run(1, "0" * 64)
+    command = [*sandbox.command, sys.executable, "-I", "-c", PROBE, json.dumps(names)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=False, env=environment
     )
@@ -126,6 +132,10 @@ def test_an_app_reaches_its_node_and_its_data_and_nothing_else(
         "new data": "OSError",
         "new state": 1,
         "python": "OSError",
+        "beside it": "OSError",
+        "root": "OSError",
+        "devices": "OSError",
+        "temporary": 1,
         "password": None,
         "threads": "1",
         "processes": 2,

@@ -271,7 +271,8 @@ def test_an_unknown_name_is_refused_with_all_names():
     ("arrays", "complaint"),
     [
         ({"images": np.zeros((2, 6, 8), np.uint8)}, r"has the arrays \['images'\]"),
-        ({"images": np.zeros((2, 6, 8)), "labels": np.zeros(2, int)}, "float64.*need uint8"),
+        ({"images": np.full((2, 6, 8), 9.0), "labels": np.zeros(2, int)}, "float pixels from 9"),
+        ({"images": np.zeros(6), "labels": np.zeros(6, int)}, r"shape \(6,\), need \(n, H, W\)"),
         (
             {"images": np.zeros((2, 6, 8, 2), np.uint8), "labels": np.zeros(2, int)},
             r"\(2, 2, 6, 8\).*\(n, 1, 6, 8\)",

@@ -76,5 +76,5 @@ def test_a_domain_of_tables_is_refused(tmp_path):
     (tmp_path / "csv").mkdir()
     for part in ("train", "test"):
         (tmp_path / "csv" / f"{part}.csv").write_text("a,label\n1,x\n2,y\n")
-    with pytest.raises(DatasetError, match="'csv' of this node: images are float32"):
+    with pytest.raises(DatasetError, match="'csv' of this node is of kind table"):
         domain(PRIVATE, "csv", None, str(tmp_path))

@@ -111,7 +111,7 @@ def broken(tmp_path):
     (tmp_path / "0" / "cut.png").write_bytes(cut)
     (tmp_path / "0" / "header.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
     (tmp_path / "0" / "empty.jpg").touch()
-    Image.fromarray(np.full((6, 8), 1000, np.uint16)).save(tmp_path / "0" / "deep.png")
+    Image.new("I", (8, 6), 70000).save(tmp_path / "0" / "deep.tif")
     (tmp_path / "1" / "notes.txt").write_text("no image")
     (tmp_path / "1" / "nested").mkdir()
     (tmp_path / "1" / "gone.png").symlink_to(tmp_path / "nowhere.png")
@@ -133,7 +133,7 @@ def test_what_is_no_image_is_skipped_counted_and_named_in_a_warning(broken, capl
         ("0/cut.png", "not a readable image"),
         ("0/header.png", "not a readable image"),
         ("0/empty.jpg", "not a readable image"),
-        ("0/deep.png", "has more than 8 bits per pixel"),
+        ("0/deep.tif", "has 32-bit integers"),
         ("1/notes.txt", "is not an image"),
         ("1/nested", "is a folder within a class folder"),
         ("1/gone.png", "is neither a file nor a link to one"),

@@ -81,7 +81,7 @@ def test_an_npz_is_surveyed_like_a_folder(tmp_path):
         (np.zeros((2, 6, 8, 2), np.uint8), [0, 1], "2 channels, need 1 or 3"),
         (np.zeros((2, 6, 8), np.uint8), [0], "each of the 2"),
         (np.zeros((2, 6, 8), np.uint8), [0, -1], "labels run from -1"),
-        (np.full((2, 6, 8), 255.0), [0, 1], r"float64.*images.astype\(numpy.uint8\)"),
+        (np.full((2, 6, 8), 255.0), [0, 1], "float pixels from 255 to 255.*divide by 255"),
     ],
 )
 def test_an_npz_that_a_run_refuses_is_refused(tmp_path, images, labels, said):
@@ -102,6 +102,38 @@ def test_rows_of_a_table_are_checked_each(tmp_path):
         ("duplicate", "line 7"),
         ("conflict", "line 8"),
     ]
+
+
+def test_columns_of_a_table_that_say_nothing_or_too_much_are_found(tmp_path):
+    lines = ["site,dose,unit,label", "7,1e200,0.1,a", "7,2,0.1,b", "7,3,0.1000000001,a"]
+    (tmp_path / "own.csv").write_text("\n".join(lines))
+    assert kinds(survey(tmp_path / "own.csv")) == [
+        ("constant", "column site"),
+        ("overflow", "column dose"),
+    ]
+
+
+def test_treatments_and_the_range_of_pixels_are_counted(tmp_path):
+    (tmp_path / "0").mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (8, 6), (51, 102, 0)).save(tmp_path / "0" / "a.jpg", exif=exif)
+    Image.new("I;16", (8, 6), 13107).save(tmp_path / "0" / "b.png")
+    found = survey(tmp_path)
+    assert found.treatments == {"turned": 1, "scaled": 1}
+    assert found.sizes == {(8, 6): 1, (6, 8): 1}
+    assert found.pixel_range == pytest.approx((0.0, 0.4), abs=0.02)
+    np.savez(tmp_path / "own.npz", images=np.full((2, 6, 8), 13107, np.uint16), labels=[0, 1])
+    found = survey(tmp_path / "own.npz")
+    assert (found.modes, found.treatments) == ({"uint16": 2}, {"scaled": 2})
+    assert found.pixel_range == pytest.approx((0.2, 0.2))
+
+
+def test_deep_images_that_differ_are_no_duplicates(tmp_path):
+    for number in range(2):
+        (tmp_path / "0").mkdir(exist_ok=True)
+        Image.new("I;16", (8, 6), 1000 + number).save(tmp_path / "0" / f"{number}.png")
+    assert kinds(survey(tmp_path)) == []
 
 
 def test_names_that_would_write_to_the_terminal_are_escaped(tmp_path):

@@ -103,6 +103,8 @@ def test_a_table_becomes_standardised_channels_and_numbered_classes(tmp_path):
         (["a,label"], None, "a header but no rows"),
         (FLOWS, ["bytes,label", "1,web"], "columns differ from train.csv's: .*duration"),
         (FLOWS, [FLOWS[0], "1,1,game"], r"labels \['game'\] are not in train.csv"),
+        (["a,label", "1e200,1", "1,2"], None, r"train.csv: column 'a' runs from 1 to 1e\+200"),
+        (FLOWS, [FLOWS[0], "1,1,web", "1e60,1,web"], "test.csv: row 2 of column 'bytes'.*unit"),
     ],
 )
 def test_a_malformed_table_is_refused_with_its_line(tmp_path, train, test, said):
@@ -110,6 +112,24 @@ def test_a_malformed_table_is_refused_with_its_line(tmp_path, train, test, said)
     write(tmp_path / "test.csv", *(test or train))
     with pytest.raises(DatasetError, match=said):
         load_dataset("csv", tmp_path)
+
+
+@pytest.mark.parametrize("offset", [0, 1.7e12, 2.46e6, 1e60])
+def test_a_column_with_a_large_offset_keeps_its_differences(tmp_path, offset):
+    span = max(60_000, offset / 1e6)
+    values = offset + np.linspace(0, span, 50)
+    rows = [f"{value!r},{0.1!r},{'ab'[i % 2]}" for i, value in enumerate(values.tolist())]
+    for part in ("train", "test"):
+        write(tmp_path / f"{part}.csv", "t,unit,label", *rows)
+    dataset = load_dataset("csv", tmp_path)
+    for samples in (dataset.train, dataset.test):
+        inputs = samples.to_samples(dataset.spec).inputs
+        assert inputs.dtype == torch.float32
+        ramp = torch.linspace(-1, 1, 50)
+        torch.testing.assert_close(
+            inputs[:, 0, 0, 0], ramp / ramp.std(correction=0), atol=1e-4, rtol=0
+        )
+        assert not inputs[:, 1].any()  # a constant that floats cannot write exactly
 
 
 @pytest.mark.parametrize("name", ["ag-news", "sst-2", "csv"])

@@ -148,6 +148,12 @@ def test_the_card_tells_data_accuracy_privacy_settings_and_versions(run):
         assert said in card
 
 
+def test_the_card_of_a_table_has_all_digits_of_its_means(run):
+    run.about["spec"] |= {"kind": "table", "mean": [1700000000123.25], "std": [17320.508]}
+    card = model_card(run, "model.onnx")
+    assert "values in float64 less a mean of 1700000000123.25, divided by 17320.508" in card
+
+
 def test_the_card_says_how_near_virtual_images_came_and_that_raw_data_were_shared(finished_run):
     folder = finished_run(strategy="hfldd", hfldd__share_raw_data=True)
     with (folder / "journal.jsonl").open("a") as file:

@@ -1,0 +1,103 @@
+"""Lines of a node's log that no message and no app can forge.
+
+Texts of messages are escaped where they are logged. What an app in a sandbox prints comes through a
+pipe: each line is escaped and gets a title in front.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+MAX_LINE = 4_000
+"""Bytes of a line of an app; a longer one becomes several."""
+MAX_OUTPUT = 1 << 24
+"""Bytes of an app process's output that are passed on; a log is on the disk of its node."""
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_BREAKS = re.compile(rb"[\r\n]+")
+
+
+def escaped(text: str) -> str:
+    """A text in one line, without characters that a terminal does not show or obeys."""
+    return "".join(
+        character
+        if character.isprintable() or character == "\t"
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
+def escape_records(logger: logging.Logger) -> None:
+    """Have a logger's handlers escape all texts, and indent each line after a record's first."""
+    for handler in logger.handlers:
+        handler.format = _escaping(handler.format)  # type: ignore[method-assign, assignment]
+
+
+def _escaping(plain: Callable[[logging.LogRecord], str]) -> Callable[[logging.LogRecord], str]:
+    def format_escaped(record: logging.LogRecord) -> str:
+        shown = copy.copy(record)
+        shown.msg, shown.args = _indented(record.getMessage()), None
+        if record.exc_info:
+            traceback = logging.Formatter().formatException(record.exc_info)
+            shown.exc_text = "    " + _indented(traceback)
+        return plain(shown)
+
+    return format_escaped
+
+
+def _indented(text: str) -> str:
+    return "\n    ".join(escaped(line) for line in text.splitlines())
+
+
+@contextmanager
+def titled_output(title: str) -> Iterator[int]:
+    """A file descriptor for what an app prints, which goes to this process's standard error.
+
+    It is closed here at the end; processes that inherit it can still print.
+
+    Parameters
+    ----------
+    title : str
+        What each line begins with.
+    """
+    printed, output = os.pipe()
+    threading.Thread(target=_pass_on, args=(printed, title), name="output", daemon=True).start()
+    try:
+        yield output
+    finally:
+        os.close(output)
+
+
+def _pass_on(printed: int, title: str) -> None:
+    left, rest = MAX_OUTPUT, b""
+    try:
+        while part := os.read(printed, 1 << 16):
+            if left <= 0:
+                continue  # read all the same: the app must not block
+            left -= len(part)
+            *lines, rest = _BREAKS.split(rest + part)
+            if len(rest) > MAX_LINE:
+                lines, rest = [*lines, rest], b""
+            _write(title, lines)
+            if left <= 0:
+                _write(title, [rest, b"(further output is dropped)"])
+                rest = b""
+        _write(title, [rest])
+    finally:
+        os.close(printed)
+
+
+def _write(title: str, lines: list[bytes]) -> None:
+    with suppress(OSError, ValueError):  # nobody reads this process's log any more
+        for line in lines:
+            for start in range(0, len(line), MAX_LINE):
+                text = line[start : start + MAX_LINE].decode("utf-8", "replace")
+                sys.stderr.write(f"{title}: {escaped(_COLOURS.sub('', text))}\n")
+        sys.stderr.flush()

@@ -1,0 +1,97 @@
+"""Lines of a node's log: neither a message nor an app writes one that looks like the node's."""
+
+import io
+import logging
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+from flwr.common.logger import ConsoleHandler
+
+from node import log_lines
+from node.log_lines import escape_records, escaped, titled_output
+
+FORGED = "1\nINFO : SuperNode ID: 7\r\x1b[2K\x9b1A\u2028\u202e"
+
+
+def test_what_a_terminal_obeys_or_hides_is_escaped() -> None:
+    line = escaped(FORGED)
+    assert line.isprintable()
+    assert line.splitlines() == [line]
+    assert escaped("größer\tals 7 %") == "größer\tals 7 %"
+    escaped("\ud800").encode()
+
+
+@pytest.fixture
+def logger() -> tuple[logging.Logger, io.StringIO]:
+    stream = io.StringIO()
+    made = logging.Logger("test")
+    made.addHandler(ConsoleHandler(stream=stream))
+    escape_records(made)
+    return made, stream
+
+
+def test_a_text_of_a_message_begins_no_line_of_the_log(
+    logger: tuple[logging.Logger, io.StringIO],
+) -> None:
+    logger[0].info("[RUN %s, ROUND %s]", 5, FORGED)
+    first, *others = logger[1].getvalue().splitlines()
+    assert first.endswith("[RUN 5, ROUND 1")
+    assert others[0] == "    INFO : SuperNode ID: 7"
+    assert all(line.startswith("    ") and line.isprintable() for line in others)
+
+
+def test_a_text_of_an_error_begins_no_line_of_the_log(
+    logger: tuple[logging.Logger, io.StringIO],
+) -> None:
+    try:
+        raise ValueError(FORGED)
+    except ValueError as error:
+        logger[0].error("failed", exc_info=error)
+    first, *traceback = logger[1].getvalue().splitlines()
+    assert first.endswith("failed")
+    assert len(traceback) > 2
+    assert all(line.startswith("    ") for line in traceback)
+
+
+def printed(
+    capfd: pytest.CaptureFixture[str], print_to: Callable[[int], None], lines: int
+) -> list[str]:
+    with titled_output("app of run 7") as output:
+        print_to(output)
+    text, deadline = "", time.monotonic() + 10
+    while text.count("\n") < lines and time.monotonic() < deadline:
+        time.sleep(0.02)
+        text += capfd.readouterr().err
+    return text.split("\n")[:-1]
+
+
+def test_each_line_that_an_app_prints_has_its_title(capfd: pytest.CaptureFixture[str]) -> None:
+    def print_to(output: int) -> None:
+        os.write(output, b"INFO : Super\x1b[92m")
+        os.write(output, b"Node ID: 7\r\nsecond\rthird\n\n\x1b[2K\xff no end")
+
+    lines = printed(capfd, print_to, 4)
+    assert [line.removeprefix("app of run 7: ") for line in lines] == [
+        "INFO : SuperNode ID: 7",
+        "second",
+        "third",
+        "\\x1b[2K\ufffd no end",
+    ]
+    assert all(line.startswith("app of run 7: ") for line in lines)
+
+
+def test_an_app_that_prints_without_end_fills_no_log(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_lines, "MAX_OUTPUT", 20_000)
+
+    def print_to(output: int) -> None:
+        for _ in range(100):
+            os.write(output, b"x" * 10_000)  # it does not block
+
+    lines = printed(capfd, print_to, 6)
+    assert "dropped" in lines[-1]
+    assert sum(map(len, lines)) < 100_000
+    assert max(map(len, lines)) < 2 * log_lines.MAX_LINE
