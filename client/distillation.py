@@ -16,6 +16,7 @@ from client.simulation import in_simulation, locked, session_of
 from client.terms import extractor
 from distill.auto import choose
 from distill.distribution_matching import REFINE_BANK, distill_dm
+from distill.formation import best_formation
 from distill.many import distill_many
 from distill.own_network import network_arguments
 from distill.registry import caution_of
@@ -146,7 +147,10 @@ def _per_class(session: Session, request: Distillation) -> int:
     """Virtual samples of each class on a node."""
     num_present = len(torch.unique(session.data.train.labels))
     wanted = max(1, request.distilled_size // num_present)
-    return wanted if request.dp_epsilon else virtual_per_class(session, wanted)
+    if request.dp_epsilon:
+        return wanted
+    formation = request.formation or best_formation(session.data.spec.shape)
+    return virtual_per_class(session, wanted, formation)
 
 
 def _digest(request: Distillation) -> str:

@@ -139,19 +139,22 @@ def task_of(context: Context) -> TaskSettings:
     )
 
 
-def virtual_per_class(session: Session, per_class: int) -> int:
+def virtual_per_class(session: Session, per_class: int, formation: int = 1) -> int:
     """Virtual samples of each class, no more than the node's owner lets leave.
+
+    Those with a `formation` hold its square of smaller ones, which count.
 
     Raises
     ------
     SettingsError
         If a class has too few samples for one.
     """
-    real = int(session.node_config.get(REAL_PER_VIRTUAL, 1))
+    real = int(session.node_config.get(REAL_PER_VIRTUAL, 1)) * formation**2
     smallest = int(torch.unique(session.data.train.labels, return_counts=True)[1].min())
     if smallest < real:
         raise SettingsError(
-            f"the node's policy: real-per-virtual = {real}, and a class has {smallest} samples "
+            f"the node's policy: real-per-virtual asks for {real} samples of a class, and one has "
+            f"{smallest} "
             "(ask for differential privacy, dp-epsilon, or have its owner leave the class out)"
         )
     if smallest // real < per_class:

@@ -76,7 +76,8 @@ class Bounds:
 class Overview:
     """What virtual data say of themselves: all but the images.
 
-    `labels` are those of the classes shown, in order, `images_of_class` the images of each.
+    `labels` are those of the classes shown, in order, `images_of_class` the images of each, small
+    ones (`distill.formation`) counted singly.
     """
 
     method: str
@@ -124,7 +125,8 @@ class Overview:
                     counts += np.bincount(labels, minlength=len(counts))
         content.end()
         shown = counts.nonzero()[0]
-        return cls(made.method, made.init, tuple(shown.tolist()), tuple(counts[shown].tolist()))
+        images = counts[shown] * made.formation**2
+        return cls(made.method, made.init, tuple(shown.tolist()), tuple(images.tolist()))
 
 
 @dataclass(frozen=True, eq=False)

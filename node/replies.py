@@ -6,9 +6,11 @@ refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import chain, repeat
 from typing import Any, cast
 
 import numpy as np
@@ -71,7 +73,6 @@ def judge_reply(
     opened: Mapping[str, bytes],
     own: OwnWords,
     most_classes: Callable[[], int] | None = None,
-    class_sizes: Callable[[], list[int]] | None = None,
 ) -> Refusal | None:
     """Why a policy refuses to let a reply leave; None if it does not.
 
@@ -86,8 +87,6 @@ def judge_reply(
         The node's.
     most_classes : callable, optional (default: None)
         How many classes virtual data may show; None for any number.
-    class_sizes : callable, optional (default: None)
-        Samples of each class of the node's data; None where nothing is counted.
     """
     if policy.replies == "declared":
         try:
@@ -99,10 +98,7 @@ def judge_reply(
         except ValueError as error:
             reason = f"the app's reply is not what strategy = {asked.strategy!r} declares"
             return Refusal("replies", f"{reason} (the node's log says more)", str(error))
-    if policy.real_per_virtual == 1 or asked.noisy_virtual_data:
-        class_sizes = None
-    unbounded = most_classes is None and class_sizes is None
-    if policy.raw_data == "allowed" and policy.starts is None and unbounded:
+    if policy.raw_data == "allowed" and policy.starts is None and most_classes is None:
         return None
     for name in parcels_of(reply):
         relayed = reply.config_records[name].get("link") != "direct"
@@ -110,7 +106,7 @@ def judge_reply(
             reason = f"{name} is not sealed for the node that the route names, and cannot be judged"
             return Refusal("replies", reason)
     refusals = (
-        _judge_virtual_data(policy, payload, most, most_classes, class_sizes)
+        _judge_virtual_data(policy, payload, most, most_classes)
         for payload, most in _bounded_virtual_data(asked, reply, opened)
     )
     return next((refusal for refusal in refusals if refusal), None)
@@ -154,6 +150,52 @@ def _bounded_virtual_data(
     for value in reply.config_records.get(VIRTUAL_DATA, ConfigRecord()).values():
         if isinstance(value, bytes):
             yield value, LARGEST_PARCEL
+
+
+def images_by_class(
+    asked: Asked, reply: RecordDict, opened: Mapping[str, bytes]
+) -> dict[str, dict[int, int]]:
+    """Images of each label in a reply's virtual data, by their SHA-256; samples as they are not.
+
+    Raises
+    ------
+    VirtualDataError
+        If they are none.
+    """
+    from distill.virtual_data import Overview  # here: imports torch
+
+    found = {}
+    for payload, most in _bounded_virtual_data(asked, reply, opened):
+        virtual = Overview.of(payload, most)
+        if virtual.method != "raw":
+            counts = zip(virtual.labels, virtual.images_of_class, strict=True)
+            found[hashlib.sha256(payload).hexdigest()] = dict(counts)
+    return found
+
+
+def judge_numbers(
+    policy: Policy, virtual: Iterable[Mapping[int, int]], class_sizes: Sequence[int]
+) -> Refusal | None:
+    """Judge the virtual images of each class by the node's samples, largest classes first.
+
+    Which class is which only the app knows.
+
+    Parameters
+    ----------
+    virtual : iterable of Mapping[int, int]
+        Images by label of all virtual data of a run.
+    class_sizes : sequence of int
+        Samples of each class of the node's data.
+    """
+    least, images = policy.real_per_virtual, Counter[int]()
+    for counts in virtual:
+        images.update(counts)
+    sizes = chain(sorted(class_sizes, reverse=True), repeat(0))
+    for made, samples in zip(sorted(images.values(), reverse=True), sizes, strict=False):
+        if made * least > samples:
+            reason = f"{least}, and the run would have {made} virtual images of {samples} samples"
+            return Refusal("real-per-virtual", f"{reason} (ask for fewer, or for dp-epsilon)")
+    return None
 
 
 def claimed_epsilon(reply: RecordDict) -> float | None:
@@ -273,7 +315,6 @@ def _judge_virtual_data(
     payload: bytes,
     most: int,
     most_classes: Callable[[], int] | None,
-    class_sizes: Callable[[], list[int]] | None,
 ) -> Refusal | None:
     from distill.errors import VirtualDataError  # here: imports torch
     from distill.virtual_data import Overview
@@ -295,21 +336,6 @@ def _judge_virtual_data(
         rule = "fewest-of-a-class" if policy.classes is None else "classes"
         reason = f"{shown} classes in the virtual data, and {allowed_classes} that the node uses"
         return Refusal(rule, reason)
-    if virtual.method != "raw" and class_sizes is not None:
-        return _judge_numbers(policy.real_per_virtual, virtual.images_of_class, class_sizes())
-    return None
-
-
-def _judge_numbers(least: int, virtual: Sequence[int], real: Sequence[int]) -> Refusal | None:
-    """Judge the virtual images of each class by the node's samples, largest classes first.
-
-    Which class is which only the app knows.
-    """
-    pairs = zip_longest(sorted(virtual, reverse=True), sorted(real, reverse=True), fillvalue=0)
-    for made, samples in pairs:
-        if made * least > samples:
-            reason = f"{least}, and the reply has {made} virtual images of {samples} samples"
-            return Refusal("real-per-virtual", f"{reason} (ask for fewer, or dp-epsilon)")
     return None
 
 

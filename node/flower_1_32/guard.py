@@ -65,6 +65,8 @@ from node.policy import Policy
 from node.replies import (
     OwnWords,
     claimed_epsilon,
+    images_by_class,
+    judge_numbers,
     judge_reply,
     model_of_parcel,
     parcels_of,
@@ -90,6 +92,8 @@ _LONGEST_WAIT = 600.0
 """Seconds for an object of a message whose others are here."""
 _MOST_MODELS = 16
 """Runs whose model's form is remembered."""
+_MOST_RUNS = 1_000
+"""Runs whose virtual images are counted."""
 _MOST_WORDS = 10_000
 """Characters of the app's errors that leave in a day: they may quote samples."""
 _DAY = datetime.timedelta(days=1)
@@ -141,6 +145,7 @@ class Guard:
         self._pending: dict[str, _Pending] = {}
         self._words: list[tuple[datetime.datetime, int]] = []
         self._models: dict[int, Mapping[str, Form]] = {}
+        self._virtual: dict[str, dict[str, dict[int, int]]] = {}
         self._run_configs: dict[tuple[int, str], Mapping[str, Any]] = {}
         self._unpacked = ""
         self._found: tuple[os.stat_result | None, DataSet] | None = None
@@ -408,8 +413,11 @@ class Guard:
             opened,
             self._own_words(pending.message, asked),
             self._most_classes if policy.classes or policy.counts_classes else None,
-            (lambda: self._counts) if "data" in self._node_config else None,
         ) or judge_evaluation(policy, asked, content, self._num_samples(asked))
+        if refusal is not None:
+            return refusal
+        virtual = self._virtual_images(policy, run, asked, content, opened)
+        refusal = judge_numbers(policy, virtual.values(), self._counts) if virtual else None
         if refusal is not None:
             return refusal
         cost = blur(policy, asked, content)
@@ -423,6 +431,10 @@ class Guard:
         if refusal is not None:
             return refusal
         self._account.book(pending.data, run, claim)
+        if virtual:
+            self._virtual[run] = virtual
+            if len(self._virtual) > _MOST_RUNS:
+                del self._virtual[next(iter(self._virtual))]
         if asked.evaluates:
             self._account.book_evaluation(pending.data, cost)
         self._record(
@@ -447,6 +459,22 @@ class Guard:
             lifetime=self._account.left(pending.data),
         )
         return None
+
+    def _virtual_images(
+        self,
+        policy: Policy,
+        run: str,
+        asked: Asked,
+        content: RecordDict,
+        opened: Mapping[str, bytes],
+    ) -> dict[str, dict[int, int]]:
+        """Images of each class in all virtual data that a run would have, where these count."""
+        if policy.real_per_virtual == 1 or "data" not in self._node_config:
+            return {}
+        earlier = self._virtual.get(run, {})
+        if asked.noisy_virtual_data:
+            return earlier
+        return earlier | images_by_class(asked, content, opened)
 
     def _record(self, pending: _Pending, num_bytes: int, **about: Any) -> None:
         metadata, asked = pending.message.metadata, pending.asked

@@ -100,5 +100,7 @@ def test_no_more_virtual_images_are_made_than_the_owner_lets_leave(labels_by, co
 
 def test_of_too_few_real_images_there_is_no_virtual_one(context):
     context.node_config["real-per-virtual"] = FEWEST + 1
-    with pytest.raises(SettingsError, match="real-per-virtual = 21, and a class has 20 samples"):
+    with pytest.raises(
+        SettingsError, match="real-per-virtual asks for 21 samples of a class, and one has 20"
+    ):
         by_hfldd(context)

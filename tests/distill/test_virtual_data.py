@@ -317,6 +317,8 @@ def test_an_overview_says_what_the_data_say(soft: bool) -> None:
     sent = example(4, soft)
     found = Overview.of(sent.to_bytes())
     assert found == Overview("dm", "noise", (0, 1, 2, 3), (1, 1, 1, 1))
+    packed_twice = Overview.of(replace(sent, formation=2).to_bytes())
+    assert packed_twice.images_of_class == (4, 4, 4, 4)
     with pytest.raises(VirtualDataError, match="of more than 100 bytes"):
         Overview.of(sent.to_bytes(), 100)
 

@@ -690,6 +690,24 @@ def test_behind_each_virtual_image_without_privacy_are_enough_real_ones(
     assert answer.has_content() if leaves else refused(answer, "real-per-virtual")
 
 
+def test_virtual_images_of_a_run_add_up_and_the_same_ones_count_once(
+    make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "ward.csv"
+    table.write_text("height,label\n" + "1.7,a\n1.8,b\n" * (2 * STANDARD.real_per_virtual - 1))
+    monkeypatch.setitem(NODE_CONFIG, "data", str(table))
+    node, first, second = make_node(STANDARD, **HFLDD), virtual(), virtual()
+    for payload, epsilon, leaves in (
+        (first, 0.0, True),
+        (first, 0.0, True),
+        (second, 1.0, True),
+        (second, 0.0, False),
+    ):
+        message, reply = parcel_of(node, payload, dp_epsilon=epsilon)
+        answer = node.answers(message, "train.distill", reply)
+        assert answer.has_content() if leaves else refused(answer, "real-per-virtual")
+
+
 def test_virtual_data_show_no_more_classes_than_the_owner_names(
     make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
