@@ -38,6 +38,8 @@ INVERSION_RIDGE, LEARNED_RIDGE = 0.01, 0.1
 """In mean squares of what the regression is on."""
 SETS_AT_ONCE = 16
 """Seen by networks together; bounds the memory."""
+COLUMNS = 4096
+"""Features whose products are taken together."""
 FOLDS = 8
 """Parts of the sets; each is attacked with what was learned from the others."""
 
@@ -113,7 +115,10 @@ def shares_by_least_squares(real: Tensor, means: Tensor) -> Tensor:
         Features (n, d) of the images of a class and (sets, d) of what they were distilled to, both
         less the mean of all images.
     """
-    return _weights(real.double(), means.double(), INVERSION_RIDGE * _mean_square(real)).mT
+    n = len(real)
+    products = _products(torch.cat([real, means]))
+    ridge = INVERSION_RIDGE * products.diagonal()[:n].mean()
+    return _ridge_regression(products[:n, :n], products[:n, n:], ridge).mT
 
 
 def shares_by_shadows(real: Tensor, means: Tensor, members: Tensor) -> Tensor:
@@ -131,16 +136,21 @@ def shares_by_shadows(real: Tensor, means: Tensor, members: Tensor) -> Tensor:
     members : Tensor
         Which images of the class each set has, bool (sets, n). A set's own row is not used for it.
     """
-    n, real, means = len(real), real.double(), means.double()
-    errors = means - members.double() @ real / members.sum(1, keepdim=True)
+    n, sets = len(real), len(means)
+    products = _products(torch.cat([real, means]))
+    whole = torch.eye(n + sets, dtype=torch.float64)
+    # From here on rows are combinations of the images and the means.
+    errors = whole[n:] - members.double() @ whole[:n] / members.sum(1, keepdim=True)
     shares = torch.empty(members.shape, dtype=torch.float64)
-    for tested in _folds(len(means)):
+    for tested in _folds(sets):
         known = errors[~tested]
         middle = known.mean(0)
         directions = (known - middle) / len(known) ** 0.5
-        ridge = directions.square().sum() / directions.shape[1]
-        causes = torch.cat([real / n, directions])
-        shares[tested] = _weights(causes, means[tested] - middle, ridge)[:n].mT
+        causes = torch.cat([whole[:n] / n, directions])
+        system = causes @ products @ causes.mT
+        ridge = system.diagonal()[n:].sum() / real.shape[1]
+        seen = causes @ products @ (whole[n:][tested] - middle).mT
+        shares[tested] = _ridge_regression(system, seen, ridge)[:n].mT
     return shares
 
 
@@ -155,7 +165,9 @@ def learned_log_odds(seen: Tensor, members: Tensor) -> Tensor:
     above_half = torch.empty_like(targets)
     for tested in _folds(len(seen)):
         known = seen[~tested]
-        weights = _weights(known, seen[tested], LEARNED_RIDGE * _mean_square(known))
+        system = known @ known.mT
+        ridge = LEARNED_RIDGE * system.diagonal().mean()
+        weights = _ridge_regression(system, known @ seen[tested].mT, ridge)
         above_half[tested] = weights.mT @ targets[~tested]
     return 4 * above_half  # the slope of log-odds at 1/2
 
@@ -165,16 +177,16 @@ def _folds(sets: int) -> list[Tensor]:
     return [torch.arange(sets) % FOLDS == fold for fold in range(min(FOLDS, sets))]
 
 
-def _mean_square(rows: Tensor) -> Tensor:
-    """Mean squared norm of the rows."""
-    return rows.double().square().sum(1).mean()
+def _products(rows: Tensor) -> Tensor:
+    """Inner products of rows, float64, with few columns at a time in that type."""
+    parts = (part.double() for part in torch.split(rows, COLUMNS, 1))
+    return sum((part @ part.mT for part in parts), torch.zeros((), dtype=torch.float64))
 
 
-def _weights(causes: Tensor, seen: Tensor, ridge: Tensor) -> Tensor:
-    """Ridge regression of what is seen (m, d) on causes (k, d): weights (k, m)."""
-    system = causes @ causes.mT
-    system.diagonal().add_(ridge)
-    weights: Tensor = torch.linalg.solve(system, causes @ seen.mT)
+def _ridge_regression(system: Tensor, right: Tensor, ridge: Tensor) -> Tensor:
+    """Weights (k, m) of causes, by their products (k, k), and those with what is seen, (k, m)."""
+    ridged = system + ridge * torch.eye(len(system), dtype=system.dtype)
+    weights: Tensor = torch.linalg.solve(ridged, right)
     return weights
 
 

@@ -92,7 +92,7 @@ class Policy(Block):
     fewest_of_a_class : int (default: 1)
         Samples that a class must have for the node to use it at all. Virtual data must not show
         more classes than have as many in the node's ``data``. Not counted with `classes`.
-    real_per_virtual : int (default: 25)
+    real_per_virtual : int (default: 50)
         Samples of its class that the node's ``data`` must have behind each virtual image that
         leaves without differential privacy (``dp-epsilon``).
     classes : list of str, optional (default: any)
@@ -150,7 +150,7 @@ class Policy(Block):
     raw_data: Literal["never", "ask", "allowed"] = "never"
     starts: Annotated[list[Name] | None, _OrAny] = Field(default_factory=lambda: [*_NOT_REAL])
     fewest_of_a_class: Count = 1
-    real_per_virtual: Count = 25
+    real_per_virtual: Count = 50
     classes: Annotated[Annotated[list[ClassName], Field(min_length=1)] | None, _OrAny] = None
     least_noise: Annotated[float, Field(ge=0)] = 0.0
     most_delta: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -670,7 +670,7 @@ def test_virtual_data_show_no_more_classes_than_are_large_enough(
 
 @pytest.mark.parametrize(
     ("samples", "epsilon", "leaves"),
-    [((49, 24), 0.0, False), ((25, 25), 0.0, True), ((1, 1), 1.0, True)],
+    [((99, 49), 0.0, False), ((50, 50), 0.0, True), ((1, 1), 1.0, True)],
 )
 def test_behind_each_virtual_image_without_privacy_are_enough_real_ones(
     samples: tuple[int, int],

@@ -189,7 +189,7 @@ def test_words_tell_all_policies_apart() -> None:
     changes |= {"message_types": [], "bundles": [], "most_bytes_a_day": 5, "hours": "1:00-2:00"}
     changes |= {
         "fewest_of_a_class": 9,
-        "real_per_virtual": 25,
+        "real_per_virtual": 50,
         "single_updates": "never",
         "classes": ["cat"],
     }
