@@ -21,7 +21,7 @@ from node.asked import Asked, Form, Refusal, forms_of
 from node.listed import EXACT
 from node.listed import METRICS as METRIC_ROWS
 from node.policy import Policy
-from node.rules import EPSILON
+from node.rules import EPSILON, max_noisy_epsilon
 from protocol.arrays import Arrays, check_arrays
 from protocol.messages import (
     ARRAYS,
@@ -99,7 +99,8 @@ def judge_reply(
         except ValueError as error:
             reason = f"the app's reply is not what strategy = {asked.strategy!r} declares"
             return Refusal("replies", f"{reason} (the node's log says more)", str(error))
-    if policy.real_per_virtual == 1 or asked.noisy_virtual_data:
+    is_noisy = 0 < asked.virtual_epsilon <= max_noisy_epsilon(policy)
+    if policy.real_per_virtual == 1 or is_noisy:
         class_sizes = None
     unbounded = most_classes is None and class_sizes is None
     if policy.raw_data == "allowed" and policy.starts is None and unbounded:
