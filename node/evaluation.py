@@ -42,6 +42,19 @@ def judge_evaluation(
     return None
 
 
+def drop_details(policy: Policy, asked: Asked, reply: RecordDict) -> None:
+    """Set metrics of an evaluation that do not leave to 0, in place, before the reply is judged.
+
+    Else a loss that is no number would have it refused, which is an exact answer that costs
+    nothing: crafted models overflow if a held-out sample has a pixel above some value.
+    """
+    if policy.evaluation_epsilon is None or not asked.evaluates or asked.phase is None:
+        return
+    metrics = reply.metric_records.get(METRICS, MetricRecord())
+    for name in metrics.keys() - {NUM_EXAMPLES, *asked.phase.rates}:
+        metrics[name] = 0.0
+
+
 def blur(policy: Policy, asked: Asked, reply: RecordDict) -> float:
     """Put noise on the rates of an evaluation, in place, and drop its other metrics.
 

@@ -56,7 +56,7 @@ from links.store import NodeStore
 from node.account import DataSet, LifetimeAccount
 from node.asked import Asked, Form, Refusal
 from node.bundle import BundleError, check_hash, folder_of_bundles, unpack
-from node.evaluation import blur, judge_evaluation
+from node.evaluation import blur, drop_details, judge_evaluation
 from node.flower.app_config import run_config_of
 from node.flower.timing import can_override
 from node.outbox import FOLDER, Outbox, OutboxError
@@ -293,6 +293,8 @@ class Guard:
             if pending.answer is not None:
                 return self._leave(pending, pending.answer)
             if reply.has_error():
+                if pending.asked is not None and pending.asked.evaluates:
+                    self._account.book_evaluation(pending.data, 0.0)  # that it failed is an answer
                 text = reply.error.reason or ""
                 if self._policy.replies == "declared":
                     text = self._said(text)
@@ -401,6 +403,7 @@ class Guard:
         opened, claim = self._opened(pending.message, asked, content), claimed_epsilon(content)
         run = self._first_run(pending.message)
         policy = self._policy_for(pending.message)
+        drop_details(policy, asked, content)
         refusal = judge_reply(
             policy,
             asked,
