@@ -56,7 +56,7 @@ from links.store import NodeStore
 from node.account import DataSet, LifetimeAccount
 from node.asked import Asked, Form, Refusal
 from node.bundle import BundleError, check_hash, folder_of_bundles, unpack
-from node.evaluation import blur, drop_details, judge_evaluation
+from node.evaluation import blur, cost_of, drop_details, judge_evaluation
 from node.flower.app_config import run_config_of
 from node.flower.timing import can_override
 from node.outbox import FOLDER, Outbox, OutboxError
@@ -397,12 +397,23 @@ class Guard:
             self._unpacked = bundle.hash_str
 
     def _judge(self, pending: _Pending, reply: Message, num_bytes: int) -> Refusal | None:
-        """Why a reply may not leave. If it may, it is booked, and in the outbox."""
+        """Why a reply may not leave. If it may, it is in the outbox. What it costs is booked."""
         asked, content = pending.asked, reply.content
         assert asked is not None
         opened, claim = self._opened(pending.message, asked, content), claimed_epsilon(content)
         run = self._first_run(pending.message)
         policy = self._policy_for(pending.message)
+        cost = cost_of(policy, asked)
+        # First: what exceeds the account is refused for that alone, whatever is in the reply.
+        refusal = judge_spending(
+            self._policy,
+            epsilon=self._account.after(pending.data, run, claim) + cost,
+            num_bytes=self._outbox.bytes_of_a_day(self._now()) + num_bytes,
+            counted=claim is not None or not releases(asked, content),
+            evaluations=self._account.evaluations(pending.data) + asked.evaluates,
+        )
+        if refusal is not None:
+            return refusal
         drop_details(policy, asked, content)
         refusal = judge_reply(
             policy,
@@ -414,17 +425,9 @@ class Guard:
             (lambda: self._counts) if "data" in self._node_config else None,
         ) or judge_evaluation(policy, asked, content, self._num_samples(asked))
         if refusal is not None:
+            self._account.book(pending.data, run, claim)  # that it is refused is an answer, too
             return refusal
-        cost = blur(policy, asked, content)
-        refusal = judge_spending(
-            self._policy,
-            epsilon=self._account.after(pending.data, run, claim) + cost,
-            num_bytes=self._outbox.bytes_of_a_day(self._now()) + num_bytes,
-            counted=claim is not None or not releases(asked, content),
-            evaluations=self._account.evaluations(pending.data) + asked.evaluates,
-        )
-        if refusal is not None:
-            return refusal
+        blur(policy, asked, content)
         self._account.book(pending.data, run, claim)
         if asked.evaluates:
             self._account.book_evaluation(pending.data, cost)
