@@ -141,7 +141,9 @@ def distill(message: Message, context: Context) -> Message:
 def _virtual_data(content: RecordDict, context: Context, request: Distillation) -> bytes:
     """The node's last virtual data, refined first if that is asked for."""
     session = Session.of(context)
-    payload = session.store.read(REFINED) or distilled(context, request)
+    # Those that an earlier run, which this one resumes, has refined have no differential privacy.
+    last = None if request.dp_epsilon else session.store.read(REFINED)
+    payload = last or distilled(context, request)
     if REFINEMENT not in content.config_records:
         return payload
     if request.dp_epsilon:  # the server refuses this too, but data are refined here

@@ -189,11 +189,21 @@ class Asked:
         return phases.get(self.message_type)
 
     @property
-    def noisy_virtual_data(self) -> bool:
-        """Whether virtual data are asked for under differential privacy (``dp-epsilon``)."""
-        epsilons = [s.value for s in self.said if s.name == "dp-epsilon"]
-        numbers = [value for value in epsilons if isinstance(value, float | int)]
-        return 0 < len(epsilons) == len(numbers) and min(numbers) > 0
+    def virtual_epsilon(self) -> float:
+        """Epsilon for which the app is to add noise to virtual data; 0 without noise.
+
+        Only records count in which the phase declares ``dp-epsilon`` as such. In settings of
+        training it is a budget, and in any other record nobody reads it.
+        """
+        request = self.phase.request if self.phase else None
+        blocks = request.configs if request else {}
+        noisy = {
+            f"message {record}."
+            for record, block in blocks.items()
+            if "dp_epsilon" in block.model_fields and "dp_noise" not in block.model_fields
+        }
+        values = [s.value for s in self.said if s.name == "dp-epsilon" and s.where in noisy]
+        return max((float(v) for v in values if isinstance(v, int | float)), default=0.0)
 
     @property
     def evaluates(self) -> bool:

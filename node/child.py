@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Protocol
 
-from node.log_lines import titled_output
+from node.log_lines import OutputQuota, titled_output
 from node.notes import Notes, NotesError
 from node.nursery import NURSERY, WORKER
 from node.packages import installed_packages
@@ -39,6 +39,10 @@ class Sandbox(Protocol):
     @property
     def title(self) -> str:
         """What each line begins with that is printed in it."""
+
+    @property
+    def quota(self) -> OutputQuota:
+        """How much of that goes to the log."""
 
     def excess(self) -> str:
         """Why its app keeps too much on disk; empty if it does not."""
@@ -75,7 +79,7 @@ class Child:
         self.ready = False
         self._notes, child_notes = Notes.pair()
         dropped = () if forked else (NURSERY,)
-        titled = nullcontext() if sandbox is None else titled_output(sandbox.title)
+        titled = nullcontext() if sandbox is None else titled_output(sandbox.title, sandbox.quota)
         with child_notes, titled as output:
             self._process = start_bound(
                 [

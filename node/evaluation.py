@@ -42,23 +42,35 @@ def judge_evaluation(
     return None
 
 
-def blur(policy: Policy, asked: Asked, reply: RecordDict) -> float:
-    """Put noise on the rates of an evaluation, in place, and drop its other metrics.
+def drop_details(policy: Policy, asked: Asked, reply: RecordDict) -> None:
+    """Set metrics of an evaluation that do not leave to 0, in place, before the reply is judged.
 
-    Returns
-    -------
-    float
-        Epsilon that it costs each held-out sample; 0 if the policy lets evaluations leave as they
-        are.
+    Else a loss that is no number would have it refused, which is an exact answer that costs
+    nothing: crafted models overflow if a held-out sample has a pixel above some value.
     """
+    if policy.evaluation_epsilon is None or not asked.evaluates or asked.phase is None:
+        return
+    metrics = reply.metric_records.get(METRICS, MetricRecord())
+    for name in metrics.keys() - {NUM_EXAMPLES, *asked.phase.rates}:
+        metrics[name] = 0.0
+
+
+def cost_of(policy: Policy, asked: Asked) -> float:
+    """Epsilon that an evaluation costs each held-out sample; 0 where it leaves unchanged."""
+    if policy.evaluation_epsilon is None or not asked.evaluates or asked.phase is None:
+        return 0.0
+    return policy.evaluation_epsilon * len(asked.phase.rates)
+
+
+def blur(policy: Policy, asked: Asked, reply: RecordDict) -> None:
+    """Put noise on the rates of an evaluation, in place, and drop its other metrics."""
     epsilon, phase = policy.evaluation_epsilon, asked.phase
     if epsilon is None or not asked.evaluates or phase is None:
-        return 0.0
+        return
     metrics = cast(dict[str, float], reply.metric_records[METRICS])
     samples = int(metrics[NUM_EXAMPLES])
     rates = {name: noisy_rate(metrics[name], samples, epsilon) for name in phase.rates}
     reply[METRICS] = MetricRecord({NUM_EXAMPLES: samples, **rates})
-    return epsilon * len(rates)
 
 
 def noisy_rate(rate: float, samples: int, epsilon: float) -> float:

@@ -14,11 +14,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 MAX_LINE = 4_000
 """Bytes of a line of an app; a longer one becomes several."""
 MAX_OUTPUT = 1 << 24
-"""Bytes of an app process's output that are passed on; a log is on the disk of its node."""
+"""Bytes that an app's processes may add to the log, which is on the disk of its node."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _BREAKS = re.compile(rb"[\r\n]+")
@@ -56,8 +57,15 @@ def _indented(text: str) -> str:
     return "\n    ".join(escaped(line) for line in text.splitlines())
 
 
+@dataclass
+class OutputQuota:
+    """Bytes that an app's processes may still add to the log, with titles and escapes."""
+
+    left: int = MAX_OUTPUT
+
+
 @contextmanager
-def titled_output(title: str) -> Iterator[int]:
+def titled_output(title: str, quota: OutputQuota) -> Iterator[int]:
     """A file descriptor for what an app prints, which goes to this process's standard error.
 
     It is closed here at the end; processes that inherit it can still print.
@@ -66,38 +74,42 @@ def titled_output(title: str) -> Iterator[int]:
     ----------
     title : str
         What each line begins with.
+    quota : OutputQuota
+        What goes beyond it is dropped.
     """
     printed, output = os.pipe()
-    threading.Thread(target=_pass_on, args=(printed, title), name="output", daemon=True).start()
+    arguments = printed, title, quota
+    threading.Thread(target=_pass_on, args=arguments, name="output", daemon=True).start()
     try:
         yield output
     finally:
         os.close(output)
 
 
-def _pass_on(printed: int, title: str) -> None:
-    left, rest = MAX_OUTPUT, b""
+def _pass_on(printed: int, title: str, quota: OutputQuota) -> None:
+    rest = b""
     try:
         while part := os.read(printed, 1 << 16):
-            if left <= 0:
+            if quota.left <= 0:
                 continue  # read all the same: the app must not block
-            left -= len(part)
             *lines, rest = _BREAKS.split(rest + part)
             if len(rest) > MAX_LINE:
                 lines, rest = [*lines, rest], b""
-            _write(title, lines)
-            if left <= 0:
-                _write(title, [rest, b"(further output is dropped)"])
-                rest = b""
-        _write(title, [rest])
+            _write(title, lines, quota)
+        _write(title, [rest], quota)
     finally:
         os.close(printed)
 
 
-def _write(title: str, lines: list[bytes]) -> None:
+def _write(title: str, lines: list[bytes], quota: OutputQuota) -> None:
+    parts = (line[i : i + MAX_LINE] for line in lines for i in range(0, len(line), MAX_LINE))
     with suppress(OSError, ValueError):  # nobody reads this process's log any more
-        for line in lines:
-            for start in range(0, len(line), MAX_LINE):
-                text = line[start : start + MAX_LINE].decode("utf-8", "replace")
-                sys.stderr.write(f"{title}: {escaped(_COLOURS.sub('', text))}\n")
+        for part in parts:
+            if quota.left <= 0:
+                break
+            line = f"{title}: {escaped(_COLOURS.sub('', part.decode('utf-8', 'replace')))}\n"
+            quota.left -= len(line.encode())
+            sys.stderr.write(line)
+            if quota.left <= 0:
+                sys.stderr.write(f"{title}: (further output is dropped)\n")
         sys.stderr.flush()

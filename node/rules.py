@@ -31,6 +31,8 @@ _NO_CODE = "torchvision:"
 _TASK_TABLES = {n for n, v in TaskSettings().model_dump(by_alias=True).items() if type(v) is dict}
 EPSILON = "dp-epsilon"
 """Metric of a reply: what the run has spent on this node. Setting: what it may spend."""
+MAX_NOISY_EPSILON = 10.0
+"""Largest epsilon at which noise on virtual data counts, where the policy has no `most_epsilon`."""
 
 
 def judge_message(policy: Policy, asked: Asked, now: datetime.datetime) -> Refusal | None:
@@ -224,12 +226,29 @@ def _noise(policy: Policy, asked: Asked) -> Refusal | None:
     noises = asked.values("dp-noise")
     odd = [s for s in noises if not _number(s.value) >= least]
     training = {s.where for s in asked.said if s.name == "dp-noise"}
-    odd += [  # in a request to distil, 0 turns differential privacy off
+    if odd:
+        return _first("least-noise", f"{least:g}", odd, f"set it to {least:g} or more")
+    most = max_noisy_epsilon(policy)
+    odd = [  # in a request to distil, 0 turns differential privacy off
         s
         for s in asked.said
-        if s.name == EPSILON and s.where not in training and not _number(s.value) > 0
+        if s.name == EPSILON and s.where not in training and not 0 < _number(s.value) <= most
     ]
-    return _first("least-noise", f"{least:g}", odd, f"set it to {least:g} or more")
+    return _first("least-noise", f"{least:g}", odd, f"set it above 0, and to {most:g} at most")
+
+
+def _noise_on_virtual_data(policy: Policy, asked: Asked) -> Refusal | None:
+    """Refuse noise that protects nothing, in place of the number of real images."""
+    most = max_noisy_epsilon(policy)
+    if policy.real_per_virtual == 1 or asked.virtual_epsilon <= most:
+        return None
+    reason = f"{policy.real_per_virtual}, and dp-epsilon = {asked.virtual_epsilon:g} hides nothing"
+    return Refusal("real-per-virtual", f"{reason} (set it to {most:g} at most, or to 0)")
+
+
+def max_noisy_epsilon(policy: Policy) -> float:
+    """Largest epsilon at which noise on virtual data counts as protection."""
+    return MAX_NOISY_EPSILON if policy.most_epsilon is None else policy.most_epsilon
 
 
 def _own_epsilons(asked: Asked) -> list[float]:
@@ -322,6 +341,7 @@ _RULES: tuple[Callable[[Policy, Asked], Refusal | None], ...] = (
     _raw_data,
     _starts,
     _noise,
+    _noise_on_virtual_data,
     _delta,
     _epochs,
     _links,

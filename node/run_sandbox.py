@@ -17,6 +17,7 @@ from typing import NamedTuple
 from links import untrusted
 from links.store import LASTING, RUNS
 from node.bundle import folder_of_bundles
+from node.log_lines import OutputQuota
 from node.run_records import RunRecords
 from node.settings import FLOWER_HOME
 
@@ -26,6 +27,9 @@ SHARE = 0.25
 """Of the disk's free space, what the app of a run may keep where the policy has no number."""
 RESERVE = 1 << 28
 """Bytes that stay free: what an app has deleted and keeps open is in no folder."""
+
+MAX_QUOTAS = 1000
+"""Runs of which it is cached how much their apps have printed."""
 
 _BUNDLE = re.compile("[0-9a-f]{64}")
 
@@ -47,6 +51,7 @@ class RunSandbox:
     mounts: tuple[Mount, ...]
     command: Sequence[str] = field(compare=False)
     title: str = field(compare=False)
+    quota: OutputQuota = field(compare=False)
     disk: Disk = field(compare=False)
 
     def excess(self) -> str:
@@ -72,6 +77,7 @@ class RunSandboxes:
         self._state_dir = state_dir
         self._most_disk = most_disk
         self._records = RunRecords(state_dir)
+        self._quotas: dict[str, OutputQuota] = {}
 
     def of_no_run(self) -> RunSandbox:
         """For a process that runs no app: it shows whether the node can work."""
@@ -103,7 +109,14 @@ class RunSandboxes:
         # These are in memory. Nothing is mounted in them after this.
         words += ["--remount-ro", str(self._state_dir), "--remount-ro", "/"]
         folders = [mount.source for mount in mounts]
-        return RunSandbox(mounts, words, title, Disk(self._state_dir, folders, self._most_disk))
+        disk = Disk(self._state_dir, folders, self._most_disk)
+        return RunSandbox(mounts, words, title, self._quota(title), disk)
+
+    def _quota(self, title: str) -> OutputQuota:
+        """One for all processes of a run's app: each message may have another."""
+        while len(self._quotas) > MAX_QUOTAS:
+            del self._quotas[next(iter(self._quotas))]
+        return self._quotas.setdefault(title, OutputQuota())
 
 
 def _mount(source: Path, target: Path) -> Mount:

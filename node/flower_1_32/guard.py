@@ -56,7 +56,7 @@ from links.store import NodeStore
 from node.account import DataSet, LifetimeAccount
 from node.asked import Asked, Form, Refusal
 from node.bundle import BundleError, check_hash, folder_of_bundles, unpack
-from node.evaluation import blur, judge_evaluation
+from node.evaluation import blur, cost_of, drop_details, judge_evaluation
 from node.flower.app_config import run_config_of
 from node.flower.timing import can_override
 from node.outbox import FOLDER, Outbox, OutboxError
@@ -75,7 +75,12 @@ from node.replies import (
     route_of,
     virtual_data,
 )
-from node.rules import judge_bundle, judge_message, judge_request, judge_spending
+from node.rules import (
+    judge_bundle,
+    judge_message,
+    judge_request,
+    judge_spending,
+)
 from node.run_records import RunRecordError, RunRecords
 from node.settings import FLOWER_HOME
 from protocol.meeting import DESCRIBE, identity, one_line, place_secrets
@@ -298,6 +303,8 @@ class Guard:
             if pending.answer is not None:
                 return self._leave(pending, pending.answer)
             if reply.has_error():
+                if pending.asked is not None and pending.asked.evaluates:
+                    self._account.book_evaluation(pending.data, 0.0)  # that it failed is an answer
                 text = reply.error.reason or ""
                 if self._policy.replies == "declared":
                     text = self._said(text)
@@ -400,27 +407,14 @@ class Guard:
             self._unpacked = bundle.hash_str
 
     def _judge(self, pending: _Pending, reply: Message, num_bytes: int) -> Refusal | None:
-        """Why a reply may not leave. If it may, it is booked, and in the outbox."""
+        """Why a reply may not leave. If it may, it is in the outbox. What it costs is booked."""
         asked, content = pending.asked, reply.content
         assert asked is not None
         opened, claim = self._opened(pending.message, asked, content), claimed_epsilon(content)
         run = self._first_run(pending.message)
         policy = self._policy_for(pending.message)
-        refusal = judge_reply(
-            policy,
-            asked,
-            content,
-            opened,
-            self._own_words(pending.message, asked),
-            self._most_classes if policy.classes or policy.counts_classes else None,
-        ) or judge_evaluation(policy, asked, content, self._num_samples(asked))
-        if refusal is not None:
-            return refusal
-        virtual = self._virtual_images(policy, run, asked, content, opened)
-        refusal = judge_numbers(policy, virtual.values(), self._counts) if virtual else None
-        if refusal is not None:
-            return refusal
-        cost = blur(policy, asked, content)
+        cost = cost_of(policy, asked)
+        # First: what exceeds the account is refused for that alone, whatever is in the reply.
         refusal = judge_spending(
             self._policy,
             epsilon=self._account.after(pending.data, run, claim) + cost,
@@ -430,6 +424,23 @@ class Guard:
         )
         if refusal is not None:
             return refusal
+        drop_details(policy, asked, content)
+        refusal = judge_reply(
+            policy,
+            asked,
+            content,
+            opened,
+            self._own_words(pending.message, asked),
+            self._most_classes if policy.classes or policy.counts_classes else None,
+        ) or judge_evaluation(policy, asked, content, self._num_samples(asked))
+        virtual: dict[str, dict[int, int]] = {}
+        if refusal is None:
+            virtual = self._virtual_images(policy, run, asked, content, opened)
+            refusal = judge_numbers(policy, virtual.values(), self._counts) if virtual else None
+        if refusal is not None:
+            self._account.book(pending.data, run, claim)  # that it is refused is an answer, too
+            return refusal
+        blur(policy, asked, content)
         self._account.book(pending.data, run, claim)
         if virtual:
             self._virtual[run] = virtual
@@ -472,7 +483,7 @@ class Guard:
         if policy.real_per_virtual == 1 or "data" not in self._node_config:
             return {}
         earlier = self._virtual.get(run, {})
-        if asked.noisy_virtual_data:
+        if asked.virtual_epsilon:  # a rule has judged it
             return earlier
         return earlier | images_by_class(asked, content, opened)
 

@@ -221,7 +221,7 @@ def test_what_the_owner_has_named_is_an_auxiliary_set(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_attack_by_auxiliary_sets_works_where_runs_may_name_paths(tmp_path: Path) -> None:
-    old = {"paths": "any", "settings": "any"}
+    old = {"paths": "any", "settings": "any", "sandbox": "none"}
     site = Site(tmp_path, HOSPITAL.model_copy(update=old))
     np.testing.assert_array_equal(read_all_images(site, str(site.file), 300, 16), site.images)
 

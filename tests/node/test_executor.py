@@ -26,6 +26,7 @@ if stock.is_stock():
     pytest.skip("Flower's own SuperNode starts its apps here", allow_module_level=True)
 
 from node.flower import executor as node_executor
+from node.log_lines import OutputQuota
 from tests.node.supernodes import (
     ROOT,
     SuperNode,
@@ -219,6 +220,7 @@ class Fills:
 
     def __init__(self, looks: int) -> None:
         self.looks = looks
+        self.quota = OutputQuota()
 
     def of_no_run(self) -> "Fills":
         return self

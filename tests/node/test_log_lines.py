@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ import pytest
 from flwr.common.logger import ConsoleHandler
 
 from node import log_lines
-from node.log_lines import escape_records, escaped, titled_output
+from node.log_lines import OutputQuota, escape_records, escaped, titled_output
 
 FORGED = "1\nINFO : SuperNode ID: 7\r\x1b[2K\x9b1A\u2028\u202e"
 
@@ -56,9 +57,12 @@ def test_a_text_of_an_error_begins_no_line_of_the_log(
 
 
 def printed(
-    capfd: pytest.CaptureFixture[str], print_to: Callable[[int], None], lines: int
+    capfd: pytest.CaptureFixture[str],
+    print_to: Callable[[int], None],
+    lines: int,
+    quota: OutputQuota | None = None,
 ) -> list[str]:
-    with titled_output("app of run 7") as output:
+    with titled_output("app of run 7", quota or OutputQuota()) as output:
         print_to(output)
     text, deadline = "", time.monotonic() + 10
     while text.count("\n") < lines and time.monotonic() < deadline:
@@ -82,16 +86,23 @@ def test_each_line_that_an_app_prints_has_its_title(capfd: pytest.CaptureFixture
     assert all(line.startswith("app of run 7: ") for line in lines)
 
 
+@pytest.mark.parametrize("text", [b"x" * 10_000, b"\x01\n" * 5_000])
 def test_an_app_that_prints_without_end_fills_no_log(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capfd: pytest.CaptureFixture[str], text: bytes
 ) -> None:
-    monkeypatch.setattr(log_lines, "MAX_OUTPUT", 20_000)
+    """However short its lines are, and however many processes it has: titles and escapes count."""
+    quota = OutputQuota(20_000)
 
     def print_to(output: int) -> None:
         for _ in range(100):
-            os.write(output, b"x" * 10_000)  # it does not block
+            os.write(output, text)  # it does not block
 
-    lines = printed(capfd, print_to, 6)
+    lines = printed(capfd, print_to, 6, quota)
     assert "dropped" in lines[-1]
-    assert sum(map(len, lines)) < 100_000
     assert max(map(len, lines)) < 2 * log_lines.MAX_LINE
+    with titled_output("app of run 7", quota) as output:
+        print_to(output)
+    for thread in threading.enumerate():
+        if thread.name == "output":
+            thread.join(10)
+    assert sum(map(len, lines)) + len(capfd.readouterr().err) < 30_000

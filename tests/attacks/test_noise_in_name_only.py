@@ -1,0 +1,81 @@
+"""Virtual data that are asked for with differential privacy that protects nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, RecordDict
+
+from client.hfldd import REFINED
+from links.store import NodeStore
+from node.asked import Asked
+from node.policy import OPEN, STANDARD, Policy
+from protocol.feddm import DISTILL_AROUND
+from protocol.hfldd import DISTILL
+
+from .site import NODE, Site
+from .test_policy_leaks import HFLDD, refused
+from .test_resumed_runs import begin, distil, epsilon, resume
+
+__all__ = ["begin"]
+
+NOISY = Policy(replies="declared", least_noise=1.0, classes=[str(label) for label in range(10)])
+
+
+@pytest.mark.parametrize("value", [10.1, 1e9])
+def test_noise_for_a_huge_epsilon_is_no_protection(
+    tmp_path: Path, begin: Any, value: float
+) -> None:
+    """A run that set `hfldd.dp-epsilon=1e9` got 200 virtual images of 300 samples."""
+    many = {"distilled-size": 200, "dp-epsilon": value}
+    site = Site(tmp_path / "standard", STANDARD)
+    begin(site, 7, strategy="hfldd", hfldd__start="noise")
+    assert refused(distil(site, **many), "real-per-virtual")
+    site = Site(tmp_path / "noisy", NOISY)
+    begin(site, 8, **HFLDD)
+    assert refused(distil(site, **many), "least-noise")
+
+
+def test_noise_for_a_small_epsilon_is(tmp_path: Path, begin: Any) -> None:
+    for name, policy in (("standard", STANDARD), ("noisy", NOISY)):
+        site = Site(tmp_path / name, policy)
+        begin(site, 7, **HFLDD)
+        many = {"distilled-size": 200, "dp-epsilon": 9.0}
+        assert epsilon(distil(site, **many)) == pytest.approx(9, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message_type", "record", "value", "counts"),
+    [
+        ("hfldd", DISTILL, "config", {"dp-epsilon": 2.0}, True),
+        ("hfldd", DISTILL, "route", {"dp-epsilon": 2.0}, False),
+        ("feddm", DISTILL_AROUND, "other", {"dp-epsilon": 2.0}, False),
+        # Of training this is a budget, and without noise it is never spent.
+        ("feddm", DISTILL_AROUND, "config", {"dp-epsilon": 2.0}, False),
+    ],
+)
+def test_an_epsilon_counts_only_where_the_app_adds_noise_for_it(
+    strategy: str, message_type: str, record: str, value: dict[str, Any], counts: bool
+) -> None:
+    content = RecordDict({record: ConfigRecord(value)})
+    asked = Asked.by(
+        content, message_type=message_type, bundle="", run_config={"strategy": strategy}
+    )
+    assert asked.virtual_epsilon == (2.0 if counts else 0.0)
+
+
+def test_refined_virtual_data_of_a_resumed_run_do_not_leave_in_the_name_of_privacy(
+    tmp_path: Path, begin: Any
+) -> None:
+    """They have no noise, and the account of a run that spent nothing said that they cost 0."""
+    without_noise = {"distilled-size": 10, "distill-steps": 1, "dp-epsilon": 0.0}
+    site = Site(tmp_path, OPEN)
+    begin(site, 7, strategy="hfldd", hfldd__start="noise")
+    assert distil(site, **without_noise).has_content()
+    store = NodeStore.open(site.state_dir, 7, NODE)
+    (name,) = (name for name in store.names() if name.startswith("distilled"))
+    store.at(1).write(REFINED, store.read(name) or b"")  # as a refreshing run leaves it
+    site = Site(tmp_path, NOISY.model_copy(update={"replies": "any", "most_epsilon": 10.0}))
+    begin(site, 8, **HFLDD)
+    assert resume(site, 7).has_content()
+    assert epsilon(distil(site, **{"dp-epsilon": 2.0})) == pytest.approx(2, abs=0.1)
