@@ -1,0 +1,1 @@
+"""flwr-distill's own name: how the command starts, and where its packages are."""
