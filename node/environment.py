@@ -1,4 +1,4 @@
-"""The environment of processes that we start: our packages come first, and loopback has no proxy."""
+"""The environment of our processes: our packages come first, and loopback needs no proxy."""
 
 from __future__ import annotations
 
