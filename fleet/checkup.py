@@ -23,9 +23,9 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 from fleet.flower_1_32.clock import AHEAD_MOST, BEHIND_MOST, ClockError, clock_offset
 from fleet.gpu_speed import time_gpu
 from fleet.line import why_another
-from flwr_distill.own_modules import PACKAGES, namesakes
 from links.credentials import is_signed
 from node.gpus import describe_gpu, oldest_driver, pytorch_needs, why_unusable
+from node.own_modules import PACKAGES, namesakes
 from node.proxies import host_of, proxies_named, proxy_of, why_unused
 from node.reachability import check_superlink
 from node.settings import NodeError, NodeSettings

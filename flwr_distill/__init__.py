@@ -1,1 +1,1 @@
-"""flwr-distill's own name: how the command starts, and where its packages are."""
+"""How the `flwr-distill` command starts, under a name that no other project has."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flwr_distill.own_modules import own_first_in
+from node.own_modules import own_first_in
 from node.proxies import exempt_loopback
 
 _PYTHON_PATH = "PYTHONPATH"

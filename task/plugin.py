@@ -10,8 +10,6 @@ from collections.abc import Collection
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import cast
 
-from flwr_distill.own_modules import PACKAGES
-
 GROUP = "flwr_distill.methods"
 
 
@@ -32,16 +30,15 @@ def import_object(path: str) -> object:
                 f"module {module_name!r} cannot be imported ({error}); install its package "
                 "or put its folder on PYTHONPATH"
             ) from error
-        missing = (error.name or "") if isinstance(error, ImportError) else ""
         raise PluginError(
             f"module {module_name!r} cannot be imported: {located(error, path)}"
-            f"{_ours_is_taken(missing)}"
         ) from error
     try:
         return cast(object, getattr(module, attribute))
     except AttributeError:
+        place = getattr(module, "__file__", None)  # another than meant, where a name is taken
         raise PluginError(
-            f"module {module_name!r} has no attribute {attribute!r}{_ours_is_taken(module_name)}"
+            f"module {module_name!r} ({place}) has no attribute {attribute!r}"
         ) from None
 
 
@@ -126,13 +123,6 @@ def _frames(error: Exception, paths: Collection[str] | None = None) -> list[tupl
 def _package(path: str) -> str:
     """Top-level package of ``package.module:attribute``."""
     return path.partition(":")[0].partition(".")[0]
-
-
-def _ours_is_taken(module: str) -> str:
-    """What to add where a module's name is one of ours; or ''."""
-    if (name := _package(module)) not in PACKAGES:
-        return ""
-    return f" ({name} is a package of flwr-distill itself: give a module of yours another name)"
 
 
 def _holds(module: str, missing: str | None) -> bool:

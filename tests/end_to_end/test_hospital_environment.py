@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fleet.local_federation import LocalFederation
 from tests.proxies import proxy
 
 COMMAND = str(Path(sys.executable).parent / "flwr-distill")
@@ -56,6 +57,27 @@ def test_up_and_run_need_no_proxy_where_one_is_set_that_refuses(tmp_path: Path) 
     with proxy() as refusing:
         train(folder, refusing.variables, 'strategy="fedavg"')
     assert refusing.requests == []
+
+
+@pytest.mark.slow
+def test_a_node_signs_on_at_a_remote_superlink_through_the_proxy(tmp_path: Path) -> None:
+    with (
+        LocalFederation(1, tmp_path / "federation") as federation,
+        proxy(connects_to=federation.fleet_address) as connecting,
+    ):
+        node = subprocess.Popen(
+            [COMMAND, "node", "--superlink", "superlink.example:9092", "--insecure"]
+            + ["--state-dir", str(tmp_path / "node")],
+            env={**os.environ, "https_proxy": connecting.url, "no_proxy": "", "no_grpc_proxy": ""},
+        )
+        try:
+            federation.wait_for_nodes(2, timeout=100)
+        finally:
+            node.terminate()
+            node.wait(30)
+    asked = [request.partition(" HTTP")[0] for request in connecting.requests]
+    assert len(asked) > 1  # the check, and Flower's SuperNode
+    assert set(asked) == {"CONNECT superlink.example:9092"}
 
 
 @pytest.mark.slow

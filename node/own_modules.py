@@ -1,4 +1,4 @@
-"""Our top-level packages, which other folders on Python's path have modules of the same names as.
+"""Our top-level packages: other folders on Python's path may have modules of the same names.
 
 Every Flower project has a `task.py`. Where its folder is on ``PYTHONPATH``, ours come first; its
 other modules, such as plug-ins, are found as before.
