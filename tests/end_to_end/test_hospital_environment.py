@@ -65,9 +65,9 @@ def test_a_node_signs_on_at_a_remote_superlink_through_the_proxy(tmp_path: Path)
         LocalFederation(1, tmp_path / "federation") as federation,
         proxy(connects_to=federation.fleet_address) as connecting,
     ):
+        where = ("--superlink", "superlink.example:9092", "--state-dir", str(tmp_path / "node"))
         node = subprocess.Popen(
-            [COMMAND, "node", "--superlink", "superlink.example:9092", "--insecure"]
-            + ["--state-dir", str(tmp_path / "node")],
+            [COMMAND, "node", "--insecure", *where],
             env={**os.environ, "https_proxy": connecting.url, "no_proxy": "", "no_grpc_proxy": ""},
         )
         try:
