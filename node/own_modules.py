@@ -6,7 +6,7 @@ other modules, such as plug-ins, are found as before.
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -34,11 +34,11 @@ def own_first_in(python_path: str) -> str:
     return os.pathsep.join(own_first(folders))
 
 
-def namesakes(folders: Iterable[str] | None = None) -> dict[str, list[str]]:
-    """Names of ours that other folders have a module of, by folder; None: Python's path."""
+def namesakes() -> dict[str, list[str]]:
+    """Names of ours that other folders on Python's path have a module of, by folder."""
     found = {
         folder: [name for name in PACKAGES if _holds(folder, name)]
-        for folder in (sys.path if folders is None else folders)
+        for folder in sys.path
         if os.path.realpath(folder) != ROOT
     }
     return {folder: names for folder, names in found.items() if names}

@@ -105,7 +105,7 @@ def _pass_through(connection: socket.socket, host: str, port: int, proxy: Proxy)
             raise EOFError(f"{proxy} closes the connection")
         reply += more
     status = reply.partition(b"\r\n")[0].decode("latin-1")
-    if status.split()[1:2] != ["200"]:
+    if not status.partition(" ")[2].startswith("2"):
         raise EOFError(f"{proxy} does not connect to it: {status[:100]!r}")
 
 
