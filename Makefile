@@ -121,11 +121,12 @@ gpu: $(GPU_READY)
 	$(GPU_PYTHON) -m benchmarks.gpu_kit --out $(OUT) $(if $(PARTS),--parts $(PARTS)) \
 		$(DATA_ROOT:%=--data-root %) --commit "$(COMMIT)"
 
-# What the lock has, but for that Flower and what it needs; the packages come from uv's cache.
+# What the lock has, but for that Flower, which our range need not allow, and what it needs; the
+# packages come from uv's cache.
 test-flower: $(READY)
 	mkdir -p .flower
 	cp requirements.lock $(OTHER).lock
-	echo flwr==$(VERSION) | $(COMPILE) --constraint - --output-file $(OTHER).lock
+	echo "flwr[simulation]==$(VERSION)" | $(COMPILE) --override - --output-file $(OTHER).lock
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(OTHER)
 	$(BIN)/uv pip sync --quiet --python $(OTHER)/bin/python $(OTHER).lock
 	$(OTHER)/bin/python -c "import torch._dynamo, client.app, server.app"

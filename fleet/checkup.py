@@ -25,6 +25,8 @@ from fleet.gpu_speed import time_gpu
 from fleet.line import why_another
 from links.credentials import is_signed
 from node.gpus import describe_gpu, oldest_driver, pytorch_needs, why_unusable
+from node.own_modules import PACKAGES, namesakes
+from node.proxies import host_of, proxies_named, proxy_of, why_unused
 from node.reachability import check_superlink
 from node.settings import NodeError, NodeSettings
 
@@ -55,6 +57,7 @@ def checkup(settings: NodeSettings) -> Iterator[Finding]:
     If they name no SuperLink, it is checked as a server too.
     """
     yield _software()
+    yield from _modules()
     yield _machine()
     yield _driver(settings.device)
     yield from _gpus(settings.device)
@@ -62,10 +65,12 @@ def checkup(settings: NodeSettings) -> Iterator[Finding]:
     yield from _certificates(settings)
     if "superlink" in settings.model_fields_set:
         yield _peer_address(settings)
+        yield _proxy(settings.superlink)
         yield (reached := _superlink(settings))
         yield _clock(settings, reached)
         yield _sender(settings)
     else:
+        yield _proxy(None)
         yield from _server_ports()
         yield Finding("SuperLink", "unchecked", "not asked: name it with --superlink HOST:9092")
 
@@ -73,7 +78,25 @@ def checkup(settings: NodeSettings) -> Iterator[Finding]:
 def _software() -> Finding:
     versions = {name: importlib.metadata.version(name) for name in ("flwr-distill", "flwr")}
     parts = [f"Python {platform.python_version()}", *(f"{n} {v}" for n, v in versions.items())]
-    return Finding("software", "ok", ", ".join([*parts, pytorch_needs()]))
+    found = ", ".join([*parts, pytorch_needs()])
+    if reason := why_another():
+        return Finding("software", "failed", found, reason)
+    return Finding("software", "ok", found)
+
+
+def _modules() -> Iterator[Finding]:
+    """Modules of others that have a name of ours."""
+    check = "modules"
+    installed = importlib.metadata.packages_distributions()
+    others = {name: set(installed.get(name, ())) - {"flwr-distill"} for name in PACKAGES}
+    if others := {name: packages for name, packages in others.items() if packages}:
+        found = "; ".join(f"{name} is also of {', '.join(sorted(p))}" for name, p in others.items())
+        remedy = "install flwr-distill into an environment without these packages"
+        yield Finding(check, "failed", found, remedy)
+    for folder, names in namesakes().items():
+        found = f"{folder} has {', '.join(names)}: our packages are imported in their place"
+        remedy = "a plug-in there that imports its own needs other names, or a package for them"
+        yield Finding(check, "ok", found, remedy)
 
 
 def _machine() -> Finding:
@@ -188,6 +211,20 @@ def _peer_address(settings: NodeSettings) -> Finding:
         return Finding(check, "failed", f"{address}: nobody can listen there: {error}", remedy)
     found = f"{address} is free; whether other machines reach it cannot be told from here"
     return Finding(check, "ok", found)
+
+
+def _proxy(superlink: str | None) -> Finding:
+    """Which proxy a SuperLink is called through."""
+    check = "proxy"
+    if not (named := proxies_named()):
+        return Finding(check, "ok", "no variable names one")
+    if superlink is None:
+        found = f"{', '.join(named)}: not for this machine's own processes; for others: --superlink"
+        return Finding(check, "ok", found)
+    if proxy := proxy_of(superlink):
+        remedy = f"if it must not be: no_proxy={host_of(superlink)}"
+        return Finding(check, "ok", f"{superlink} is called through {proxy}", remedy)
+    return Finding(check, "ok", why_unused(superlink))
 
 
 def _superlink(settings: NodeSettings) -> Finding:

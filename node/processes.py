@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from node.environment import process_environment
 from node.kernel import die_with
 from node.nursery import fork
 
@@ -54,10 +55,11 @@ def start_bound(
     The kernel ties it to the *thread* that calls this function: call it from one that lives as long
     as the process should. On systems other than Linux it survives a parent killed with -9. Standard
     output and error are appended to `log`, or go to the file descriptor `output`; like `env` and
-    `cwd`, None inherits this process's.
+    `cwd`, None inherits this process's. `node.environment` says what is changed of `env`.
 
     Where a nursery runs (`node.nursery`), it forks the processes of nodes.
     """
+    environment = process_environment(os.environ if env is None else env)
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.nullcontext() if log is None else log.open("ab") as file:
@@ -65,7 +67,7 @@ def start_bound(
             output = file.fileno()
         if cwd is None:
             outputs = (1, 2) if output is None else (output, output)
-            forked = fork(command, os.environ if env is None else env, pass_fds, outputs)
+            forked = fork(command, environment, pass_fds, outputs)
             if forked is not None:
                 return forked
         return subprocess.Popen(
@@ -73,7 +75,7 @@ def start_bound(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=env,
+            env=environment,
             cwd=cwd,
             pass_fds=pass_fds,
             start_new_session=True,

@@ -7,11 +7,14 @@ import ssl
 import time
 from pathlib import Path
 
+from node.proxies import Proxy, proxy_hint, proxy_of
 from node.settings import NodeError
 
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 _FRAME_HEADER = 9
 _SETTINGS_FRAME = 4
+_MAX_PROXY_REPLY = 1 << 14
+_PROXY_TIMEOUT = 5.0
 
 
 def check_superlink(
@@ -24,14 +27,16 @@ def check_superlink(
     """Wait until a SuperLink's Fleet API answers at an address.
 
     Flower would retry a wrong address or certificate forever; this raises `NodeError` for them and
-    waits only for a SuperLink that is not up yet. `root_certificates` None: the system's.
+    waits only for a SuperLink that is not up yet. `root_certificates` None: the system's. It goes
+    through a proxy where gRPC would.
     """
     host, port = _split(address)
     context = None if insecure else _tls_context(root_certificates)
+    proxy = proxy_of(address)
     deadline = time.monotonic() + timeout
     while True:
         try:
-            return _greet(host, port, context)
+            return _greet(host, port, context, proxy)
         except ssl.SSLCertVerificationError as error:
             raise NodeError(
                 f"the SuperLink's certificate at {address} is not trusted: {error.verify_message} "
@@ -47,7 +52,8 @@ def check_superlink(
             if time.monotonic() > deadline:
                 raise NodeError(
                     f"no SuperLink answers at superlink={address} after {timeout:.0f} s: {error} "
-                    "(is it the Fleet API's address, 9092 by default, and does TLS match?)"
+                    "(is it the Fleet API's address, 9092 by default, and does TLS match?"
+                    f"{proxy_hint(address)})"
                 ) from error
             time.sleep(0.2)
 
@@ -70,14 +76,37 @@ def _tls_context(root_certificates: Path | None) -> ssl.SSLContext:
     return context
 
 
-def _greet(host: str, port: int, context: ssl.SSLContext | None) -> None:
+def _greet(host: str, port: int, context: ssl.SSLContext | None, proxy: Proxy | None) -> None:
     """Open an HTTP/2 connection as gRPC does, up to the server's first frame."""
-    with socket.create_connection((host, port), timeout=5) as plain:
+    target = (host, port) if proxy is None else (proxy.host, proxy.port)
+    with socket.create_connection(target, timeout=5) as plain:
+        if proxy is not None:
+            _pass_through(plain, host, port, proxy)
         if context is None:
             _expect_settings(plain)
             return
         with context.wrap_socket(plain, server_hostname=host) as secure:
             _expect_settings(secure)
+
+
+def _pass_through(connection: socket.socket, host: str, port: int, proxy: Proxy) -> None:
+    """Have a proxy connect to a server."""
+    server = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    lines = [f"CONNECT {server} HTTP/1.1", f"Host: {server}"]
+    if proxy.authorization:
+        lines.append(f"Proxy-Authorization: {proxy.authorization}")
+    connection.sendall("\r\n".join([*lines, "", ""]).encode())
+    reply = b""
+    deadline = time.monotonic() + _PROXY_TIMEOUT
+    while not reply.endswith(b"\r\n\r\n"):  # byte by byte: what follows is the server's
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{proxy} does not answer within {_PROXY_TIMEOUT:.0f} s")
+        if not (more := connection.recv(1)) or len(reply) > _MAX_PROXY_REPLY:
+            raise EOFError(f"{proxy} closes the connection")
+        reply += more
+    status = reply.partition(b"\r\n")[0].decode("latin-1")
+    if not status.partition(" ")[2].startswith("2"):
+        raise EOFError(f"{proxy} does not connect to it: {status[:100]!r}")
 
 
 def _expect_settings(connection: socket.socket) -> None:

@@ -36,7 +36,10 @@ def import_object(path: str) -> object:
     try:
         return cast(object, getattr(module, attribute))
     except AttributeError:
-        raise PluginError(f"module {module_name!r} has no attribute {attribute!r}") from None
+        place = getattr(module, "__file__", None)  # another than meant, where a name is taken
+        raise PluginError(
+            f"module {module_name!r} ({place}) has no attribute {attribute!r}"
+        ) from None
 
 
 def installed_plugins() -> EntryPoints:

@@ -25,6 +25,7 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.grpc import GRPC_MAX_MESSAGE_LENGTH
 
 from fleet.line import why_another
+from node.proxies import proxy_hint, proxy_of
 from task.settings import RunConfigValue
 
 _OUTAGE = {
@@ -87,15 +88,16 @@ class Control:
             raise SuperLinkError(reason)
         self._address = address
         self._root_certificates = root_certificates
+        options = [*_OPTIONS, ("grpc.enable_http_proxy", int(proxy_of(address) is not None))]
         if root_certificates is None:
-            self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+            self._channel = grpc.insecure_channel(address, options=options)
         else:
             credentials = grpc.ssl_channel_credentials(
                 root_certificates.read_bytes(),
                 user.key.read_bytes() if user else None,
                 user.certificate.read_bytes() if user else None,
             )
-            self._channel = grpc.secure_channel(address, credentials, options=_OPTIONS)
+            self._channel = grpc.secure_channel(address, credentials, options=options)
         self._stub = ControlStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -148,7 +150,8 @@ class Control:
                 )
                 raise SuperLinkError(
                     f"no SuperLink answers at superlink={self._address} within {timeout:.0f} s "
-                    f"(is it the Control API's address, 9093 by default, and {certificate}?)"
+                    f"(is it the Control API's address, 9093 by default, and {certificate}?"
+                    f"{proxy_hint(self._address)})"
                 )
             time.sleep(random.uniform(0.05, 0.2))  # a proxy answers at once where it reaches nobody
 

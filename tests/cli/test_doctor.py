@@ -1,5 +1,6 @@
 """`flwr-distill doctor`: what it finds on this machine, and on machines that are made up."""
 
+import importlib.metadata
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -7,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 import fleet.checkup
+import fleet.line
 from cli.main import app
 from fleet.checkup import Finding, checkup
 from fleet.local_federation import free_ports
@@ -56,10 +59,32 @@ def test_a_machine_without_a_gpu_is_fit_and_told_what_was_looked_at(
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.stdout.splitlines()]
     told = {line[1] if line[1] != "port" else line[2]: line[0] for line in lines}
-    names = ["software", "machine", "driver", "GPUs", "state-dir", "temporary", *map(str, ports)]
+    names = ["software", "machine", "driver", "GPUs", "state-dir", "temporary", "proxy"]
+    names += map(str, ports)
     assert told == dict.fromkeys(names, "ok") | {"SuperLink": "unchecked"}
     assert f"PyTorch {torch.__version__}" in result.stdout
     assert "none: nodes compute on the CPU" in result.stdout
+
+
+@pytest.mark.parametrize("version", ["1.31.0", "1.33.0", "1.42.0"])
+def test_a_flower_that_the_commands_refuse_fails_with_its_version_and_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(fleet.line, "version", lambda name: version)
+    found = findings()["software"]
+    assert found.state == "failed"
+    assert version in found.found + found.remedy
+    assert "flwr==1.32.1" in found.remedy
+
+
+def test_only_the_flower_that_the_commands_work_with_is_installed() -> None:
+    (flwr,) = [
+        requirement
+        for text in importlib.metadata.requires("flwr-distill") or ()
+        if (requirement := Requirement(text)).name == "flwr"
+    ]
+    assert "1.32.1" in flwr.specifier
+    assert not any(flwr.specifier.contains(v) for v in ("1.31.0", "1.33.0", "1.42.0"))
 
 
 @pytest.mark.usefixtures("no_gpu")

@@ -22,6 +22,7 @@ from fleet.checkup import Finding, checkup
 from fleet.flower_1_32.clock import ClockError, clock_offset
 from fleet.local_federation import free_ports
 from node.settings import load_settings
+from tests.proxies import proxy
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,26 @@ def test_a_superlink_that_does_not_answer_fails_and_its_clock_is_not_checked(
     found = findings(superlink=f"127.0.0.1:{port}", insecure=True)
     assert "no SuperLink answers at" in found["SuperLink"].found
     assert (found["SuperLink"].state, found["clock"].state) == ("failed", "unchecked")
+
+
+def test_the_proxy_to_a_superlink_is_named_and_why_one_is_not_used(
+    superlink: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with proxy() as refusing:
+        for name, value in refusing.variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("grpc_proxy")
+        local = findings(superlink=superlink, insecure=True)
+        assert (local["proxy"].state, local["SuperLink"].state) == ("ok", "ok")
+        assert "loopback" in local["proxy"].found
+        monkeypatch.setattr(fleet.checkup, "ANSWERS_WITHIN", 0)
+        remote = findings(superlink="superlink.example:9092", insecure=True)
+    assert refusing.url.removeprefix("http://") in remote["proxy"].found
+    assert "https_proxy" in remote["proxy"].found
+    assert "no_proxy" in remote["proxy"].remedy
+    assert remote["SuperLink"].state == "failed"
+    assert "403" in remote["SuperLink"].found
+    assert "http_proxy" in findings()["proxy"].found  # of a server
 
 
 def test_ports_that_are_taken_fail_where_a_server_is_to_start(

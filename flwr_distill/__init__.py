@@ -1,0 +1,1 @@
+"""How the `flwr-distill` command starts, under a name that no other project has."""

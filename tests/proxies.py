@@ -1,0 +1,65 @@
+"""HTTP proxies on loopback: one that refuses all, one that connects."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
+
+
+@dataclass
+class Proxy:
+    """Its URL, and the first line and headers of each request that it got."""
+
+    url: str
+    requests: list[str] = field(default_factory=list)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """An environment that names it in each way, and exempts nothing."""
+        names = [n for name in VARIABLES for n in (name, name.upper())]
+        exempt = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
+        return dict.fromkeys(names, self.url) | dict.fromkeys(exempt, "")
+
+
+@contextlib.contextmanager
+def proxy(*, connects_to: str = "") -> Iterator[Proxy]:
+    """A proxy that refuses, or connects to `connects_to` whatever is asked for."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        started = Proxy(f"http://127.0.0.1:{server.getsockname()[1]}")
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    threading.Thread(target=answer, args=[connection], daemon=True).start()
+
+        def answer(connection: socket.socket) -> None:
+            with connection, contextlib.suppress(OSError):
+                request = b""
+                while b"\r\n\r\n" not in request and (part := connection.recv(4096)):
+                    request += part
+                started.requests.append(request.decode())
+                if not connects_to:
+                    connection.sendall(b"HTTP/1.1 403 Forbidden\r\n\r\n")
+                    return
+                host, _, port = connects_to.rpartition(":")
+                with socket.create_connection((host, int(port))) as target:
+                    connection.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                    back = threading.Thread(target=copy, args=[target, connection], daemon=True)
+                    back.start()
+                    copy(connection, target)
+                    back.join(5)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield started
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def copy(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while part := source.recv(65536):
+            target.sendall(part)
+        target.shutdown(socket.SHUT_WR)
