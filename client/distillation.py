@@ -23,6 +23,7 @@ from distill.registry import caution_of
 from distill.virtual_data import VirtualData
 from links.store import NodeStore
 from protocol.hfldd import Distillation, Refinement
+from protocol.messages import REAL_PER_VIRTUAL
 
 BATCH = 10
 """Virtual nodes of a simulation for which a process distils in one call."""
@@ -103,8 +104,9 @@ def refined(
 
 def _distil(sessions: list[Session], request: Distillation) -> list[VirtualData]:
     """Distil for nodes of one run; nodes with the same size per class go together."""
+    distiller = _distiller(sessions[0], request)
     own_network = network_arguments(
-        request.distiller,
+        distiller,
         request.network,
         own_file(sessions[0].node_config, request.network_weights),
         sessions[0].device,
@@ -114,11 +116,11 @@ def _distil(sessions: list[Session], request: Distillation) -> list[VirtualData]
         sharing.setdefault(_per_class(session, request), []).append(session)
     made = {}
     for per_class, alike in sharing.items():
-        if request.distiller == "auto":
+        if distiller == "auto":
             for session in alike:
                 _log_choice(session)
         results = distill_many(
-            request.distiller,
+            distiller,
             [(data.train.inputs, data.train.labels) for data in map(seen_data, alike)],
             num_classes=alike[0].data.spec.num_classes,
             per_class=per_class,
@@ -141,6 +143,12 @@ def _log_choice(session: Session) -> None:
     spec, held = seen_data(session).spec, len(torch.unique(session.data.train.labels))
     method, reason = choose(held, spec.num_classes, spec.shape)
     log(INFO, "Distiller auto takes %s: %s", method, reason)
+
+
+def _distiller(session: Session, request: Distillation) -> str:
+    """The distiller; ``auto`` takes none that the node's owner would not let leave."""
+    bounded = int(session.node_config.get(REAL_PER_VIRTUAL, 1)) > 1
+    return "dm" if bounded and request.distiller == "auto" else request.distiller
 
 
 def _per_class(session: Session, request: Distillation) -> int:

@@ -23,7 +23,7 @@ from node.asked import Asked, Form, Refusal, forms_of
 from node.listed import EXACT
 from node.listed import METRICS as METRIC_ROWS
 from node.policy import Policy
-from node.rules import EPSILON
+from node.rules import EPSILON, fits_labels
 from protocol.arrays import Arrays, check_arrays
 from protocol.messages import (
     ARRAYS,
@@ -98,7 +98,8 @@ def judge_reply(
         except ValueError as error:
             reason = f"the app's reply is not what strategy = {asked.strategy!r} declares"
             return Refusal("replies", f"{reason} (the node's log says more)", str(error))
-    if policy.raw_data == "allowed" and policy.starts is None and most_classes is None:
+    counts = most_classes is not None or policy.real_per_virtual > 1
+    if policy.raw_data == "allowed" and policy.starts is None and not counts:
         return None
     for name in parcels_of(reply):
         relayed = reply.config_records[name].get("link") != "direct"
@@ -331,6 +332,9 @@ def _judge_virtual_data(
         allowed = ", ".join(policy.starts)
         reason = f"{allowed}, and the virtual data in the reply start from something else"
         return Refusal("starts", reason, virtual.init)
+    if policy.real_per_virtual > 1 and fits_labels(virtual.method):
+        reason = f"{policy.real_per_virtual}, and the virtual data in the reply are not of means"
+        return Refusal("real-per-virtual", reason, virtual.method)
     shown = len(virtual.labels)
     if most_classes is not None and shown > (allowed_classes := most_classes()):
         rule = "fewest-of-a-class" if policy.classes is None else "classes"

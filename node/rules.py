@@ -237,13 +237,25 @@ def _noise(policy: Policy, asked: Asked) -> Refusal | None:
     return _first("least-noise", f"{least:g}", odd, f"set it above 0, and to {most:g} at most")
 
 
-def _noise_on_virtual_data(policy: Policy, asked: Asked) -> Refusal | None:
-    """Refuse noise that protects nothing, in place of the number of real images."""
+def _virtual_data(policy: Policy, asked: Asked) -> Refusal | None:
+    """Refuse what the number of real images does not bound, and noise that protects nothing."""
     most = max_noisy_epsilon(policy)
-    if policy.real_per_virtual == 1 or asked.virtual_epsilon <= most:
+    if policy.real_per_virtual == 1:
         return None
+    odd = (s for s in asked.values("distiller") if fits_labels(str(s.value)))
+    refusal = _first("real-per-virtual", str(policy.real_per_virtual), odd, "take dm")
+    if refusal or asked.virtual_epsilon <= most:
+        return refusal
     reason = f"{policy.real_per_virtual}, and dp-epsilon = {asked.virtual_epsilon:g} hides nothing"
     return Refusal("real-per-virtual", f"{reason} (set it to {most:g} at most, or to 0)")
+
+
+def fits_labels(distiller: str) -> bool:
+    """Whether virtual data by a distiller show unusual records, however many others there are.
+
+    KIP fits every record's label, where the others match means (docs/privacy.md).
+    """
+    return distiller.startswith("kip")
 
 
 def max_noisy_epsilon(policy: Policy) -> float:
@@ -341,7 +353,7 @@ _RULES: tuple[Callable[[Policy, Asked], Refusal | None], ...] = (
     _raw_data,
     _starts,
     _noise,
-    _noise_on_virtual_data,
+    _virtual_data,
     _delta,
     _epochs,
     _links,

@@ -141,7 +141,9 @@ class Guard:
         node_config: Mapping[str, Any],
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now().astimezone(),
     ) -> None:
-        self._policy = policy
+        # Without data of its own a node has a partition of a public set, and nothing to count.
+        counts = {} if "data" in node_config else {"real_per_virtual": 1}
+        self._policy = policy.model_copy(update=counts)
         self._state_dir = state_dir
         self._node_config = node_config
         self._now = now
@@ -480,7 +482,7 @@ class Guard:
         opened: Mapping[str, bytes],
     ) -> dict[str, dict[int, int]]:
         """Images of each class in all virtual data that a run would have, where these count."""
-        if policy.real_per_virtual == 1 or "data" not in self._node_config:
+        if policy.real_per_virtual == 1:
             return {}
         earlier = self._virtual.get(run, {})
         if asked.virtual_epsilon:  # a rule has judged it

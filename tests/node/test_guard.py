@@ -690,6 +690,22 @@ def test_behind_each_virtual_image_without_privacy_are_enough_real_ones(
     assert answer.has_content() if leaves else refused(answer, "real-per-virtual")
 
 
+def test_however_many_real_images_there_are_none_by_kip_leave(
+    make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "ward.csv"
+    table.write_text("height,label\n" + "1.7,a\n1.8,b\n" * 1000)
+    monkeypatch.setitem(NODE_CONFIG, "data", str(table))
+    for policy, leaves in ((UNCOUNTED, True), (STANDARD, False)):
+        node = make_node(policy, **HFLDD)
+        message, reply = parcel_of(node, virtual(method="kip"))
+        answer = node.answers(message, "train.distill", reply)
+        assert answer.has_content() if leaves else refused(answer, "real-per-virtual")
+        asking = make_node(policy, **HFLDD | {"hfldd.distiller": "kip"})
+        answer = asking.answers(message, "train.distill", reply)
+        assert answer.has_content() if leaves else refused(answer, "real-per-virtual")
+
+
 def test_virtual_images_of_a_run_add_up_and_the_same_ones_count_once(
     make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
