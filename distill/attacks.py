@@ -6,7 +6,7 @@ image becomes a likelihood ratio, by what the same attack sees of the other sets
 `distill.membership.left_out_scores`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -48,15 +48,18 @@ def attack_scores(
     images: Tensor,
     labels: Tensor,
     members: Flags,
-    virtual: Tensor,
+    versions: Tensor,
     virtual_labels: Tensor,
     *,
     num_classes: int,
     formation: int = 1,
     seed: int = 0,
-    network: Network | None = None,
+    networks: Sequence[Network] = (),
 ) -> Floats:
     """Log-likelihood ratios of membership, float64 (attacks, sets, n); see `ATTACKS`.
+
+    Of several versions, inversions and what is learned take all of them for one; what the other
+    attacks see of each is added up.
 
     Parameters
     ----------
@@ -64,46 +67,73 @@ def attack_scores(
         The candidates, float32 (n, C, H, W) and int64 (n,).
     members : ndarray
         Which candidates each set was made from, bool (sets, n), drawn with probability 1/2.
-    virtual, virtual_labels : Tensor
-        What each set became, decoded: float32 (sets, m, C, H, W); int64 (m,), of each set alike.
+    versions, virtual_labels : Tensor
+        What each set became, decoded: float32 (versions, sets, m, C, H, W); int64 (m,), of each set
+        alike.
     num_classes : int
         Of the task.
     formation : int (default: 1)
         Smaller images along each side of what was sent.
     seed : int (default: 0)
         Of the sets' draws.
-    network : Network, optional (default: None)
-        That the virtual data were refreshed with, in place of the bank's.
+    networks : Sequence[Network]
+        That later versions were refreshed with, in place of the bank's.
     """
     coarse = Formation.of(formation, images.shape).coarse(images)
-    features = matched_features(images, formation, seed, network)
-    of_real = features(images)
-    middle = of_real.mean(0)
-    present = torch.unique(labels)
-    of_virtual = torch.cat(
-        [
+    targets = functional.one_hot(virtual_labels, num_classes).double() - 1 / num_classes
+    ratios, of_real, of_virtual = [], [], []
+    for virtual, network in zip(versions, (None, *networks), strict=True):
+        features = matched_features(images, formation, seed, network)
+        real = features(images)
+        parts = [
             class_means(features(few.flatten(0, 1)).reshape(*few.shape[:2], -1), virtual_labels)
             for few in torch.split(virtual, SETS_AT_ONCE)
         ]
-    )
+        of_virtual.append(torch.cat(parts) - real.mean(0))
+        of_real.append(real - real.mean(0))
+        margins = torch.stack([_margins(own, targets, images, labels) for own in virtual])
+        seen = (
+            _nearness(coarse, labels, virtual, virtual_labels),
+            _by_class(labels, of_real[-1], of_virtual[-1], _alikeness),
+            margins,
+        )
+        ratios.append([left_out_scores(each.numpy(), members) for each in seen])
+    real, means = torch.cat(of_real, 1), torch.cat(of_virtual, 2)
+    flags = torch.from_numpy(members)
+    shares = _by_class(labels, real, means, shares_by_least_squares)
+    likely = _by_class(labels, real, means, shares_by_shadows, flags)
+    learned = learned_log_odds(versions.transpose(0, 1).flatten(1), flags)
+    inverted = [left_out_scores(each.numpy(), members) for each in (shares, likely)]
+    return np.stack([*np.sum(ratios, axis=0), *inverted, learned.numpy()])
 
-    nearest = torch.empty(members.shape, dtype=torch.float64)
-    alike, shares, likely = (torch.empty_like(nearest) for _ in range(3))
-    for place, c in enumerate(present):
+
+def _by_class(
+    labels: Tensor, real: Tensor, means: Tensor, see: Callable[..., Tensor], *members: Tensor
+) -> Tensor:
+    """What is seen of each image by those of its class, (sets, n).
+
+    Of features (n, d) of real images, (sets, classes, d) of virtual ones, and flags (sets, n).
+    """
+    seen = torch.empty(len(means), len(labels), dtype=torch.float64)
+    for place, c in enumerate(torch.unique(labels)):
         own = labels == c
+        seen[:, own] = see(real[own], means[:, place], *(flags[:, own] for flags in members))
+    return seen
+
+
+def _alikeness(real: Tensor, means: Tensor) -> Tensor:
+    return (means @ functional.normalize(real).mT).double()
+
+
+def _nearness(images: Tensor, labels: Tensor, virtual: Tensor, virtual_labels: Tensor) -> Tensor:
+    """Minus the distance from each image to the nearest virtual one of its class, (sets, n)."""
+    nearness = torch.empty(len(virtual), len(labels), dtype=torch.float64)
+    for c in torch.unique(labels):
+        own = images[labels == c].flatten(1)
         theirs = virtual[:, virtual_labels == c].flatten(2)
-        distances = [torch.cdist(coarse[own].flatten(1), each) for each in theirs]
-        nearest[:, own] = -torch.stack([d.amin(1) for d in distances]).double()
-        real, means = of_real[own] - middle, of_virtual[:, place] - middle
-        alike[:, own] = (means @ functional.normalize(real).mT).double()
-        shares[:, own] = shares_by_least_squares(real, means)
-        likely[:, own] = shares_by_shadows(real, means, torch.from_numpy(members)[:, own])
-    targets = functional.one_hot(virtual_labels, num_classes).double() - 1 / num_classes
-    margins = torch.stack([_margins(own, targets, images, labels) for own in virtual])
-    ratios = [
-        left_out_scores(seen.numpy(), members) for seen in (nearest, alike, margins, shares, likely)
-    ]
-    return np.stack([*ratios, learned_log_odds(virtual.flatten(1), torch.from_numpy(members))])
+        nearest = [torch.cdist(own, each).amin(1) for each in theirs]
+        nearness[:, labels == c] = -torch.stack(nearest).double()
+    return nearness
 
 
 def shares_by_least_squares(real: Tensor, means: Tensor) -> Tensor:

@@ -234,24 +234,20 @@ def attack(
 ) -> Attacked:
     """Guess each half from what it became, with all others as shadows (`distill.attacks`).
 
-    Of refreshed virtual data every version is seen, and what these tell is added up. The arguments
-    are those of `distilled_halves`, which the attacker knows. The last score joins all attacks.
+    The arguments are those of `distilled_halves`, which the attacker knows. The last score joins
+    all attacks.
     """
-    versions = [
-        attack_scores(
-            halves.images,
-            halves.labels,
-            halves.members,
-            virtual,
-            halves.virtual_labels,
-            num_classes=num_classes,
-            formation=halves.formation,
-            seed=seed,
-            network=network,
-        )
-        for virtual, network in zip(halves.versions, (None, *networks), strict=True)
-    ]
-    scores = np.sum(versions, axis=0)
+    scores = attack_scores(
+        halves.images,
+        halves.labels,
+        halves.members,
+        halves.versions,
+        halves.virtual_labels,
+        num_classes=num_classes,
+        formation=halves.formation,
+        seed=seed,
+        networks=networks,
+    )
     scores = np.concatenate([scores, scores.sum(axis=0)[None]])
     return Attacked(halves.members, scores, halves.kinds, _nearer(halves, seed))
 

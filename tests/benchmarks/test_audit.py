@@ -54,7 +54,7 @@ def test_a_stopped_audit_goes_on_with_what_is_there(small, monkeypatch, tmp_path
     assert "<svg" in shown
     assert f"{row['auc']:.3f} (" in shown
     assert f"{nearer['features'][0]:.3f} (" in shown
-    monkeypatch.setattr(audit, "attack", None)
+    monkeypatch.setattr(audit, "distilled_halves", None)
     assert run(monkeypatch, tmp_path) == first
 
 
@@ -62,7 +62,7 @@ def test_a_file_of_a_version_that_measured_less_is_measured_again(small, monkeyp
     first = run(monkeypatch, tmp_path)
     (file,) = tmp_path.glob("*.npz")
     with np.load(file) as saved:
-        less = {name: saved[name] for name in ("members", "scores", "kinds")}
+        less = {name: saved[name] for name in ("members", "kinds")}
     np.savez(file, **less)
     assert run(monkeypatch, tmp_path) == first
 

@@ -65,12 +65,34 @@ def test_nothing_learned_of_a_set_depends_on_its_own_membership() -> None:
         assert not torch.equal(learn(members)[4], learn(others)[4])
 
 
+def pixels(images: Tensor) -> Tensor:
+    return images.flatten(1)
+
+
+def test_of_two_versions_inversion_finds_more_than_of_one() -> None:
+    """Each has the members' mean, and an error of its own."""
+    images, labels = drawn(60, 1, 8, 8).float(), torch.zeros(60, dtype=torch.int64)
+    members = halves_of(48, 60)
+    mean = members.float() @ images.flatten(1) / members.sum(1, keepdim=True)
+    versions = mean.reshape(1, 48, 1, 1, 8, 8) + 0.05 * drawn(3, 48, 1, 1, 8, 8, seed=3).float()
+
+    def found(versions: Tensor) -> float:
+        networks = [pixels] * (len(versions) - 1)
+        scores = attack_scores(
+            images, labels, members.numpy(), versions, labels[:1], num_classes=2, networks=networks
+        )
+        own = scores[ATTACKS.index("inversion by shadows")]
+        return auc(members.numpy().ravel(), own.ravel())
+
+    assert found(versions) > found(versions[:1]) + 0.05
+
+
 def test_where_virtual_data_tell_nothing_each_attack_guesses() -> None:
     images, labels = drawn(40, 1, 8, 8).float(), torch.arange(40) % 2
     members = halves_of(64, 40).numpy()
-    virtual = drawn(64, 4, 1, 8, 8, seed=3).float()
+    virtual = drawn(2, 64, 4, 1, 8, 8, seed=3).float()
     of = torch.tensor([0, 0, 1, 1])
-    scores = attack_scores(images, labels, members, virtual, of, num_classes=2)
+    scores = attack_scores(images, labels, members, virtual, of, num_classes=2, networks=[pixels])
     assert len(scores) == len(ATTACKS)
     for name, own in zip(ATTACKS, scores, strict=True):
         assert auc(members.ravel(), own.ravel()) == pytest.approx(0.5, abs=0.04), name
