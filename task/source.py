@@ -1,13 +1,21 @@
 """The data of a run: its spec, the parts of the nodes, the server's test samples."""
 
-from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from task.datasets import Dataset, DatasetError, DataSpec, RawSamples, load_dataset
+from task.datasets import (
+    Dataset,
+    DatasetError,
+    DataSpec,
+    RawSamples,
+    dataset_files,
+    load_dataset,
+)
 from task.datasets.images import fit_samples
 from task.datasets.types import check_raw_samples
+from task.file_state import read_once
 from task.partition import check_partition, partition_indices
 from task.settings import TaskSettings
 
@@ -88,12 +96,29 @@ def domain(
     return Dataset(spec, train, test)
 
 
-@lru_cache(maxsize=2)
+def source_files(settings: TaskSettings, data_root: str = "") -> list[Path]:
+    """Files and folders of the run's data set and its partition, there or not."""
+    if settings.dataset == PRIVATE:
+        return []
+    return _partition_files(settings, 0, data_root)
+
+
+def _dataset_files(name: str, data_root: str, download: bool) -> list[Path]:
+    return dataset_files(name, data_root or None)
+
+
+@read_once(_dataset_files, maxsize=2)
 def _dataset(name: str, data_root: str, download: bool) -> Dataset:
     return load_dataset(name, data_root or None, download=download)
 
 
-@lru_cache(maxsize=2)
+def _partition_files(settings: TaskSettings, num_partitions: int, data_root: str) -> list[Path]:
+    files = dataset_files(settings.dataset, data_root or settings.data_root or None)
+    index_file = settings.partition.index_file
+    return [*files, Path(index_file)] if index_file else files
+
+
+@read_once(_partition_files, maxsize=2)
 def _partitions(
     settings: TaskSettings, num_partitions: int, data_root: str
 ) -> list[NDArray[np.int64]]:
