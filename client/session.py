@@ -157,9 +157,7 @@ def task_of(context: Context) -> TaskSettings:
     )
 
 
-def check_unchanged(
-    store: NodeStore, what: str, fingerprint: bytes, files: Sequence[Path]
-) -> None:
+def check_unchanged(store: NodeStore, what: str, fingerprint: bytes, files: Sequence[Path]) -> None:
     """Check that a run goes on with what it has read first on this node, also if it is resumed.
 
     Parameters

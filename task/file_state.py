@@ -7,10 +7,9 @@ import hashlib
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from functools import wraps
 from pathlib import Path
 from stat import S_ISDIR
-from typing import ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 from task.errors import DatasetError
 
@@ -49,13 +48,61 @@ def state_of(paths: Iterable[Path]) -> bytes | None:
     return digest.digest()
 
 
+class ReadOnce(Generic[_P, _T]):
+    """A function whose results are cached until its files change; made by `read_once`."""
+
+    def __init__(
+        self, read: Callable[_P, _T], files: Callable[_P, Iterable[Path]], maxsize: int
+    ) -> None:
+        self._read = read
+        self._files = files
+        self._maxsize = maxsize
+        self._results: OrderedDict[object, tuple[bytes, _T]] = OrderedDict()
+
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Read the files, or return what was read if they are unchanged.
+
+        Raises
+        ------
+        FilesChangedError
+            If they change each time that they are read.
+        """
+        key = (args, *sorted(kwargs.items()))
+        paths = list(self._files(*args, **kwargs))
+        state = state_of(paths)
+        if key in self._results and self._results[key][0] == state:
+            self._results.move_to_end(key)
+            return self._results[key][1]
+        self._results.pop(key, None)  # data that their owner has withdrawn are not kept
+        for _ in range(MAX_READS):
+            before, result = state, self._read(*args, **kwargs)
+            state = state_of(paths)
+            if state == before:
+                self._keep(key, state, result)
+                return result
+        raise FilesChangedError(
+            f"{', '.join(map(str, paths))}: changed while they were read, {MAX_READS} times (wait "
+            "until nothing writes there)"
+        )
+
+    def cache_clear(self) -> None:
+        """Drop all results."""
+        self._results.clear()
+
+    def _keep(self, key: object, state: bytes | None, result: _T) -> None:
+        if state is None:
+            return
+        self._results[key] = state, result
+        if len(self._results) > self._maxsize:
+            self._results.popitem(last=False)
+
+
 def read_once(
     files: Callable[_P, Iterable[Path]], maxsize: int
-) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+) -> Callable[[Callable[_P, _T]], ReadOnce[_P, _T]]:
     """Cache what a function reads, by its arguments, until the files change.
 
-    What was read before a change is dropped. Files that change while they are read are read again,
-    so that no result is half old and half new.
+    Files that change while they are read are read again, so that no result is half old.
 
     Parameters
     ----------
@@ -64,37 +111,7 @@ def read_once(
     maxsize : int
         Results to keep, the last ones used.
     """
-
-    def decorate(read: Callable[_P, _T]) -> Callable[_P, _T]:
-        results: OrderedDict[object, tuple[bytes, _T]] = OrderedDict()
-
-        @wraps(read)
-        def reading(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-            key = (args, *sorted(kwargs.items()))
-            paths = list(files(*args, **kwargs))
-            state = state_of(paths)
-            if key in results and results[key][0] == state:
-                results.move_to_end(key)
-                return results[key][1]
-            results.pop(key, None)
-            for _ in range(MAX_READS):
-                before, result = state, read(*args, **kwargs)
-                state = state_of(paths)
-                if state != before:
-                    continue
-                if state is not None:
-                    results[key] = state, result
-                if len(results) > maxsize:
-                    results.popitem(last=False)
-                return result
-            raise FilesChangedError(
-                f"{', '.join(map(str, paths))}: changed while they were read, {MAX_READS} times "
-                "(wait until nothing writes there)"
-            )
-
-        return reading
-
-    return decorate
+    return lambda read: ReadOnce(read, files, maxsize)
 
 
 def _marks_below(path: Path) -> list[str] | None:

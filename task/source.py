@@ -35,11 +35,14 @@ def data_spec(settings: TaskSettings, data_root: str = "") -> DataSpec:
     return _dataset(settings.dataset, data_root or settings.data_root, settings.download).spec
 
 
-def test_samples(settings: TaskSettings) -> RawSamples | None:
-    """Test samples for the server; None with ``dataset="private"``."""
+def server_data(settings: TaskSettings) -> Dataset | None:
+    """The named data set as the server has it, which tests on it; None if nodes have their own.
+
+    It is the same object as long as its files are unchanged.
+    """
     if settings.dataset == PRIVATE:
         return None
-    return _dataset(settings.dataset, settings.data_root, settings.download).test
+    return _dataset(settings.dataset, settings.data_root, settings.download)
 
 
 def partition_samples(
