@@ -107,7 +107,8 @@ def checkpoint_to_resume(settings: RunSettings, folder: Path, data: str = "") ->
     if checkpoint.record.get("data", data) != data:  # earlier versions have none
         raise CheckpointError(
             f"resume = {settings.resume!r}: dataset = {settings.dataset!r} has changed on the "
-            f"server since run {folder.name} has read it (put back what was there, or start a new run)"
+            f"server since run {folder.name} has read it (put back what was there, or start a new "
+            "run)"
         )
     if checkpoint.round >= settings.num_rounds:
         raise CheckpointError(
