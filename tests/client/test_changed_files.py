@@ -161,7 +161,7 @@ def test_files_that_are_copied_or_touched_with_the_same_content_disturb_no_run(s
 
 def test_cached_features_are_those_of_the_images_on_disk(session, tmp_path):
     def features(root, version, run_id):
-        node, config = npz(root, version)
+        node, config = own_set(root, version)
         node |= {"state-dir": str(tmp_path / f"state of {root.name}")}
         within = session(node, {**config, "model": "random-features"}, run_id)
         return kept_features(within, within.data.train.inputs)
