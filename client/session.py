@@ -28,7 +28,6 @@ from task.compute.device import choose_device, place
 from task.datasets import (
     DataSpec,
     Samples,
-    dataset_files,
     fingerprint_of,
     labels_of,
     load_private_data,
@@ -273,7 +272,7 @@ def _data_files(
     data_root = str(node.get("data-root", ""))
     files = source_files(task, data_root)  # of the spec, where the node has data of its own
     if name := node.get("dataset"):
-        return [*files, *dataset_files(str(name), data_root or task.data_root or None)]
+        return [*files, *source_files(task.model_copy(update={"dataset": str(name)}), data_root)]
     return [*files, Path(str(node["data"]))] if "data" in node else files
 
 
