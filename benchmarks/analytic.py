@@ -62,7 +62,7 @@ from distill.analytic import (
 from task.backbones.efficientnet import at_size
 from task.datasets import Dataset, DataSpec, RawSamples, load_dataset
 from task.datasets.npz import read_npz
-from task.source import test_samples
+from task.source import server_data
 
 NODES = 20
 ROWS = ("cifar10", "mnist", "mnist_m", "fashion")
@@ -179,15 +179,15 @@ def _features(config: dict[str, Any], node: dict[str, Any]) -> Features:
         for place in range(NODES)
     ]
     labels = np.concatenate([session.data.train.labels.numpy() for session in sessions])
-    tests = test_samples(sessions[0].task)
-    assert tests is not None
-    shown = tests.to_samples(sessions[0].data.spec).inputs
+    data = server_data(sessions[0].task)
+    assert data is not None
+    shown = data.test.to_samples(sessions[0].data.spec).inputs
     features = [kept_features(session, session.data.train.inputs) for session in sessions]
     return Features(
         np.concatenate(features).astype(np.float64),
         labels,
         kept_features(sessions[0], shown).astype(np.float64),
-        tests.labels,
+        data.test.labels,
     )
 
 

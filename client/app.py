@@ -24,6 +24,7 @@ from protocol.messages import (
     ARRAYS,
     CONFIG,
     EDGE,
+    FINGERPRINT,
     INTRODUCTION,
     METRICS,
     NUM_EXAMPLES,
@@ -107,6 +108,7 @@ def describe(message: Message, context: Context) -> Message:
         if trains_together(context, session):
             metrics[TOGETHER] = 1
         content[INTRODUCTION] = introduce(session)
+        config[FINGERPRINT] = session.store.keyed(session.data.fingerprint)
         config.update(place_secrets(session.store, requirement.resumes if requirement else ""))
         if not _has_privacy(context, requirement):
             config["classes"] = torch.unique(session.data.train.labels).tolist()

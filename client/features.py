@@ -63,7 +63,7 @@ def _seen_data(
         replace(own, inputs=_vectors(task, data.spec, store, own.inputs, device))
         for own in (data.train, data.holdout)
     )
-    return LocalData(spec, train, holdout)
+    return LocalData(spec, train, holdout, data.fingerprint)
 
 
 def _vectors(

@@ -2,22 +2,21 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import lru_cache
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 from torch.nn import functional
 
+from client.auxiliary import auxiliary_of
 from client.dp_sgd import require_no_privacy
 from client.local_round import LocalRound
 from client.own_model import keep_own_model, own_model, with_own_model
-from client.session import Session, held_out, own_file
+from client.session import Session, held_out
 from client.training import epoch_batches
 from protocol.arrays import arrays_of
 from protocol.fedmd import DIGEST, LOGITS, FedMDSettings
 from protocol.messages import METRICS, NUM_EXAMPLES
-from task.datasets import DataSpec, auxiliary_images
 from task.evaluation import BATCH_SIZE, evaluate_model
 from task.models import model_of
 
@@ -26,7 +25,7 @@ def needs(session: Session, settings: FedMDSettings) -> Iterable[Callable[[], ob
     """Calls that fail where the node lacks its own architecture or the public samples."""
     own = with_own_model(session)
     yield lambda: model_of(own.task, own.data.spec, seed=own.task.seed)
-    yield lambda: _public_samples(session, settings)
+    yield lambda: auxiliary_of(session, settings.auxiliary, settings.auxiliary_size)
 
 
 def train_consensus(message: Message, context: Context) -> Message:
@@ -39,7 +38,7 @@ def train_consensus(message: Message, context: Context) -> Message:
     model, was_kept = own_model(session)
     local = LocalRound.of(session, content, arrays_of(model))
     require_no_privacy(local.settings, "what FedMD sends of models")
-    public = _public_samples(session, request).to(session.device)
+    public = auxiliary_of(session, request.auxiliary, request.auxiliary_size).to(session.device)
     consensus = content.array_records.get(LOGITS)
     reply = RecordDict()
     if not was_kept:
@@ -108,14 +107,3 @@ def logits_on(model: nn.Module, inputs: Tensor) -> Tensor:
 def _train(local: LocalRound, epochs: int) -> RecordDict:
     settings = local.settings.model_copy(update={"local_epochs": epochs})
     return replace(local, settings=settings).train(local.session.data.train)
-
-
-def _public_samples(session: Session, settings: FedMDSettings) -> Tensor:
-    root = str(session.node_config.get("data-root", "")) or session.task.data_root or None
-    name, size = own_file(session.node_config, settings.auxiliary), settings.auxiliary_size
-    return _auxiliary(name, session.data.spec, size, session.task.seed, root)
-
-
-@lru_cache(maxsize=2)
-def _auxiliary(name: str, spec: DataSpec, size: int, seed: int, root: str | None) -> Tensor:
-    return auxiliary_images(name, spec, size, seed, root)

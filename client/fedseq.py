@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from logging import WARNING
 
-import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common import log
 from safetensors.numpy import load, save
 
+from client.auxiliary import auxiliary_of
 from client.dp_sgd import PrivateTraining
 from client.local_round import LocalRound, received_arrays
-from client.session import Session, deadline_of, own_file
+from client.session import Session, deadline_of
 from client.training import soft_labels
 from links import LinkError, receive, send
 from protocol.arrays import Arrays, arrays_of, as_record, check_arrays, not_finite
@@ -38,7 +38,6 @@ from protocol.messages import (
     ROUTE,
 )
 from task.auxiliary_names import NOISE
-from task.datasets import auxiliary_images
 from task.models import model_of
 
 TRAINED = "fedseq-trained"
@@ -47,7 +46,7 @@ TRAINED = "fedseq-trained"
 def needs(session: Session, settings: FedSeqSettings) -> Iterator[Callable[[], object]]:
     """A call that fails where the node lacks the auxiliary set."""
     if settings.auxiliary != NOISE:
-        yield partial(_auxiliary, session, settings)
+        yield partial(auxiliary_of, session, settings.auxiliary, settings.auxiliary_size)
 
 
 def tell_confidence(message: Message, context: Context) -> Message:
@@ -58,7 +57,7 @@ def tell_confidence(message: Message, context: Context) -> Message:
     labels = soft_labels(
         model_of(session.task, session.data.spec, seed=session.task.seed).to(session.device),
         samples,
-        _auxiliary(session, request).to(session.device),
+        auxiliary_of(session, request.auxiliary, request.auxiliary_size).to(session.device),
         steps=request.pretraining_epochs * math.ceil(len(samples) / settings.batch_size),
         lr=settings.lr,
         batch_size=settings.batch_size,
@@ -130,11 +129,3 @@ def _sent(session: Session, route: ConfigRecord, payload: bytes, deadline: float
         return RecordDict({PARCEL: send(session, route, payload, deadline)})
     except LinkError as error:
         return RecordDict({CONFIG: ConfigRecord({LINK_ERROR: str(error)})})
-
-
-def _auxiliary(session: Session, request: Pretraining) -> torch.Tensor:
-    root = str(session.node_config.get("data-root", "")) or session.task.data_root or None
-    name = own_file(session.node_config, request.auxiliary)
-    return auxiliary_images(
-        name, session.data.spec, request.auxiliary_size, session.task.seed, root
-    )

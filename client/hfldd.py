@@ -11,6 +11,7 @@ from flwr.common import log
 from torch import nn
 from torch.nn.functional import one_hot
 
+from client.auxiliary import auxiliary_of
 from client.distillation import distilled, refined
 from client.dp_sgd import PrivacyAccount, PrivateTraining, require_no_privacy
 from client.features import as_seen, seen_data
@@ -41,14 +42,13 @@ from protocol.hfldd import (
     VOTES,
     Distillation,
     HFLDDSettings,
-    LabelKnowledge,
     LabelRequest,
     ParcelBounds,
     Refinement,
 )
 from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, PARCEL, REJECTED, ROUTE
 from task.auxiliary_names import NOISE
-from task.datasets import Samples, auxiliary_images
+from task.datasets import Samples
 from task.models import model_of
 from task.settings import SettingsError
 
@@ -69,14 +69,15 @@ def needs(session: Session, settings: HFLDDSettings) -> Iterator[Callable[[], ob
         own_file(session.node_config, settings.network_weights),
     )
     if settings.auxiliary != NOISE:
-        yield partial(_auxiliary, session, settings)
+        yield partial(auxiliary_of, session, settings.auxiliary, settings.auxiliary_size)
 
 
 def label_knowledge(message: Message, context: Context) -> Message:
     """Reply with soft labels on the global auxiliary set (step 1)."""
     session = Session.of(context)
     request = LabelRequest.checked(message.content.config_records[CONFIG], "message")
-    auxiliary = _auxiliary(session, request).to(session.device)
+    auxiliary = auxiliary_of(session, request.auxiliary, request.auxiliary_size)
+    auxiliary = auxiliary.to(session.device)
     train = seen_data(session).train
     privacy = PrivateTraining.of(session, session.task.train)
 
@@ -239,15 +240,6 @@ def _divergence(first: torch.Tensor, second: torch.Tensor) -> float:
     """Symmetric Kullback-Leibler divergence between two nodes' soft labels, in nats."""
     first, second = (labels.double().clamp_min(SMALLEST_PROBABILITY) for labels in (first, second))
     return float(((first - second) * (first.log() - second.log())).sum(1).mean() / 2)
-
-
-def _auxiliary(session: Session, request: LabelKnowledge) -> torch.Tensor:
-    """The global auxiliary set D_g, (|D_g|, C, H, W)."""
-    root = str(session.node_config.get("data-root", "")) or session.task.data_root or None
-    name = own_file(session.node_config, request.auxiliary)
-    return auxiliary_images(
-        name, session.data.spec, request.auxiliary_size, session.task.seed, root
-    )
 
 
 def keep_parcel(session: Session, rank: int, parcel: ConfigRecord, most: ParcelBounds) -> bool:

@@ -2,18 +2,15 @@
 
 import json
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 
 from flwr.app import Context
 
+from client.local_round import start_of
 from client.session import Session, task_of
 from links import introduce
 from protocol.meeting import MOST_REASONS, Requirement, one_line
 from protocol.method import Method
 from protocol.registry import find_method
-from task.backbones import fingerprint
-from task.datasets import DataSpec
-from task.models import model_of
 from task.plugin import import_object
 from task.settings import SettingsError, TaskSettings
 from task.source import data_spec
@@ -58,18 +55,12 @@ def _failing(checks: Iterable[Check]) -> list[str]:
 def _check_model(
     run_id: int, task: TaskSettings, data_root: str, requirement: Requirement | None
 ) -> None:
-    own = _frozen(run_id, task, data_spec(task, data_root))
+    own = start_of(run_id, task, data_spec(task, data_root))[1]
     if requirement and requirement.frozen not in ("", own):
         raise SettingsError(
             f"model = {task.model!r} has another frozen network on this node than on the server "
             "(install the same version of the package, or copy the file, that brings it)"
         )
-
-
-@lru_cache(maxsize=4)  # virtual nodes of a simulation share a process
-def _frozen(run_id: int, task: TaskSettings, spec: DataSpec) -> str:
-    """Fingerprint of a run's model; a file of weights may be another in the next run."""
-    return fingerprint(model_of(task, spec, seed=task.seed))
 
 
 def _method(requirement: Requirement) -> Method:

@@ -1,7 +1,7 @@
 """A round of local training, as requested by a train message."""
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -9,14 +9,16 @@ from torch import nn
 
 from client.dp_sgd import PrivateTraining
 from client.features import as_seen
-from client.session import Session
+from client.session import Session, check_unchanged
 from client.terms import loss_terms
 from client.training import train_round
 from protocol.arrays import Arrays, as_arrays, as_tensors
 from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, SERVER_ROUND
 from task.augmentation import chosen_changes
 from task.backbones import copy_to_train
+from task.backbones import fingerprint as frozen_fingerprint
 from task.datasets import DataSpec, Samples
+from task.file_state import read_once
 from task.models import model_of
 from task.settings import Change, TaskSettings, TrainSettings
 
@@ -135,15 +137,23 @@ def received_arrays(content: RecordDict) -> Arrays:
 
 def build_model(session: Session, arrays: Arrays) -> nn.Module:
     """Build the run's model with these weights, on the node's device."""
-    model = copy_to_train(_architecture(session.run_id, session.task, session.data.spec))
+    own, fingerprint = start_of(session.run_id, session.task, session.data.spec)
+    files = _weights(session.run_id, session.task, session.data.spec)
+    check_unchanged(session.store, "weights", fingerprint.encode(), files)
+    model = copy_to_train(own)
     model.load_state_dict(as_tensors(arrays))
     return model.to(session.device)
 
 
-@lru_cache(maxsize=4)
-def _architecture(run_id: int, task: TaskSettings, spec: DataSpec) -> nn.Module:
-    """A run's model; a file of weights may be another in the next run."""
-    return model_of(task, spec)
+def _weights(run_id: int, task: TaskSettings, spec: DataSpec) -> list[Path]:
+    return [Path(task.backbone.weights)] if task.backbone.weights else []
+
+
+@read_once(_weights, maxsize=4)  # virtual nodes of a simulation share a process
+def start_of(run_id: int, task: TaskSettings, spec: DataSpec) -> tuple[nn.Module, str]:
+    """The model that a run begins with, and the fingerprint of what of it is frozen."""
+    model = model_of(task, spec)
+    return model, frozen_fingerprint(model)
 
 
 def server_round(config: ConfigRecord) -> int:

@@ -2,11 +2,11 @@
 
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from hashlib import blake2b
 from logging import INFO
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,9 +25,16 @@ from protocol.messages import (
 )
 from task.auxiliary_names import OWN_FILE
 from task.compute.device import choose_device, place
-from task.datasets import DataSpec, Samples, labels_of, load_private_data
+from task.datasets import (
+    DataSpec,
+    Samples,
+    fingerprint_of,
+    labels_of,
+    load_private_data,
+)
+from task.file_state import FilesChangedError, read_once
 from task.settings import SettingsError, TaskSettings
-from task.source import PRIVATE, data_spec, domain, partition_samples
+from task.source import PRIVATE, data_spec, domain, partition_samples, source_files
 
 NodeConfigValue = bool | int | float | str
 
@@ -45,11 +52,14 @@ class LocalData:
     holdout : Samples
         Evaluation samples: the test set of the node's own data set, else a share of its data,
         possibly empty: ``train.holdout`` and the run's draw, or what the node's owner has fixed.
+    fingerprint : bytes
+        Of what was read; see `task.datasets.fingerprint_of`.
     """
 
     spec: DataSpec
     train: Samples
     holdout: Samples
+    fingerprint: bytes
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,7 @@ class Session:
     task : TaskSettings
         Checked settings of the run.
     data : LocalData
-        The node's data, loaded once per process.
+        The node's data, loaded once per process, and again when their files have changed.
     device : torch.device
         Where the node computes.
     store : NodeStore
@@ -94,17 +104,24 @@ class Session:
         ------
         SettingsError
             If a setting is wrong, or the node has neither ``data`` nor a partition.
+        FilesChangedError
+            If the data are no longer those with which this run began on this node.
         """
         node = dict(context.node_config)
         task = task_of(context)
         device = choose_device(str(node.get("device", "auto")), "node config: device")
+        config = tuple(sorted(node.items()))
+        data = _local_data(task, config, device)
+        store = NodeStore.open(
+            str(node.get("state-dir", "")) or None, context.run_id, context.node_id
+        )
+        own = f"data-{node['partition-id']}" if "partition-id" in node else "data"
+        check_unchanged(store, own, data.fingerprint, _data_files(task, config, device))
         return cls(
             task=task,
-            data=_local_data(task, tuple(sorted(node.items())), device),
+            data=data,
             device=device,
-            store=NodeStore.open(
-                str(node.get("state-dir", "")) or None, context.run_id, context.node_id
-            ),
+            store=store,
             identity=int(node.get("partition-id", context.node_id)),
             run_id=context.run_id,
             node_id=context.node_id,
@@ -137,6 +154,39 @@ def task_of(context: Context) -> TaskSettings:
             "partition": task.partition.model_copy(update={"index_file": index_file}),
         }
     )
+
+
+def check_unchanged(store: NodeStore, what: str, fingerprint: bytes, files: Sequence[Path]) -> None:
+    """Check that a run goes on with what it has read first on this node, also if it is resumed.
+
+    Parameters
+    ----------
+    store : NodeStore
+        The run's; it keeps the first fingerprint.
+    what : str
+        What was read.
+    fingerprint : bytes
+        Of what was read now.
+    files : Sequence[Path]
+        Where, for the error; without any, nothing is checked.
+
+    Raises
+    ------
+    FilesChangedError
+        If the fingerprint is another than the first.
+    """
+    if not files:
+        return
+    store, name = store.at(None), f"read-{what}"
+    first = store.read(name, most=len(fingerprint))
+    if first is None:
+        store.write(name, fingerprint)
+    elif first != fingerprint:
+        places = ", ".join(str(path) for path in files if path.exists())
+        raise FilesChangedError(
+            f"{places}: changed since this run has read it (put back what was there, or start a "
+            "new run with what is there now)"
+        )
 
 
 def virtual_per_class(session: Session, per_class: int, formation: int = 1) -> int:
@@ -217,7 +267,19 @@ def _generator(seed: int, identity: int, purpose: str, server_round: int = 0) ->
     return torch.Generator().manual_seed(int(state) >> 1)
 
 
-@lru_cache(maxsize=32)
+def _data_files(
+    task: TaskSettings, node_config: tuple[tuple[str, NodeConfigValue], ...], device: torch.device
+) -> list[Path]:
+    """Files and folders that `_local_data` may read, there or not."""
+    node = dict(node_config)
+    data_root = str(node.get("data-root", ""))
+    files = source_files(task, data_root)  # of the spec, where the node has data of its own
+    if name := node.get("dataset"):
+        return [*files, *source_files(task.model_copy(update={"dataset": str(name)}), data_root)]
+    return [*files, Path(str(node["data"]))] if "data" in node else files
+
+
+@read_once(_data_files, maxsize=32)
 def _local_data(
     task: TaskSettings, node_config: tuple[tuple[str, NodeConfigValue], ...], device: torch.device
 ) -> LocalData:
@@ -229,7 +291,7 @@ def _local_data(
         shares = int(node.get("num-partitions", 0))
         own = domain(task, str(name), (identity, shares) if shares else None, data_root)
         train, test = (place(part.to_samples(spec), device) for part in (own.train, own.test))
-        return LocalData(spec, train, holdout=test)
+        return LocalData(spec, train, test, fingerprint_of(spec, own.train, own.test))
     if path := node.get("data"):
         raw = load_private_data(str(path), spec, task.private.class_names)
     elif task.dataset == PRIVATE:
@@ -244,7 +306,7 @@ def _local_data(
         )
     else:
         raw = partition_samples(task, identity, int(node["num-partitions"]), data_root)
-    samples = raw.to_samples(spec)
+    fingerprint, samples = fingerprint_of(spec, raw), raw.to_samples(spec)
     chosen = _chosen_by_owner(node, len(samples))
     used = _in_used_classes(samples, node, task, spec)
     if not used.all():
@@ -253,7 +315,7 @@ def _local_data(
     if HOLDOUT in node:
         chosen = chosen.to(samples.labels.device)
         held, rest = (samples.subset(part.nonzero().flatten()) for part in (chosen, ~chosen))
-        return LocalData(spec, train=rest, holdout=held)
+        return LocalData(spec, rest, held, fingerprint)
     order = torch.randperm(len(samples), generator=_generator(task.seed, identity, "holdout"))
     num_held_out = int(task.train.holdout * len(samples))
     order = order.to(samples.labels.device)
@@ -261,6 +323,7 @@ def _local_data(
         spec=spec,
         train=samples.subset(order[num_held_out:]),
         holdout=samples.subset(order[:num_held_out]),
+        fingerprint=fingerprint,
     )
 
 

@@ -161,6 +161,14 @@ class NodeStore:
         run = self.folder.parent.name if run_id is None else run_id
         return hmac.digest(self.secret(), f"place {run}".encode(), hashlib.sha256)[:SECRET_BYTES]
 
+    def keyed(self, content: bytes) -> bytes:
+        """Hash of something that the node has, for this run: without the secret nobody can guess.
+
+        In another run it differs, so that a server cannot tell what two runs have in common.
+        """
+        name = f"content {self.folder.parent.name} ".encode()
+        return hmac.digest(self.secret(), name + content, hashlib.sha256)[:SECRET_BYTES]
+
     def secret(self) -> bytes:
         """Random bytes of the state directory, made when they are first asked for; never sent.
 

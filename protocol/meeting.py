@@ -98,6 +98,9 @@ class DescribeConfig(Block):
         The server keeps a hash.
     resumed_secret : bytes, optional (default: None)
         The same of the run that this one resumes.
+    fingerprint : bytes, optional (default: None)
+        Of the data that it has read, by `NodeStore.keyed`; None where its policy lets only declared
+        replies leave.
     """
 
     name: NodeName | None = None
@@ -107,6 +110,7 @@ class DescribeConfig(Block):
     lacks: list[Reason] = Field(default_factory=list, max_length=MOST_REASONS)
     secret: Secret | None = None
     resumed_secret: Secret | None = None
+    fingerprint: Secret | None = None
 
 
 class Continuation(Block):
@@ -183,7 +187,8 @@ PHASES = (
         ),
         "client.app:describe",
         request=Request({CONFIG: Requirement}),
-        leaves="who it is, how many samples it has, its labels, and why it cannot take part",
+        leaves="who it is, how many samples it has, their keyed fingerprint, its labels, "
+        "and why it cannot take part",
     ),
     Phase(
         CONTINUE,

@@ -68,6 +68,10 @@ FILE = "file."
 DATASET = "dataset"
 """Key of the node config and of the describe reply's config: the node's own data set."""
 
+FINGERPRINT = "fingerprint"
+"""Config key of the describe reply: a hash of the data that a node has read, keyed by a secret of
+its own and the run."""
+
 NAME = "name"
 """Key of the node config and of the describe reply's config: the node's name."""
 

@@ -62,7 +62,7 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
         start = strategy_of_run(of_start, *find_strategy(starting.name), task, directory)
     folder_of_run = lock_run_folder(find_run_to_resume(settings, context.run_id))
     with products_in("float32"), names_in_log(directory.names), folder_of_run as folder:
-        checkpoint = checkpoint_to_resume(settings, folder)
+        checkpoint = checkpoint_to_resume(settings, folder, task.fingerprint)
         serve_metrics(folder)
         grid_of: Callable[..., ScreeningGrid] = ScreeningGrid
         if settings.secure_sums and method:

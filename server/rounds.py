@@ -194,7 +194,10 @@ class Rounds:
         ------
         NothingLearntError
             If it is one failed round too many.
+        FilesChangedError
+            If the server's data set has changed.
         """
+        self.task.check_data(self.settings)
         evaluate = None if self._personal else self.task.evaluate
         metrics = evaluate(server_round, arrays) if evaluate else None
         self.recorder.record_round(server_round, metrics, self._topology())
@@ -245,7 +248,7 @@ class Rounds:
             nodes=self.roster.identities,
             arrays=self.task.whole(arrays),
             state=state_of(self.strategy),
-            record=self.recorder.state_dict(),
+            record={**self.recorder.state_dict(), "data": self.task.fingerprint},
             keys=self.roster.keys,
         )
         keep, best = self.settings.keep_checkpoints, self.recorder.best_round
@@ -257,10 +260,14 @@ class Rounds:
         return ConfigRecord(self.settings.train.model_dump(by_alias=True, exclude=own))
 
     def _follow_roster(self) -> None:
-        """Have grid and about.json agree with the roster."""
+        """Have grid, journal and about.json agree with the roster."""
+        self.recorder.record_data(
+            {str(node): about.read for node, about in self.roster.nodes.items()},
+            self.task.fingerprint,
+        )
         self.grid.order, self.grid.together = self.roster.order, self.roster.together
         self.grid.left_out = self.roster.left_out.keys()
-        about = about_run(self.task.spec, self.roster, self.recorder.started)
+        about = about_run(self.task.spec, self.roster, self.recorder.started, self.task.fingerprint)
         self.recorder.write_json("about.json", about)
 
     def _write_results(self, arrays: ArrayRecord) -> None:

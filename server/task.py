@@ -18,11 +18,12 @@ from task.augmentation import chosen_changes
 from task.auxiliary_names import OWN_FILE
 from task.backbones import whole_state
 from task.compute.device import choose_device, describe_device
-from task.datasets import DataSpec
+from task.datasets import Dataset, DataSpec, fingerprint_of
 from task.datasets.registry import data_root
+from task.file_state import FilesChangedError
 from task.models import ModelError, last_dense, model_of
 from task.settings import SettingsError
-from task.source import check_partition_settings, data_spec, test_samples
+from task.source import check_partition_settings, data_spec, server_data, source_files
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord]
 
@@ -33,7 +34,8 @@ class Task:
 
     `start` holds the initial weights, as they are sent: without what is frozen. `device` is where
     the server computes. `evaluate` is None if the server has no test samples. `tested` are the
-    labels of its test samples, or all labels without.
+    labels of its test samples, or all labels without. `data` is the named data set as the server
+    has read it, if there is one, and `fingerprint` its hash.
     """
 
     spec: DataSpec
@@ -42,6 +44,8 @@ class Task:
     device: torch.device
     evaluate: Evaluate | None
     tested: tuple[int, ...]
+    data: Dataset | None = None
+    fingerprint: str = ""
 
     @classmethod
     def of(cls, settings: RunSettings) -> "Task":
@@ -63,7 +67,8 @@ class Task:
         _check_layer(model, settings.train.feature_layer)
         device = choose_device(settings.server_device, "server-device")
         log(INFO, "The server computes on %s", describe_device(device))
-        test = test_samples(settings)
+        data = server_data(settings)
+        test = data.test if data else None
         return cls(
             spec=spec,
             model=model,
@@ -71,7 +76,25 @@ class Task:
             device=device,
             evaluate=server_evaluation(model, test.to_samples(spec), device) if test else None,
             tested=tuple(np.unique(test.labels).tolist() if test else range(spec.num_classes)),
+            data=data,
+            fingerprint=_fingerprint(data),
         )
+
+    def check_data(self, settings: RunSettings) -> None:
+        """Check that the server's data set is still what was read at first.
+
+        Raises
+        ------
+        FilesChangedError
+            If it is not: the model would be tested on other samples than before.
+        """
+        data = server_data(settings)
+        if data is not self.data and _fingerprint(data) != self.fingerprint:
+            files = ", ".join(str(path) for path in source_files(settings) if path.exists())
+            raise FilesChangedError(
+                f"dataset = {settings.dataset!r}: {files}: changed on the server since this run "
+                "has read it (start a new run with what is there now)"
+            )
 
     def whole(self, sent: ArrayRecord) -> ArrayRecord:
         """A model of the run with what is frozen, for files that stand alone."""
@@ -93,6 +116,10 @@ class Task:
                     "the file or package again that it had then, or start a new run)"
                 )
         return ArrayRecord({name: whole[name] for name in self.start})
+
+
+def _fingerprint(data: Dataset | None) -> str:
+    return fingerprint_of(data.spec, data.train, data.test).hex() if data else ""
 
 
 def _with_own_weights(settings: RunSettings) -> RunSettings:

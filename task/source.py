@@ -1,13 +1,21 @@
 """The data of a run: its spec, the parts of the nodes, the server's test samples."""
 
-from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from task.datasets import Dataset, DatasetError, DataSpec, RawSamples, load_dataset
+from task.datasets import (
+    Dataset,
+    DatasetError,
+    DataSpec,
+    RawSamples,
+    dataset_files,
+    load_dataset,
+)
 from task.datasets.images import fit_samples
 from task.datasets.types import check_raw_samples
+from task.file_state import read_once
 from task.partition import check_partition, partition_indices
 from task.settings import TaskSettings
 
@@ -27,11 +35,14 @@ def data_spec(settings: TaskSettings, data_root: str = "") -> DataSpec:
     return _dataset(settings.dataset, data_root or settings.data_root, settings.download).spec
 
 
-def test_samples(settings: TaskSettings) -> RawSamples | None:
-    """Test samples for the server; None with ``dataset="private"``."""
+def server_data(settings: TaskSettings) -> Dataset | None:
+    """The named data set as the server has it, which tests on it; None if nodes have their own.
+
+    It is the same object as long as its files are unchanged.
+    """
     if settings.dataset == PRIVATE:
         return None
-    return _dataset(settings.dataset, settings.data_root, settings.download).test
+    return _dataset(settings.dataset, settings.data_root, settings.download)
 
 
 def partition_samples(
@@ -88,12 +99,29 @@ def domain(
     return Dataset(spec, train, test)
 
 
-@lru_cache(maxsize=2)
+def source_files(settings: TaskSettings, data_root: str = "") -> list[Path]:
+    """Files and folders of the run's data set and its partition, there or not."""
+    if settings.dataset == PRIVATE:
+        return []
+    return _partition_files(settings, 0, data_root)
+
+
+def _dataset_files(name: str, data_root: str, download: bool) -> list[Path]:
+    return dataset_files(name, data_root or None)
+
+
+@read_once(_dataset_files, maxsize=2)
 def _dataset(name: str, data_root: str, download: bool) -> Dataset:
     return load_dataset(name, data_root or None, download=download)
 
 
-@lru_cache(maxsize=2)
+def _partition_files(settings: TaskSettings, num_partitions: int, data_root: str) -> list[Path]:
+    files = dataset_files(settings.dataset, data_root or settings.data_root or None)
+    index_file = settings.partition.index_file
+    return [*files, Path(index_file)] if index_file else files
+
+
+@read_once(_partition_files, maxsize=2)
 def _partitions(
     settings: TaskSettings, num_partitions: int, data_root: str
 ) -> list[NDArray[np.int64]]:

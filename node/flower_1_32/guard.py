@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import datetime
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -84,9 +83,10 @@ from node.rules import (
 from node.run_records import RunRecordError, RunRecords
 from node.settings import FLOWER_HOME
 from protocol.meeting import DESCRIBE, identity, one_line, place_secrets
-from protocol.messages import CONFIG, DELIVERY, METRICS
+from protocol.messages import CONFIG, DELIVERY, FINGERPRINT, METRICS
 from protocol.replies import REFUSED
 from task.errors import DatasetError
+from task.file_state import read_once
 from task.image_files import class_names
 from task.settings import SettingsError
 from task.survey import survey, survey_class_folders
@@ -155,41 +155,44 @@ class Guard:
         self._virtual: dict[str, dict[str, dict[int, int]]] = {}
         self._run_configs: dict[tuple[int, str], Mapping[str, Any]] = {}
         self._unpacked = ""
-        self._found: tuple[os.stat_result | None, DataSet] | None = None
+        self._survey = read_once(self._own_files, maxsize=1)(self._count_samples)
+        self._identify = read_once(self._own_files, maxsize=1)(self._identify_data)
 
     @cached_property
     def _outbox(self) -> Outbox:
         return Outbox(self._state_dir / FOLDER)
 
-    @cached_property
-    def _counts(self) -> list[int]:
+    def _own_files(self) -> list[Path]:
+        return [Path(self._node_config["data"])]
+
+    def _count_samples(self) -> list[int]:
         """Samples of each class of the node's data."""
-        data = Path(self._node_config["data"])
+        (data,) = self._own_files()
         found = survey_class_folders(data) if data.is_dir() else survey(data)
         return list(found.counts.values())
 
+    def _identify_data(self) -> DataSet:
+        (data,) = self._own_files()
+        return DataSet.at(data)
+
     def _data_set(self, run_config: Mapping[str, Any]) -> DataSet:
-        """The node's data set, read again only if its file or folder has changed."""
-        if "data" not in self._node_config:
-            name = self._node_config.get("dataset", run_config.get("dataset", ""))
-            own = [self._node_config.get(key, "") for key in ("partition-id", "num-partitions")]
-            return DataSet(f"{name} {own[0]}/{own[1]}")
-        path = Path(self._node_config["data"])
-        state = path.stat() if path.exists() else None
-        if self._found is None or self._found[0] != state:
-            self._found = state, DataSet.at(path)
-        return self._found[1]
+        """The node's data set."""
+        if "data" in self._node_config:
+            return self._identify()
+        name = self._node_config.get("dataset", run_config.get("dataset", ""))
+        own = [self._node_config.get(key, "") for key in ("partition-id", "num-partitions")]
+        return DataSet(f"{name} {own[0]}/{own[1]}")
 
     def _most_classes(self) -> int:
         """Classes that virtual data may show: those that the owner names, else the large ones."""
         if self._policy.classes is not None:
             return len(set(self._policy.classes))
-        return sum(count >= self._policy.fewest_of_a_class for count in self._counts)
+        return sum(count >= self._policy.fewest_of_a_class for count in self._survey())
 
     def _num_samples(self, asked: Asked) -> int | None:
         """Samples of the node's data, where an evaluation may not claim more; None if unknown."""
         bounded = asked.evaluates and self._policy.evaluation_epsilon is not None
-        return sum(self._counts) if bounded and "data" in self._node_config else None
+        return sum(self._survey()) if bounded and "data" in self._node_config else None
 
     def _own_words(self, message: Message, asked: Asked) -> OwnWords:
         metrics, config = identity(self._node_config)
@@ -312,6 +315,8 @@ class Guard:
                     text = self._said(text)
                 error = Error(reply.error.code, text)
                 return self._leave(pending, Message(error, reply_to=pending.message))
+            if self._policy.replies == "declared":  # the node cannot tell it from other bytes
+                reply.content.config_records.get(CONFIG, ConfigRecord()).pop(FINGERPRINT, None)
             refusal = self._judge(pending, reply, num_bytes)
             if refusal is None:
                 self._bound_words(reply.content)
@@ -438,7 +443,7 @@ class Guard:
         virtual: dict[str, dict[int, int]] = {}
         if refusal is None:
             virtual = self._virtual_images(policy, run, asked, content, opened)
-            refusal = judge_numbers(policy, virtual.values(), self._counts) if virtual else None
+            refusal = judge_numbers(policy, virtual.values(), self._survey()) if virtual else None
         if refusal is not None:
             self._account.book(pending.data, run, claim)  # that it is refused is an answer, too
             return refusal

@@ -1,5 +1,7 @@
 """Model card: training data and settings, accuracy, privacy."""
 
+import hashlib
+
 from server.export.description import Description
 from server.page.comparison import best
 from server.page.method import disclosed, private_by_method
@@ -37,6 +39,7 @@ def model_card(run: RunFiles, file: str) -> str:
             "## Data",
             f"- Data set: {run.settings['dataset']}, {spec.num_classes} classes, {shape}.",
             f"- {counted(len(nodes), 'node')} held {samples:,} training samples.",
+            *_as_read(run),
             "",
             "## Accuracy",
             *_accuracy(run),
@@ -54,6 +57,24 @@ def model_card(run: RunFiles, file: str) -> str:
             "",
         ]
     )
+
+
+def _as_read(run: RunFiles) -> list[str]:
+    """Fingerprints of what was read; one for all nodes, each of which has its own in about.json."""
+    lines = []
+    if own := run.about.get("fingerprint"):
+        lines.append(f"- Fingerprint of the data set on the server: {own}.")
+    by_node = [
+        node["fingerprint"] for node in run.about["nodes"].values() if node.get("fingerprint")
+    ]
+    if by_node:
+        together = hashlib.sha256("".join(sorted(by_node)).encode()).hexdigest()[:32]
+        nodes = counted(len(by_node), "node")
+        lines.append(
+            f"- Fingerprint of what {nodes} read: {together} (about.json has each node's, keyed by "
+            "a secret of the node)."
+        )
+    return lines
 
 
 def _command(description: Description, file: str) -> list[str]:

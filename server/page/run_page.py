@@ -39,10 +39,22 @@ def run_page(run: RunFiles) -> str:
 def _settings(run: RunFiles) -> Section:
     rows = [[key, str(value)] for key, value in flat(run.settings).items()]
     versions = [[package, version] for package, version in run.about.get("versions", {}).items()]
+    read = [
+        [node["name"], str(node["samples"]), node["fingerprint"]]
+        for node in run.about.get("nodes", {}).values()
+        if node.get("fingerprint")
+    ]
+    if own := run.about.get("fingerprint"):
+        read.append(["server", "", own])
     tables = [
         Table(["setting", "value"], [[key, str(v)] for key, v in run.changed_settings.items()]),
         Table(["setting", "value"], rows, folded=f"All {len(rows)} settings"),
         Table(["package", "version"], versions, folded="Versions"),
+        *(
+            [Table(["data of", "#samples", "fingerprint"], read, folded="Data as read")]
+            if read
+            else []
+        ),
     ]
     return Section(
         "Settings", ["The strategy, and settings that differ from the defaults:"], tables

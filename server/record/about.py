@@ -16,13 +16,19 @@ from task.source import PRIVATE, partition_samples
 PACKAGES = ("flwr-distill", "flwr", "torch", "torchvision", "numpy", "scikit-learn")
 
 
-def about_run(spec: DataSpec, roster: Roster, started: str) -> dict[str, Any]:
-    """Content of ``about.json``; with `spec`, the model can be built without the data."""
+def about_run(
+    spec: DataSpec, roster: Roster, started: str, fingerprint: str = ""
+) -> dict[str, Any]:
+    """Content of ``about.json``; with `spec`, the model can be built without the data.
+
+    `fingerprint` is that of the data set on the server; nodes' own are keyed by each.
+    """
     return {
         "started": started,
         "spec": asdict(spec),
+        "fingerprint": fingerprint,
         "nodes": {
-            str(node): {"name": name, "samples": roster.nodes[node].num_examples}
+            str(node): {"name": name, **roster.nodes[node].read}
             for node, name in roster.names.items()
         },
         "classes": list(roster.class_names),

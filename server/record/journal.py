@@ -1,10 +1,10 @@
-"""A run's journal: every phase, every reply set aside, every warning in the log."""
+"""A run's journal: data that were read, phases, replies set aside, warnings in the log."""
 
 import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
@@ -70,6 +70,10 @@ class Journal(logging.Handler):
         """Record that a node's reply was set aside."""
         self._set_aside[self.round] += 1
         self._write(set_aside=str(node), reply_to=phase, reason=reason)
+
+    def book_data(self, nodes: Mapping[str, Mapping[str, Any]], server: str) -> None:
+        """Record what nodes have read, and the fingerprint of the server's data set."""
+        self._write(read=nodes, read_by_server=server)
 
     @property
     def set_aside(self) -> int:

@@ -68,6 +68,7 @@ class RunRecorder:
         self._journal = journal
         self._start = time.monotonic() - (self.rows[-1].seconds if self.rows else 0.0)
         self._topology: Mapping[str, Any] = state["topology"]
+        self._read: dict[str, Mapping[str, Any]] = {}
         self._heads: dict[str, list[str]] = dict(state["heads"])
         if state["traffic"]:
             ledger.load_state_dict(state["traffic"])
@@ -94,6 +95,21 @@ class RunRecorder:
     def write_json(self, name: str, content: Any) -> None:
         """Write ``content`` as a JSON file in the run's folder."""
         (self.folder / name).write_text(json.dumps(content, indent=2) + "\n")
+
+    def record_data(self, nodes: Mapping[str, Mapping[str, Any]], server: str) -> None:
+        """Record in the journal what nodes have read, each once, and what the server has.
+
+        Parameters
+        ----------
+        nodes : Mapping[str, Mapping[str, Any]]
+            Samples and fingerprint by node.
+        server : str
+            Fingerprint of its data set.
+        """
+        new = {node: read for node, read in nodes.items() if node not in self._read}
+        if new:
+            self._read |= new
+            self._journal.book_data(new, server)
 
     def begin_round(self, server_round: int) -> None:
         """Count what comes as of a round, where rounds are asked for from above an edge."""

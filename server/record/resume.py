@@ -76,13 +76,18 @@ def find_run_to_resume(settings: RunSettings, run_id: int) -> Path:
         ) from None
 
 
-def checkpoint_to_resume(settings: RunSettings, folder: Path) -> Checkpoint | None:
+def checkpoint_to_resume(settings: RunSettings, folder: Path, data: str = "") -> Checkpoint | None:
     """Load the last checkpoint in a locked folder; None for a new run.
+
+    Parameters
+    ----------
+    data : str (default: "")
+        Fingerprint of the server's data set; empty if it has none.
 
     Raises
     ------
     CheckpointError
-        If the checkpoint is damaged, the settings differ, or no round is left.
+        If the checkpoint is damaged, settings or data differ, or no round is left.
     """
     if not settings.resume:
         return None
@@ -98,6 +103,12 @@ def checkpoint_to_resume(settings: RunSettings, folder: Path) -> Checkpoint | No
         raise CheckpointError(
             f"resume = {settings.resume!r}: run {folder.name} has other settings: "
             f"{'; '.join(changed)} (use the same ones, or start a new run without resume)"
+        )
+    if checkpoint.record.get("data", data) != data:  # earlier versions have none
+        raise CheckpointError(
+            f"resume = {settings.resume!r}: dataset = {settings.dataset!r} has changed on the "
+            f"server since run {folder.name} has read it (put back what was there, or start a new "
+            "run)"
         )
     if checkpoint.round >= settings.num_rounds:
         raise CheckpointError(

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import WARNING
+from typing import Any
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
@@ -60,6 +61,8 @@ class Description:
         introduction with that, else the secret of its state directory for this run.
     resumed_key : str (default: "")
         The same with the secret for the run that this one resumes.
+    fingerprint : str (default: "")
+        Of the data that it has read, keyed for this run; empty if it does not say.
     """
 
     num_examples: int
@@ -74,6 +77,12 @@ class Description:
     lacks: tuple[str, ...] = ()
     key: str = ""
     resumed_key: str = ""
+    fingerprint: str = ""
+
+    @property
+    def read(self) -> dict[str, Any]:
+        """What it has read, as a run records it."""
+        return {"samples": self.num_examples, "fingerprint": self.fingerprint}
 
 
 class Directory:
@@ -252,4 +261,5 @@ def _checked(reply: Message) -> Description:
         lacks=tuple(config.lacks) or (() if metrics.num_examples else (NO_SAMPLES,)),
         key=key,
         resumed_key=resumed_key,
+        fingerprint=(config.fingerprint or b"").hex(),
     )

@@ -1,9 +1,9 @@
 """Datasets by name, a node's own data, and auxiliary images."""
 
-from task.datasets.auxiliary import auxiliary_images
+from task.datasets.auxiliary import auxiliary_files, auxiliary_images
 from task.datasets.private import labels_of, load_private_data
-from task.datasets.registry import load_dataset
-from task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples, Samples
+from task.datasets.registry import dataset_files, load_dataset
+from task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples, Samples, fingerprint_of
 
 __all__ = [
     "DataSpec",
@@ -11,7 +11,10 @@ __all__ = [
     "DatasetError",
     "RawSamples",
     "Samples",
+    "auxiliary_files",
     "auxiliary_images",
+    "dataset_files",
+    "fingerprint_of",
     "labels_of",
     "load_dataset",
     "load_private_data",

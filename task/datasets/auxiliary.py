@@ -9,7 +9,13 @@ from torch.nn import functional as F
 from task.auxiliary_names import NAMED, NOISE
 from task.datasets.images import fit_array, read_image, stack_images
 from task.datasets.npz import read_npz_images
-from task.datasets.registry import data_root, dataset_names, folder_names, load_dataset
+from task.datasets.registry import (
+    data_root,
+    dataset_files,
+    dataset_names,
+    folder_names,
+    load_dataset,
+)
 from task.datasets.types import DatasetError, DataSpec, Pixels, normalise
 
 
@@ -55,6 +61,17 @@ def auxiliary_images(
     return normalise(stack_images([_fit(stored[index], spec) for index in chosen]), spec)
 
 
+def auxiliary_files(name: str, root: str | Path | None = None) -> list[Path]:
+    """Files and folders that `auxiliary_images` may read, there or not."""
+    if name == NOISE:
+        return []
+    if name not in NAMED:
+        return [Path(name)]
+    folder = data_root() if root is None else Path(root)
+    stored = dataset_files(name, folder) if name in dataset_names() else []
+    return [*_named_files(name, folder), *stored]
+
+
 def _smooth_noise(spec: DataSpec, size: int, rng: np.random.Generator) -> torch.Tensor:
     """Draw Gaussian noise on a coarse grid, upsample it and standardise each image."""
     channels, height, width = spec.shape
@@ -80,8 +97,7 @@ def _stored_images(name: str, root: Path) -> Pixels | list[Path]:
 
 
 def _named_images(name: str, root: Path) -> Pixels:
-    folders = [root / f"{folder}{end}" for end in ("_aux", "") for folder in folder_names(name)]
-    files = [folder / part for folder in folders for part in ("train.npz", "test.npz")]
+    files = _named_files(name, root)
     for file in files:
         if file.exists():
             return read_npz_images(file)
@@ -91,6 +107,11 @@ def _named_images(name: str, root: Path) -> Pixels:
         f"auxiliary={name!r} was not found; tried {', '.join(map(str, files))}. Remedy: set "
         "data-root=... (or $FLWR_DISTILL_DATA_ROOT) to its folder, or use noise"
     )
+
+
+def _named_files(name: str, root: Path) -> list[Path]:
+    folders = [root / f"{folder}{end}" for end in ("_aux", "") for folder in folder_names(name)]
+    return [folder / part for folder in folders for part in ("train.npz", "test.npz")]
 
 
 def _fit(image: Pixels | Path, spec: DataSpec) -> Pixels:

@@ -18,11 +18,14 @@ from task.settings import Change
 
 Loader = Callable[[DataSpec, Path, bool], Dataset]
 
+_ENDS = (".npz", ".csv", ".tsv")
+
 
 @dataclass(frozen=True)
 class _Entry:
     spec: DataSpec
     load: Loader
+    layout: TorchvisionFiles | None = None
 
 
 def load_dataset(name: str, root: str | Path | None = None, *, download: bool = False) -> Dataset:
@@ -61,6 +64,29 @@ def load_dataset(name: str, root: str | Path | None = None, *, download: bool = 
         )
     entry = _ENTRIES[name]
     return entry.load(entry.spec, folder, download)
+
+
+def dataset_files(name: str, root: str | Path | None = None) -> list[Path]:
+    """Files and folders that `load_dataset` may read, there or not; a plug-in may read all of root.
+
+    Parameters
+    ----------
+    name, root : str
+        As for `load_dataset`.
+    """
+    folder = data_root() if root is None else Path(root)
+    if name.startswith(corruptions.PREFIX):
+        return dataset_files("cifar10", folder)
+    if name not in _ENTRIES:
+        return [folder]
+    if _ENTRIES[name].load is load_digits:  # they come with a package
+        return []
+    layout = _ENTRIES[name].layout
+    return [
+        *(folder / own for own in folder_names(name)),
+        *(folder / f"{part}{end}" for part in ("train", "dev", "test") for end in _ENDS),
+        *(layout.paths(folder) if layout else ()),
+    ]
 
 
 def dataset_names() -> list[str]:
@@ -145,8 +171,8 @@ def _not_found(
     )
 
 
-def _at(layout: TorchvisionFiles | None) -> Loader:
-    return partial(_load_files, layout=layout)
+def _images(spec: DataSpec, layout: TorchvisionFiles | None) -> _Entry:
+    return _Entry(spec, partial(_load_files, layout=layout), layout)
 
 
 _DIGITS: tuple[Change, ...] = ("shift", "scale", "rotate", "shear")
@@ -161,19 +187,19 @@ _ENTRIES = {
             DataSpec("digits", (1, 8, 8), 10, (0.3054,), (0.3760,), safe_changes=_DIGITS),
             load_digits,
         ),
-        _Entry(
+        _images(
             DataSpec("mnist", (1, 28, 28), 10, (0.1307,), (0.3081,), safe_changes=_DIGITS),
-            _at(IdxFiles("MNIST")),
+            IdxFiles("MNIST"),
         ),
-        _Entry(
+        _images(
             DataSpec("fashion-mnist", (1, 28, 28), 10, (0.2860,), (0.3530,), safe_changes=_THINGS),
-            _at(IdxFiles("FashionMNIST")),
+            IdxFiles("FashionMNIST"),
         ),
-        _Entry(
+        _images(
             DataSpec("usps", (1, 16, 16), 10, (0.2539,), (0.3842,), safe_changes=_DIGITS),
-            _at(TorchvisionFiles("USPS", ("usps.bz2", "usps.t.bz2"))),
+            TorchvisionFiles("USPS", ("usps.bz2", "usps.t.bz2")),
         ),
-        _Entry(
+        _images(
             DataSpec(
                 "cifar10",
                 (3, 32, 32),
@@ -182,9 +208,9 @@ _ENTRIES = {
                 (0.2470, 0.2435, 0.2616),
                 safe_changes=_THINGS,
             ),
-            _at(TorchvisionFiles("CIFAR10", ("cifar-10-batches-py",))),
+            TorchvisionFiles("CIFAR10", ("cifar-10-batches-py",)),
         ),
-        _Entry(
+        _images(
             DataSpec(
                 "cifar100",
                 (3, 32, 32),
@@ -193,9 +219,9 @@ _ENTRIES = {
                 (0.2673, 0.2564, 0.2762),
                 safe_changes=_THINGS,
             ),
-            _at(TorchvisionFiles("CIFAR100", ("cifar-100-python",))),
+            TorchvisionFiles("CIFAR100", ("cifar-100-python",)),
         ),
-        _Entry(
+        _images(
             DataSpec(
                 "svhn",
                 (3, 32, 32),
@@ -204,16 +230,14 @@ _ENTRIES = {
                 (0.1980, 0.2010, 0.1970),
                 safe_changes=_DIGITS,
             ),
-            _at(
-                TorchvisionFiles(
-                    "SVHN",
-                    ("train_32x32.mat", "test_32x32.mat"),
-                    labels="labels",
-                    split_by_name=True,
-                )
+            TorchvisionFiles(
+                "SVHN",
+                ("train_32x32.mat", "test_32x32.mat"),
+                labels="labels",
+                split_by_name=True,
             ),
         ),
-        _Entry(
+        _images(
             DataSpec(
                 "mnist-m",
                 (3, 32, 32),
@@ -222,7 +246,7 @@ _ENTRIES = {
                 (0.2528, 0.2382, 0.2582),
                 safe_changes=_DIGITS,
             ),
-            _at(None),
+            None,
         ),
         _Entry(text_spec("ag-news", num_classes=4), load_texts),
         _Entry(text_spec("sst-2", num_classes=2), load_texts),

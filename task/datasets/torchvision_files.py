@@ -30,6 +30,10 @@ class TorchvisionFiles:
         """Whether ``root`` has all files."""
         return all((root / name).exists() for name in self.files)
 
+    def paths(self, root: Path) -> list[Path]:
+        """Files and folders below ``root`` that are read, there or not."""
+        return [root / name for name in self.files]
+
     def download(self, root: Path) -> None:
         """Let torchvision download the training and test parts to ``root``."""
         try:
@@ -85,6 +89,10 @@ class IdxFiles(TorchvisionFiles):
     def found(self, root: Path) -> bool:
         """Whether ``root`` has all four files, unpacked or gzipped."""
         return all((root / name).exists() or (root / f"{name}.gz").exists() for name in self.files)
+
+    def paths(self, root: Path) -> list[Path]:
+        """The four files, unpacked and gzipped."""
+        return [root / f"{name}{end}" for name in self.files for end in ("", ".gz")]
 
     def _read_arrays(self, root: Path, train: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         images, labels = self.files[:2] if train else self.files[2:]

@@ -1,5 +1,6 @@
 """Datasets: their description, stored pixels and model inputs."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -133,6 +134,18 @@ class Dataset:
     spec: DataSpec
     train: RawSamples
     test: RawSamples
+
+
+def fingerprint_of(spec: DataSpec, *parts: RawSamples) -> bytes:
+    """Hash of what was read, 16 bytes: pixels, labels and their order, scale and classes.
+
+    Unlike `task.file_state.state_of` it is the same for a copy. It reveals what can be guessed.
+    """
+    digest = hashlib.blake2b(repr(spec).encode(), digest_size=16)
+    for array in (array for part in parts for array in (part.images, part.labels)):
+        digest.update(f"{array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.digest()
 
 
 def normalise(images: Pixels, spec: DataSpec) -> torch.Tensor:

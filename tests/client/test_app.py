@@ -92,9 +92,14 @@ def test_a_node_describes_itself_as_the_server_takes_it(ask, context):
     reply = ask(DESCRIBE, RecordDict())
     check(reply, DESCRIBE, RecordDict({"arrays": ArrayRecord()}))
     assert (reply["metrics"]["partition-id"], reply["metrics"]["sector"]) == (3, 4)
-    held = Session.of(context).data.train.labels.unique().tolist()
-    secret = Session.of(context).store.place_secret()
-    config = {"name": "ward-3", "dataset": "digits", "secret": secret, "classes": held}
+    session = Session.of(context)
+    config = {
+        "name": "ward-3",
+        "dataset": "digits",
+        "secret": session.store.place_secret(),
+        "classes": session.data.train.labels.unique().tolist(),
+        "fingerprint": session.store.keyed(session.data.fingerprint),
+    }
     assert reply["config"] == ConfigRecord(config)
 
 
@@ -174,7 +179,7 @@ def test_a_node_names_its_class_folders_until_the_run_says_what_they_mean(ask, c
     assert 'private.classes="cat,dog"' in config["lacks"][0]
     context.run_config["private.classes"] = "ant,cat,bee,dog"
     config = ask(DESCRIBE, RecordDict())["config"]
-    assert {*config} == {"secret", "classes"}
+    assert {*config} == {"secret", "classes", "fingerprint"}
     assert config["classes"] == [1, 3]
 
 
@@ -191,7 +196,7 @@ def test_with_differential_privacy_a_node_does_not_say_which_classes_it_holds(
 ):
     context.run_config |= run_config
     reply = ask(DESCRIBE, needing("hfldd", **settings))
-    assert {*reply["config"]} == {"secret"}
+    assert {*reply["config"]} == {"secret", "fingerprint"}
 
 
 @pytest.mark.parametrize("record", [ConfigRecord({"x": 1}), MetricRecord({"x": 1})])

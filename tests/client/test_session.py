@@ -1,5 +1,7 @@
 """A node in a run: which data it trains on, and what its draws depend on."""
 
+from itertools import count
+
 import numpy as np
 import pytest
 import torch
@@ -128,11 +130,13 @@ def test_classes_of_fewer_samples_than_the_nodes_owner_demands_are_left_out(tmp_
 
 
 def test_a_node_uses_the_classes_that_its_owner_names_however_many_samples_they_have(tmp_path):
+    runs = count(1)
+
     def labels(data, **run_config):
         node = {"data": str(data), "state-dir": str(tmp_path), "classes": "cat,7"}
         config = {"dataset": "private", "private.shape": "1x4x4", "train.holdout": 0.0}
         config |= {f"private.{key}": value for key, value in run_config.items()}
-        context = Context(1, 5, node, RecordDict(), config)
+        context = Context(next(runs), 5, node, RecordDict(), config)
         return Session.of(context).data.train.labels.tolist()
 
     grey = np.zeros((3, 4, 4), np.uint8)

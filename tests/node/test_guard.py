@@ -41,6 +41,7 @@ from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign,
 from flwr.supercore.run import Run
 from flwr.supernode import start_client_internal as loop
 from flwr.supernode.nodestate import NodeStateFactory
+from PIL import Image
 from safetensors.numpy import save
 from safetensors.torch import save as save_tensors
 from typer.testing import CliRunner
@@ -1091,3 +1092,30 @@ def test_a_reply_of_an_app_without_objects_does_not_end_the_node(make_node: Make
     node.state.store_message(reply)
     assert node.arrived() is None
     assert not node.answers(train_message(), "train", trained()).has_error(), "it goes on"
+
+
+def test_a_fingerprint_of_data_leaves_only_where_any_reply_does(make_node: MakeNode) -> None:
+    """The node cannot tell an app's fingerprint from bytes of a sample."""
+    for policy, leaves in ((OPEN, True), (SEALED, False)):
+        node = make_node(policy, **PRIVATE)
+        own = ConfigRecord({"name": "ward-3", "fingerprint": PLANTED[:16]})
+        reply = RecordDict({"metrics": MetricRecord({"num-examples": 10}), "config": own})
+        answer = node.answers(RecordDict(), "query.describe", reply)
+        config = answer.content.config_records["config"]
+        assert "lacks" not in config
+        assert ("fingerprint" in config, PLANTED[:16] in node.bytes) == (leaves, leaves)
+
+
+def test_a_node_counts_the_samples_that_its_data_have_now(tmp_path: Path) -> None:
+    """What its owner has withdrawn since a run counts no more."""
+    data = tmp_path / "data"
+    for name, number in (("ant", 3), ("bee", 3)):
+        (data / name).mkdir(parents=True)
+        for place in range(number):
+            Image.new("L", (4, 4)).save(data / name / f"{place}.png")
+    guard = Guard(Policy(fewest_of_a_class=3), tmp_path / "state", {"data": str(data)})
+    known = guard._data_set({})
+    assert guard._most_classes() == 2
+    (data / "bee" / "1.png").unlink()
+    assert guard._most_classes() == 1
+    assert guard._data_set({}) != known
