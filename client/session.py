@@ -199,7 +199,10 @@ def virtual_per_class(session: Session, per_class: int, formation: int = 1) -> i
     SettingsError
         If a class has too few samples for one.
     """
-    real = int(session.node_config.get(REAL_PER_VIRTUAL, 1)) * formation**2
+    rule = int(session.node_config.get(REAL_PER_VIRTUAL, 1))
+    if rule == 1:
+        return per_class
+    real = rule * formation**2
     smallest = int(torch.unique(session.data.train.labels, return_counts=True)[1].min())
     if smallest < real:
         raise SettingsError(
