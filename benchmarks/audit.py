@@ -36,13 +36,13 @@ from cli.distillation import at_most
 from cli.judge import QUICK, trained
 from client.terms import extractor
 from distill.audit import (
-    NAMES,
     Attacked,
     Halves,
     Setting,
     attack,
     distilled_halves,
     findings,
+    names_of,
     reconstruction,
     strongest,
 )
@@ -232,7 +232,7 @@ def picture(attacks: dict[str, Attacked]) -> Picture:
     axes = figure.subplots()
     for name, own in attacks.items():
         usual = own.kinds == "usual"
-        place = NAMES.index(strongest(findings(own)).attack)
+        place = names_of(own).index(strongest(findings(own)).attack)
         false, true, _ = roc_curve(
             own.members[:, usual].ravel(), own.scores[place][:, usual].ravel()
         )

@@ -234,21 +234,25 @@ def attack(
 ) -> Attacked:
     """Guess each half from what it became, with all others as shadows (`distill.attacks`).
 
-    The arguments are those of `distilled_halves`, which the attacker knows. The last score joins
-    all attacks.
+    The arguments are those of `distilled_halves`, which the attacker knows. Each seventh score
+    joins six attacks. Of refreshed data all versions are attacked, and the first alone, which may
+    tell more than with the others beside it.
     """
-    scores = attack_scores(
-        halves.images,
-        halves.labels,
-        halves.members,
-        halves.versions,
-        halves.virtual_labels,
-        num_classes=num_classes,
-        formation=halves.formation,
-        seed=seed,
-        networks=networks,
-    )
-    scores = np.concatenate([scores, scores.sum(axis=0)[None]])
+    parts = []
+    for known in (networks, ()) if networks else ((),):
+        scores = attack_scores(
+            halves.images,
+            halves.labels,
+            halves.members,
+            halves.versions[: 1 + len(known)],
+            halves.virtual_labels,
+            num_classes=num_classes,
+            formation=halves.formation,
+            seed=seed,
+            networks=known,
+        )
+        parts += [scores, scores.sum(axis=0)[None]]
+    scores = np.concatenate(parts)
     return Attacked(halves.members, scores, halves.kinds, _nearer(halves, seed))
 
 
@@ -285,12 +289,18 @@ def _mean(shares: Floats) -> Interval:
     return Interval(mean, max(mean - half, 0.0), min(mean + half, 1.0))
 
 
+def names_of(attacked: Attacked) -> list[str]:
+    """Of its attacks."""
+    first = [f"{name}, first version" for name in NAMES]
+    return [*NAMES, *first][: len(attacked.scores)]
+
+
 def findings(attacked: Attacked, seed: int = 0) -> list[Finding]:
-    """What each attack finds, of usual images and of canaries; the last joins all attacks."""
+    """What each attack finds, of usual images and of canaries; "all together" joins them."""
     generator = np.random.default_rng(seed)
     return [
         finding(name, attacked.members, scores, attacked.kinds, generator)
-        for name, scores in zip(NAMES, attacked.scores, strict=True)
+        for name, scores in zip(names_of(attacked), attacked.scores, strict=True)
     ]
 
 
