@@ -20,6 +20,9 @@ FOLDER = "outbox"
 FIRST = "0" * 64
 """What the first line is chained to."""
 
+MOST_KEPT = 2**31
+"""Bytes of virtual data that are kept: an app can send any, and is not to fill the disk."""
+
 _DAY = datetime.timedelta(days=1)
 
 Entry = dict[str, Any]
@@ -115,12 +118,18 @@ class Outbox:
         Raises
         ------
         OutboxError
-            If they cannot be written.
+            If they cannot be written, or there are too many.
         """
         name = hashlib.sha256(payload).hexdigest()
         file = virtual_data_file(self._folder, name)
         if not file.exists():
             try:
+                kept = sum(each.stat().st_size for each in file.parent.glob("*"))
+                if kept + len(payload) > MOST_KEPT:
+                    raise OutboxError(
+                        f"{file.parent} has {kept:,} bytes, and may have {MOST_KEPT:,} "
+                        "(the node's owner can move what is there elsewhere)"
+                    )
                 file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 with replacing(file) as partial:
                     partial.touch(mode=0o600)

@@ -607,6 +607,18 @@ def test_virtual_data_that_left_sealed_are_in_the_outbox_to_look_at(make_node: M
     assert line["title"] == "members distil their data"
 
 
+def test_what_the_outbox_keeps_is_bounded_and_beyond_it_nothing_leaves(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = virtual()
+    monkeypatch.setattr("node.outbox.MOST_KEPT", len(first) + 1)
+    node = make_node(SEALED, **HFLDD)
+    for payload, leaves in ((first, True), (first, True), (virtual(), False)):
+        message, reply = parcel_of(node, payload)
+        answer = node.answers(message, "train.distill", reply)
+        assert answer.has_content() if leaves else refused(answer, "outbox")
+
+
 @pytest.mark.parametrize(
     ("payload", "rule"),
     [
