@@ -318,6 +318,9 @@ class Recorder:
     def record_round(self, server_round, metrics, topology):
         json.dumps(topology, allow_nan=False)
 
+    def record_data(self, nodes, server):
+        json.dumps([nodes, server], allow_nan=False)
+
     def state_dict(self):
         return {}
 
