@@ -88,6 +88,8 @@ class Task:
         FilesChangedError
             If it is not: the model would be tested on other samples than before.
         """
+        if self.data is None:
+            return
         data = server_data(settings)
         if data is not self.data and _fingerprint(data) != self.fingerprint:
             files = ", ".join(str(path) for path in source_files(settings) if path.exists())
