@@ -89,7 +89,8 @@ def attack_scores(
             class_means(features(few.flatten(0, 1)).reshape(*few.shape[:2], -1), virtual_labels)
             for few in torch.split(virtual, SETS_AT_ONCE)
         ]
-        scale = real.std(0).square().sum().sqrt()  # so that no network drowns the others out
+        # So that no network drowns the others out.
+        scale = real.std(0).square().sum().sqrt().clamp_min(1e-12)
         of_virtual.append((torch.cat(parts) - real.mean(0)) / scale)
         of_real.append((real - real.mean(0)) / scale)
         margins = torch.stack([_margins(own, targets, images, labels) for own in virtual])
