@@ -95,7 +95,8 @@ def test_a_part_at_its_limit_ends_with_the_processes_that_it_started(tmp_path):
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def test_tests_that_a_limit_stops_are_counted_as_far_as_they_came(tmp_path):
+def test_tests_that_a_limit_stops_are_counted_as_far_as_they_came(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.gpu_kit.runner.GRACE", 60.0)  # on a busy machine it takes long
     tests = tmp_path / "test_slow.py"
     tests.write_text(
         "import time\n\ndef test_a(): pass\n\ndef test_b(): assert 0\n\n"
