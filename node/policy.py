@@ -347,7 +347,7 @@ def in_words(policy: Policy) -> list[str]:
         "Sends virtual data without differential privacy as a run asks."
         if p.real_per_virtual == 1
         else "Sends virtual data with differential privacy, or with "
-        f"{p.real_per_virtual} real samples behind each.",
+        f"{p.real_per_virtual} real samples behind each (none by KIP).",
         "Sends as many bytes as a run asks for."
         if p.most_bytes_a_day is None
         else f"Sends {p.most_bytes_a_day:,} bytes in 24 hours at most.",
