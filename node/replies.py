@@ -6,11 +6,8 @@ refused.
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain, repeat
 from typing import Any, cast
 
 import numpy as np
@@ -108,7 +105,7 @@ def judge_reply(
             return Refusal("replies", reason)
     refusals = (
         _judge_virtual_data(policy, payload, most, most_classes)
-        for payload, most in _bounded_virtual_data(asked, reply, opened)
+        for payload, most in bounded_virtual_data(asked, reply, opened)
     )
     return next((refusal for refusal in refusals if refusal), None)
 
@@ -138,10 +135,10 @@ def purpose_of(asked: Asked, parcel: str) -> object:
 
 def virtual_data(asked: Asked, reply: RecordDict, opened: Mapping[str, bytes]) -> list[bytes]:
     """Virtual data in a reply: in parcels for other nodes, or for the server in a record."""
-    return [payload for payload, _ in _bounded_virtual_data(asked, reply, opened)]
+    return [payload for payload, _ in bounded_virtual_data(asked, reply, opened)]
 
 
-def _bounded_virtual_data(
+def bounded_virtual_data(
     asked: Asked, reply: RecordDict, opened: Mapping[str, bytes]
 ) -> Iterator[tuple[bytes, int]]:
     """Virtual data in a reply, and the most bytes of each: what the route says, or any parcel's."""
@@ -151,52 +148,6 @@ def _bounded_virtual_data(
     for value in reply.config_records.get(VIRTUAL_DATA, ConfigRecord()).values():
         if isinstance(value, bytes):
             yield value, LARGEST_PARCEL
-
-
-def images_by_class(
-    asked: Asked, reply: RecordDict, opened: Mapping[str, bytes]
-) -> dict[str, dict[int, int]]:
-    """Images of each label in a reply's virtual data, by their SHA-256; samples as they are not.
-
-    Raises
-    ------
-    VirtualDataError
-        If they are none.
-    """
-    from distill.virtual_data import Overview  # here: imports torch
-
-    found = {}
-    for payload, most in _bounded_virtual_data(asked, reply, opened):
-        virtual = Overview.of(payload, most)
-        if virtual.method != "raw":
-            counts = zip(virtual.labels, virtual.images_of_class, strict=True)
-            found[hashlib.sha256(payload).hexdigest()] = dict(counts)
-    return found
-
-
-def judge_numbers(
-    policy: Policy, virtual: Iterable[Mapping[int, int]], class_sizes: Sequence[int]
-) -> Refusal | None:
-    """Judge the virtual images of each class by the node's samples, largest classes first.
-
-    Which class is which only the app knows.
-
-    Parameters
-    ----------
-    virtual : iterable of Mapping[int, int]
-        Images by label of all virtual data of a run.
-    class_sizes : sequence of int
-        Samples of each class of the node's data.
-    """
-    least, images = policy.real_per_virtual, Counter[int]()
-    for counts in virtual:
-        images.update(counts)
-    sizes = chain(sorted(class_sizes, reverse=True), repeat(0))
-    for made, samples in zip(sorted(images.values(), reverse=True), sizes, strict=False):
-        if made * least > samples:
-            reason = f"{least}, and the run would have {made} virtual images of {samples} samples"
-            return Refusal("real-per-virtual", f"{reason} (ask for fewer, or for dp-epsilon)")
-    return None
 
 
 def claimed_epsilon(reply: RecordDict) -> float | None:

@@ -22,7 +22,7 @@ from node.run_records import RunRecords
 from node.settings import FLOWER_HOME
 
 MEASURED_EVERY = 5.0
-"""Seconds between looks at the disk, at least."""
+"""Seconds between measurements of the disk, at least."""
 SHARE = 0.25
 """Of the disk's free space, what the app of a run may keep where the policy has no number."""
 RESERVE = 1 << 28

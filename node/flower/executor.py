@@ -49,7 +49,7 @@ One that merely is late says so itself, and can go on.
 
 _LONGEST = 86_400.0
 _WATCH = 1.0
-"""Seconds between looks at what the app keeps on disk, which is measured more seldom."""
+"""Seconds between questions whether the app keeps too much; the disk is measured more seldom."""
 _MESSAGE_LATE = 10.0
 """Seconds that a task's message may come after the task."""
 

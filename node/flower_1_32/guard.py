@@ -64,8 +64,6 @@ from node.policy import Policy
 from node.replies import (
     OwnWords,
     claimed_epsilon,
-    images_by_class,
-    judge_numbers,
     judge_reply,
     model_of_parcel,
     parcels_of,
@@ -82,6 +80,7 @@ from node.rules import (
 )
 from node.run_records import RunRecordError, RunRecords
 from node.settings import FLOWER_HOME
+from node.virtual_images import Images, VirtualImages
 from protocol.meeting import DESCRIBE, identity, one_line, place_secrets
 from protocol.messages import CONFIG, DELIVERY, FINGERPRINT, METRICS
 from protocol.replies import REFUSED
@@ -97,8 +96,6 @@ _LONGEST_WAIT = 600.0
 """Seconds for an object of a message whose others are here."""
 _MOST_MODELS = 16
 """Runs whose model's form is remembered."""
-_MOST_RUNS = 1_000
-"""Runs whose virtual images are counted."""
 _MOST_WORDS = 10_000
 """Characters of the app's errors that leave in a day: they may quote samples."""
 _DAY = datetime.timedelta(days=1)
@@ -152,7 +149,7 @@ class Guard:
         self._pending: dict[str, _Pending] = {}
         self._words: list[tuple[datetime.datetime, int]] = []
         self._models: dict[int, Mapping[str, Form]] = {}
-        self._virtual: dict[str, dict[str, dict[int, int]]] = {}
+        self._virtual = VirtualImages(self._policy.real_per_virtual)
         self._run_configs: dict[tuple[int, str], Mapping[str, Any]] = {}
         self._unpacked = ""
         self._survey = read_once(self._own_files, maxsize=1)(self._count_samples)
@@ -440,19 +437,16 @@ class Guard:
             self._own_words(pending.message, asked),
             self._most_classes if policy.classes or policy.counts_classes else None,
         ) or judge_evaluation(policy, asked, content, self._num_samples(asked))
-        virtual: dict[str, dict[int, int]] = {}
+        images: Images = {}
         if refusal is None:
-            virtual = self._virtual_images(policy, run, asked, content, opened)
-            refusal = judge_numbers(policy, virtual.values(), self._survey()) if virtual else None
+            images = self._virtual.with_reply(run, asked, content, opened)
+            refusal = self._virtual.judge(images, self._survey()) if images else None
         if refusal is not None:
             self._account.book(pending.data, run, claim)  # that it is refused is an answer, too
             return refusal
         blur(policy, asked, content)
         self._account.book(pending.data, run, claim)
-        if virtual:
-            self._virtual[run] = virtual
-            if len(self._virtual) > _MOST_RUNS:
-                del self._virtual[next(iter(self._virtual))]
+        self._virtual.note(run, images)
         if asked.evaluates:
             self._account.book_evaluation(pending.data, cost)
         self._record(
@@ -477,22 +471,6 @@ class Guard:
             lifetime=self._account.left(pending.data),
         )
         return None
-
-    def _virtual_images(
-        self,
-        policy: Policy,
-        run: str,
-        asked: Asked,
-        content: RecordDict,
-        opened: Mapping[str, bytes],
-    ) -> dict[str, dict[int, int]]:
-        """Images of each class in all virtual data that a run would have, where these count."""
-        if policy.real_per_virtual == 1:
-            return {}
-        earlier = self._virtual.get(run, {})
-        if asked.virtual_epsilon:  # a rule has judged it
-            return earlier
-        return earlier | images_by_class(asked, content, opened)
 
     def _record(self, pending: _Pending, num_bytes: int, **about: Any) -> None:
         metadata, asked = pending.message.metadata, pending.asked

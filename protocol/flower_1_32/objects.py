@@ -1,10 +1,10 @@
 """Announced objects of messages: each message holds its own, and says nothing about another's.
 
-Whoever sends a message announces the tree of its objects first. An announcement is untrusted: an
+The sender of a message announces the tree of its objects first. An announcement is untrusted: an
 object that is in it twice, once with its parts and once without, makes trees of exponential size
 out of a short one; and it can name objects of others, whose ids are hashes of public content, with
 parts that these do not have. Flower's stores believe the first one. Here a tree belongs to its
-message. Whoever receives the message pulls what the tree lists, and takes an object's parts from
+message. The receiver pulls what the tree lists, and takes an object's parts from
 its content, whose hash is its id.
 """
 

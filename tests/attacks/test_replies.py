@@ -167,11 +167,11 @@ class SuperLink:
 
     def message(self, place, number, ttl=60.0):
         """A message for a node, of which nothing is stored yet."""
-        told = Metadata(
+        header = Metadata(
             *(self.run, "", SUPERLINK_NODE_ID, self.ids[place]),
             *("", "", time.time(), ttl, "train"),
         )
-        message = make_message(told, RecordDict({"arrays": ArrayRecord([np.full(9, number)])}))
+        message = make_message(header, RecordDict({"arrays": ArrayRecord([np.full(9, number)])}))
         message.metadata.__dict__["_message_id"] = message.object_id
         return message
 
@@ -195,7 +195,7 @@ def superlink(request, monkeypatch, tmp_path):
 
 def reply_to(message, words, sender=None):
     """A reply, in the name of another node if one is given."""
-    reply = Message(RecordDict({"told": ConfigRecord({"words": words})}), reply_to=message)
+    reply = Message(RecordDict({"answer": ConfigRecord({"words": words})}), reply_to=message)
     if sender is not None:
         reply.metadata.__dict__["_src_node_id"] = sender
     reply.metadata.__dict__["_message_id"] = reply.object_id
@@ -526,7 +526,7 @@ def test_an_object_announced_with_false_parts_spoils_no_message_of_others(superl
     """The attacker knows the server's next message and the victim's reply before they come."""
     theirs = superlink.message(1, number=1)
     reply = reply_to(theirs, "honest")
-    foreign = [theirs.content, theirs.content["arrays"], reply.content, reply.content["told"]]
+    foreign = [theirs.content, theirs.content["arrays"], reply.content, reply.content["answer"]]
     with parties(superlink) as (attacker, victim, message):
         lie = announce_also(attacker, reply_to(message, "mine"), *false(*foreign))
         if when.startswith("before"):

@@ -305,21 +305,21 @@ def probe(settings, run_id=1, bundle=BUNDLE, **wanted):
 def test_of_a_checkout_packages_alone_are_in_the_sandbox(state, monkeypatch):
     own = [path for path in sys.path if not Path(path).is_relative_to(ROOT / "tests")]
     monkeypatch.setattr(sys, "path", own)  # other tests in this process may have added to it
-    told = probe(
+    seen = probe(
         NodeSettings(state_dir=state, policy=BOXED),
         root=ROOT,
         read=[ROOT / "pyproject.toml", ROOT / "certs" / "ca.key", ROOT / "node" / "child.py"],
         write=[ROOT / "node" / "child.py"],
     )
-    assert told[str(ROOT / "pyproject.toml")] == "FileNotFoundError"
-    assert told[str(ROOT / "certs" / "ca.key")] == "FileNotFoundError"
-    assert told[str(ROOT / "node" / "child.py")] == "OSError"  # read-only
+    assert seen[str(ROOT / "pyproject.toml")] == "FileNotFoundError"
+    assert seen[str(ROOT / "certs" / "ca.key")] == "FileNotFoundError"
+    assert seen[str(ROOT / "node" / "child.py")] == "OSError"  # read-only
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     inside = (
         {Path(sys.prefix).relative_to(ROOT).parts[0]} if ROOT in Path(sys.prefix).parents else {}
     )
-    assert set(told["listed"]) == packages | set(inside)
-    assert told["runs"] == "node"
+    assert set(seen["listed"]) == packages | set(inside)
+    assert seen["runs"] == "node"
 
 
 @needs_box
@@ -353,7 +353,7 @@ def test_an_app_sees_and_writes_the_files_of_its_own_run_alone(state):
     second = kept_by(state, 2, OTHER_BUNDLE)
     mine = [second[0], state / "lasting" / "kept"]
     planted = [state / "runs" / "3", state / "runs" / "1" / "new", state / "lasting" / BUNDLE]
-    told = probe(
+    seen = probe(
         NodeSettings(state_dir=state, policy=BOXED),
         run_id=2,
         bundle=OTHER_BUNDLE,
@@ -361,10 +361,10 @@ def test_an_app_sees_and_writes_the_files_of_its_own_run_alone(state):
         read=[*first, *mine],
         write=[*planted, second[0].parent / "new"],
     )
-    assert told["listed"] == ["2"]
-    assert {told[str(path)] for path in first} == {"FileNotFoundError"}
-    assert {told[str(path)] for path in mine} == {True}
-    assert told[str(second[0].parent / "new")] == 1
+    assert seen["listed"] == ["2"]
+    assert {seen[str(path)] for path in first} == {"FileNotFoundError"}
+    assert {seen[str(path)] for path in mine} == {True}
+    assert seen[str(second[0].parent / "new")] == 1
     assert sorted(os.listdir(state / "runs")) == ["1", "2"]
     assert {path.read_text() for path in first} == {"of run 1"}
     assert os.listdir(state / "lasting" / BUNDLE) == ["kept"]
@@ -377,9 +377,9 @@ def test_a_run_sees_the_files_of_the_run_that_it_resumes(state):
     records.note(1, BUNDLE)
     records.note(2, BUNDLE, resumes=1)
     records.note(3, BUNDLE, resumes=2)
-    told = probe(settings, run_id=3, read=[file], write=[file.parent / "new"], root=state / "runs")
-    assert (told[str(file)], told[str(file.parent / "new")]) == (True, 1)
-    assert told["listed"] == ["1", "2", "3"]
+    seen = probe(settings, run_id=3, read=[file], write=[file.parent / "new"], root=state / "runs")
+    assert (seen[str(file)], seen[str(file.parent / "new")]) == (True, 1)
+    assert seen["listed"] == ["1", "2", "3"]
 
 
 def test_no_run_of_another_bundle_resumes_a_run_to_see_its_files(state):
@@ -522,9 +522,9 @@ def node_with(keys, state, **settings):
 @needs_box
 def test_the_key_for_the_superlink_is_not_in_the_sandbox(keys, state):
     settings = node_with(keys, state)
-    told = probe(settings, read=[settings.peer_key, settings.peer_authority, settings.auth_key])
-    assert told[str(settings.peer_key)] is told[str(settings.peer_authority)] is True
-    assert told[str(settings.auth_key)] == "FileNotFoundError"
+    seen = probe(settings, read=[settings.peer_key, settings.peer_authority, settings.auth_key])
+    assert seen[str(settings.peer_key)] is seen[str(settings.peer_authority)] is True
+    assert seen[str(settings.auth_key)] == "FileNotFoundError"
 
 
 @pytest.mark.parametrize(

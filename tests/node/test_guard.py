@@ -681,6 +681,18 @@ def test_virtual_data_show_no_more_classes_than_are_large_enough(
         assert answer.has_content() if leaves else refused(answer, "fewest-of-a-class")
 
 
+@pytest.fixture
+def with_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Give the node a table with samples of two classes."""
+
+    def write(first: int, second: int) -> None:
+        table = tmp_path / "ward.csv"
+        table.write_text("height,label\n" + "1.7,a\n" * first + "1.8,b\n" * second)
+        monkeypatch.setitem(NODE_CONFIG, "data", str(table))
+
+    return write
+
+
 @pytest.mark.parametrize(
     ("samples", "epsilon", "leaves"),
     [((99, 49), 0.0, False), ((50, 50), 0.0, True), ((1, 1), 1.0, True)],
@@ -690,13 +702,10 @@ def test_behind_each_virtual_image_without_privacy_are_enough_real_ones(
     epsilon: float,
     leaves: bool,
     make_node: MakeNode,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    with_samples: Callable[[int, int], None],
 ) -> None:
     """One virtual image of each class: of few real ones attacks find most (docs/privacy.md)."""
-    table = tmp_path / "ward.csv"
-    table.write_text("height,label\n" + "1.7,a\n" * samples[0] + "1.8,b\n" * samples[1])
-    monkeypatch.setitem(NODE_CONFIG, "data", str(table))
+    with_samples(*samples)
     node = make_node(STANDARD, **HFLDD)
     message, reply = parcel_of(node, virtual(), dp_epsilon=epsilon)
     answer = node.answers(message, "train.distill", reply)
@@ -704,11 +713,9 @@ def test_behind_each_virtual_image_without_privacy_are_enough_real_ones(
 
 
 def test_however_many_real_images_there_are_none_by_kip_leave(
-    make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_node: MakeNode, with_samples: Callable[[int, int], None]
 ) -> None:
-    table = tmp_path / "ward.csv"
-    table.write_text("height,label\n" + "1.7,a\n1.8,b\n" * 1000)
-    monkeypatch.setitem(NODE_CONFIG, "data", str(table))
+    with_samples(1000, 1000)
     for policy, leaves in ((UNCOUNTED, True), (STANDARD, False)):
         node = make_node(policy, **HFLDD)
         message, reply = parcel_of(node, virtual(method="kip"))
@@ -720,11 +727,9 @@ def test_however_many_real_images_there_are_none_by_kip_leave(
 
 
 def test_virtual_images_of_a_run_add_up_and_the_same_ones_count_once(
-    make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_node: MakeNode, with_samples: Callable[[int, int], None]
 ) -> None:
-    table = tmp_path / "ward.csv"
-    table.write_text("height,label\n" + "1.7,a\n1.8,b\n" * (2 * STANDARD.real_per_virtual - 1))
-    monkeypatch.setitem(NODE_CONFIG, "data", str(table))
+    with_samples(*2 * [2 * STANDARD.real_per_virtual - 1])
     node, first, second = make_node(STANDARD, **HFLDD), virtual(), virtual()
     for payload, epsilon, leaves in (
         (first, 0.0, True),
