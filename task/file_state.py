@@ -153,6 +153,6 @@ def _marks_below(path: Path) -> list[str] | None:
 
 
 def _marks(name: str, status: os.stat_result) -> str:
-    """What distinguishes a file from an earlier one; the second time from a copy with the first's."""
+    """What differs between files; the second time does where a copy has the first's."""
     times = status.st_mtime_ns, status.st_ctime_ns
     return f"{name}\0{status.st_size} {times[0]} {times[1]} {status.st_ino}"
