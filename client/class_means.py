@@ -10,7 +10,7 @@ from torch.nn import functional
 from protocol.arrays import as_arrays, as_tensors
 from protocol.class_means import CLASSES, COUNTS
 from task.datasets import Samples
-from task.evaluation import BATCH_SIZE
+from task.evaluation import BATCH
 
 
 def means_by_class(
@@ -41,7 +41,7 @@ def means_by_class(
     held = counts.nonzero().flatten()
     sums: dict[str, Tensor] = {}
     with torch.inference_mode():
-        for rows in torch.split(torch.arange(len(samples)), BATCH_SIZE):
+        for rows in torch.split(torch.arange(len(samples)), BATCH):
             inputs, labels = samples.minibatch(rows.to(samples.labels.device), device)
             members = functional.one_hot(labels, num_classes).T.double()
             for name, values in outputs(inputs).items():

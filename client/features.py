@@ -18,10 +18,10 @@ from client.terms import extractor
 from links.store import NodeStore
 from task.backbones import Frozen, fingerprint, seen_spec
 from task.datasets import DataSpec
+from task.evaluation import BATCH
 from task.models import last_dense_layer, model_of
 from task.settings import SettingsError, TaskSettings
 
-BATCH = 64
 SECONDS = 10.0
 """Between lines of progress."""
 

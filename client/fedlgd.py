@@ -32,12 +32,12 @@ from protocol.fedlgd import (
 )
 from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
 from task.datasets import Samples
+from task.evaluation import BATCH
 from task.settings import SettingsError, TrainSettings
 
 OWN = "virtual-data"
 PRIVATE = "private-virtual-data"
 OF_SERVER = "global-virtual-data"
-BATCH_SIZE = 1024
 
 
 class Contrastive(LossTerm):
@@ -217,10 +217,9 @@ def loss_gradient(model: nn.Module, samples: Samples, names: Collection[str]) ->
         raise ValueError(f"the model trains no weight {unknown[0]!r:.60}")
     model.eval()
     model.zero_grad()
-    for start in range(0, len(samples), BATCH_SIZE):
-        batch = slice(start, start + BATCH_SIZE)
-        logits = model(samples.inputs[batch])
-        loss = functional.cross_entropy(logits, samples.labels[batch], reduction="sum")
+    parts = (torch.split(part, BATCH) for part in (samples.inputs, samples.labels))
+    for inputs, labels in zip(*parts, strict=True):
+        loss = functional.cross_entropy(model(inputs), labels, reduction="sum")
         (loss / len(samples)).backward()  # type: ignore[no-untyped-call]
     gradient = {}
     for name in names:

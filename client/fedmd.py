@@ -17,7 +17,7 @@ from client.training import epoch_batches
 from protocol.arrays import arrays_of
 from protocol.fedmd import DIGEST, LOGITS, FedMDSettings
 from protocol.messages import METRICS, NUM_EXAMPLES
-from task.evaluation import BATCH_SIZE, evaluate_model
+from task.evaluation import evaluate_model, outputs
 from task.models import model_of
 
 
@@ -99,9 +99,7 @@ def digest(
 
 def logits_on(model: nn.Module, inputs: Tensor) -> Tensor:
     """Logits of the model in evaluation mode, float32 (n, classes), on the CPU."""
-    model.eval()
-    with torch.inference_mode():
-        return torch.cat([model(batch) for batch in torch.split(inputs, BATCH_SIZE)]).float().cpu()
+    return outputs(model.eval(), inputs, inputs.device).float().cpu()
 
 
 def _train(local: LocalRound, epochs: int) -> RecordDict:

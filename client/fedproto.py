@@ -16,7 +16,7 @@ from client.terms import Features, LossTerm, extractor
 from protocol.arrays import arrays_of
 from protocol.fedproto import PROTOTYPE_DISTANCE, PROTOTYPES, FedProtoSettings
 from protocol.messages import METRICS, NUM_EXAMPLES
-from task.evaluation import BATCH_SIZE, evaluate_model
+from task.evaluation import evaluate_model, outputs
 from task.models import last_dense_layer, model_of
 from task.settings import SettingsError, TrainSettings
 
@@ -136,13 +136,12 @@ def nearest_prototype(
     known : Tensor
         Which classes have a prototype, bool (classes,).
     """
-    with torch.inference_mode():
-        found = []
-        for batch in torch.split(inputs, BATCH_SIZE):
-            features = extract(batch.to(prototypes.device)).flatten(1)
-            distances = torch.cdist(features, prototypes).masked_fill(~known, torch.inf)
-            found.append(distances.argmin(1))
-        return torch.cat(found)
+
+    def nearest(batch: Tensor) -> Tensor:
+        distances = torch.cdist(extract(batch).flatten(1), prototypes)
+        return distances.masked_fill(~known, torch.inf).argmin(1)
+
+    return outputs(nearest, inputs, prototypes.device)
 
 
 def needs(session: Session, settings: FedProtoSettings) -> Iterable[Callable[[], object]]:

@@ -49,6 +49,7 @@ from protocol.hfldd import (
 from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, PARCEL, REJECTED, ROUTE
 from task.auxiliary_names import NOISE
 from task.datasets import Samples
+from task.evaluation import outputs
 from task.models import model_of
 from task.settings import SettingsError
 
@@ -214,7 +215,6 @@ def vote(message: Message, context: Context) -> Message:
     return Message(RecordDict({METRICS: MetricRecord({VOTES: votes})}), reply_to=message)
 
 
-@torch.no_grad()
 def knows(model: nn.Module, classes: Iterable[int], parcel: VirtualData) -> float:
     """Share of the other classes that a model finds less likely than the label, in [0, 1].
 
@@ -222,7 +222,7 @@ def knows(model: nn.Module, classes: Iterable[int], parcel: VirtualData) -> floa
     as any; 1 if it holds none.
     """
     device = next(model.parameters()).device
-    logits = model(parcel.images.to(device)).double().cpu()
+    logits = outputs(model, parcel.images, device).double().cpu()
     labels = parcel.labels if parcel.soft_labels is None else parcel.soft_labels.argmax(1)
     of_labels = logits.gather(1, labels[:, None])
     lower = (logits < of_labels).sum(1) + ((logits == of_labels).sum(1) - 1) / 2

@@ -17,6 +17,7 @@ from task.augmentation import Augment, augmented
 from task.compute.cuda_graph import graphed
 from task.compute.precision import forward_in, products_in
 from task.datasets import Samples
+from task.evaluation import outputs
 from task.settings import Change, Precision, SettingsError, TrainSettings
 
 
@@ -240,6 +241,4 @@ def soft_labels(
             epoch_batches(samples.labels, batch_size, generator) for _ in repeat(None)
         )
         fit(model, samples, islice(endless, steps), optimizer)
-    model.eval()
-    with torch.inference_mode():
-        return functional.softmax(model(auxiliary), dim=1).cpu()
+    return functional.softmax(outputs(model.eval(), auxiliary, auxiliary.device), dim=1).cpu()

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from distill.errors import DistillError
+from task.evaluation import outputs
 
 Average = Literal["probabilities", "logits"]
 
 HELD_OUT = 0.1
 """Share of the samples held out of training for early stopping."""
-PREDICTION_BATCH = 1024
 TINY = 1e-12
 """Added to probabilities, which may be 0."""
 
@@ -211,11 +211,8 @@ def _held_out_loss(student: nn.Module, inputs: Tensor, teacher: Tensor) -> float
     return float(_divergence(_logits(student, inputs), teacher))
 
 
-@torch.no_grad()
 def _logits(model: nn.Module, inputs: Tensor) -> Tensor:
-    model.eval()
-    device = next(model.parameters(), inputs).device
-    return torch.cat([model(part.to(device)) for part in torch.split(inputs, PREDICTION_BATCH)])
+    return outputs(model.eval(), inputs, next(model.parameters(), inputs).device)
 
 
 def _batches(indices: Tensor, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:

@@ -9,9 +9,7 @@ from torch import nn
 from protocol.arrays import as_arrays, as_tensors
 from task.backbones import Frozen
 from task.datasets import Samples
-from task.evaluation import predict
-
-BATCH = 64
+from task.evaluation import outputs, predict
 
 
 def server_evaluation(
@@ -45,8 +43,6 @@ def server_evaluation(
     return evaluate
 
 
-@torch.inference_mode()
 def _as_vectors(model: Frozen, samples: Samples, device: torch.device | str) -> Samples:
     model.to(device).eval()
-    vectors = [model.vectors(batch.to(device)) for batch in torch.split(samples.inputs, BATCH)]
-    return Samples(torch.cat(vectors), samples.labels)
+    return Samples(outputs(model.vectors, samples.inputs, device), samples.labels)

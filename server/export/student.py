@@ -13,6 +13,7 @@ from server.export.model import FILES, ExportError, Format, weights_of, write_mo
 from server.page import RunFiles
 from task.backbones import whole_state
 from task.datasets import auxiliary_images
+from task.evaluation import outputs
 from task.models import create_model
 
 SHARPNESS = 2.0
@@ -81,7 +82,7 @@ def distil(
     teacher: nn.Module, student: nn.Module, inputs: Tensor, seed: int
 ) -> tuple[Distilled, str]:
     """Train a student, in place, on what a model says of samples without labels."""
-    logits = _logits(teacher, inputs)
+    logits = outputs(teacher.eval(), inputs, "cpu")
     targets = functional.softmax(SHARPNESS * logits / logits.std(1, keepdim=True).mean(), dim=1)
     generator = torch.Generator().manual_seed(seed)
     distilled = distil_ensemble(
@@ -94,11 +95,5 @@ def distil(
         batch_size=BATCH,
         generator=generator,
     )
-    alike = (_logits(student, inputs).argmax(1) == logits.argmax(1)).float().mean()
+    alike = (outputs(student.eval(), inputs, "cpu").argmax(1) == logits.argmax(1)).float().mean()
     return distilled, f"it agrees with the model on {alike:.0%} of the {len(inputs)} images"
-
-
-@torch.inference_mode()
-def _logits(model: nn.Module, inputs: Tensor) -> Tensor:
-    model.eval()
-    return torch.cat([model(batch) for batch in torch.split(inputs, BATCH)])

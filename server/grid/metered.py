@@ -318,7 +318,7 @@ class MeteredGrid(Grid):
             for message, reason in inbox.rejected:
                 set_aside(self, message.metadata.dst_node_id, message.metadata.message_type, reason)
             inbox.rejected.clear()
-            progress.show(len(messages) - len(inbox.waiting))
+            progress.show(messages[waiting].metadata.dst_node_id for waiting in inbox.waiting)
             if inbox.waiting:
                 time.sleep(poll)
         inbox.close()

@@ -1,12 +1,17 @@
 """Says in the log how far a long phase is."""
 
 import time
+from collections.abc import Iterable
 from logging import INFO
 
 from flwr.common import log
 
+from strategies.common.directory import listed
+
 EVERY = 4.0
 """Seconds between lines; a tenth of what the phase has taken, where that is more."""
+LONG = 20.0
+"""Seconds without any reply after which a line says what may keep nodes."""
 
 
 class Progress:
@@ -18,13 +23,26 @@ class Progress:
         self._total = total
         self._start = self._said = time.monotonic()
 
-    def show(self, replied: int) -> None:
-        """Log how many nodes have replied, and the time left at their pace, if it is time to."""
+    def show(self, waiting: Iterable[int]) -> None:
+        """Log whose replies are missing, and the time left at the others' pace, if it is time to.
+
+        Parameters
+        ----------
+        waiting : Iterable[int]
+            Ids of the nodes that have not replied.
+        """
         now = time.monotonic()
         seconds = now - self._start
         if now - self._said < max(EVERY, seconds / 10):
             return
+        if not (missing := sorted(waiting)):
+            return
         self._said = now
-        left = round(seconds / replied * (self._total - replied)) if replied else None
-        when = f"{seconds:.0f} s so far" if left is None else f"about {left} s left"
-        log(INFO, "%s: %d of %s, %s", self._title, replied, self._nodes, when)
+        replied = self._total - len(missing)
+        when = f"{seconds:.0f} s so far"
+        if replied:
+            when = f"about {seconds / replied * len(missing):.0f} s left"
+        elif seconds > LONG:
+            when += "; nodes that are busy with another run reply once they are done with it"
+        names = listed([str(node) for node in missing])
+        log(INFO, "%s: %d of %s, waiting for %s, %s", self._title, replied, self._nodes, names, when)

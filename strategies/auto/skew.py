@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from task.evaluation import outputs
+
 Floats = NDArray[np.floating]
 
 TINY = 1e-12
@@ -75,9 +77,8 @@ def _labels_of_one_class(
         optimizer.zero_grad()
         functional.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    model.eval()
-    with torch.inference_mode():
-        return functional.softmax(model(auxiliary), dim=1).cpu().numpy()
+    logits = outputs(model.eval(), auxiliary, auxiliary.device)
+    return functional.softmax(logits, dim=1).cpu().numpy()
 
 
 def _median_distance(soft_labels: Sequence[Floats]) -> float:

@@ -146,7 +146,7 @@ def test_the_gradient_is_that_of_the_mean_loss_in_however_many_pieces(monkeypatc
     samples = Samples(torch.randn(7, 1, 2, 3), torch.tensor([0, 1, 2, 0, 1, 2, 0]))
     plain = copy.deepcopy(model).eval()
     functional.cross_entropy(plain(samples.inputs), samples.labels).backward()
-    monkeypatch.setattr(fedlgd, "BATCH_SIZE", 3)
+    monkeypatch.setattr(fedlgd, "BATCH", 3)
     names = ["2.weight", "3.weight"]
     gradient = loss_gradient(model, samples, names)
     assert list(gradient) == names

@@ -5,11 +5,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from client.fedmd import logits_on
+from client.fedproto import nearest_prototype
+from client.hfldd import knows
+from client.training import soft_labels
+from distill.ensemble import distil_ensemble
+from distill.virtual_data import VirtualData
 from task.datasets import Samples
-from task.evaluation import BATCH_SIZE, evaluate_model, predict
+from task.evaluation import BATCH, evaluate_model, outputs, predict
 
 
-@pytest.mark.parametrize("n", [1, BATCH_SIZE, BATCH_SIZE + 1, 2 * BATCH_SIZE + 7])
+@pytest.mark.parametrize("n", [1, BATCH, BATCH + 1, 2 * BATCH + 7])
 def test_every_sample_counts_once_and_in_evaluation_mode(n):
     generator = torch.Generator().manual_seed(n)
     samples = Samples(
@@ -26,3 +32,55 @@ def test_every_sample_counts_once_and_in_evaluation_mode(n):
     assert accuracy == int((logits.argmax(1) == samples.labels).sum()) / n
     assert loss == pytest.approx(float(functional.cross_entropy(logits, samples.labels)), rel=1e-4)
     assert torch.equal(predict(model.train(), samples)[0], logits.argmax(1))
+
+
+class Recorder(nn.Module):
+    """A classifier of 3 classes that notes how many samples pass through it together."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(4, 3)
+        self.most = 0
+
+    def forward(self, images):
+        self.most = max(self.most, len(images))
+        return self.dense(images.flatten(1))
+
+
+def soft_labels_of(model, images):
+    own = Samples(images[:6], torch.arange(6) % 3)
+    generator = torch.Generator().manual_seed(0)
+    soft_labels(model, own, images, steps=2, lr=0.1, batch_size=3, generator=generator)
+
+
+def votes_on(model, images):
+    labels = torch.arange(len(images)) % 3
+    knows(model, [0, 1, 2], VirtualData(images, labels, "dm", 1, 0, "noise"))
+
+
+@pytest.mark.parametrize(
+    "passed",
+    [
+        lambda model, images: predict(model, Samples(images, torch.zeros(len(images)).long())),
+        soft_labels_of,
+        votes_on,
+        lambda model, images: logits_on(model, images),
+        lambda model, images: nearest_prototype(
+            model, images, torch.zeros(3, 3), torch.ones(3).bool()
+        ),
+        lambda model, images: distil_ensemble(
+            model, images, torch.full((len(images), 3), 1 / 3), epochs=1, patience=1, lr=0.1,
+            batch_size=10, generator=torch.Generator().manual_seed(0),
+        ),
+    ],
+    ids=["predict", "soft labels", "votes", "logits", "prototypes", "ensemble"],
+)  # fmt: skip
+def test_many_samples_pass_in_batches_so_that_memory_is_bounded(passed):
+    model = Recorder()
+    passed(model, torch.rand(1000, 1, 2, 2))
+    assert 0 < model.most <= BATCH
+
+
+def test_batches_change_no_output():
+    model, images = Recorder().eval(), torch.rand(2 * BATCH + 3, 1, 2, 2)
+    torch.testing.assert_close(outputs(model, images, "cpu"), model(images).detach())

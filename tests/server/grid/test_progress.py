@@ -28,15 +28,17 @@ def said(caplog):
     return [record.getMessage() for record in caplog.records]
 
 
-def test_it_tells_replies_and_the_time_left_at_their_pace(clock, caplog):
+def test_it_says_whose_replies_are_missing_and_the_time_left_at_the_others_pace(clock, caplog):
     caplog.set_level(logging.INFO)
     phase = Progress("members distil their data", 10)
     for seconds, replied in ((1, 0), (5, 0), (6, 1), (10, 2), (12, 10)):
         clock.now = 100 + seconds
-        phase.show(replied)
+        phase.show(range(replied, 10))
     assert said(caplog) == [
-        "members distil their data: 0 of 10 nodes, 5 s so far",
-        "members distil their data: 2 of 10 nodes, about 40 s left",
+        "members distil their data: 0 of 10 nodes, "
+        "waiting for 0, 1, 2, 3, 4 and 5 others, 5 s so far",
+        "members distil their data: 2 of 10 nodes, "
+        "waiting for 2, 3, 4, 5, 6 and 3 others, about 40 s left",
     ]
 
 
@@ -45,9 +47,11 @@ def test_in_a_phase_of_an_hour_it_does_not_fill_the_log(clock, caplog):
     phase = Progress("nodes train", 1)
     for seconds in range(3600):
         clock.now = 100 + seconds
-        phase.show(0)
+        phase.show([7])
     assert len(caplog.records) < 80
-    assert said(caplog)[0] == "nodes train: 0 of 1 node, 4 s so far"
+    assert said(caplog)[0] == "nodes train: 0 of 1 node, waiting for 7, 4 s so far"
+    assert "another run" not in said(caplog)[0]
+    assert "another run" in said(caplog)[-1]
 
 
 def test_the_grid_says_it_while_it_waits(memory_grid, caplog, monkeypatch):
@@ -56,4 +60,4 @@ def test_the_grid_says_it_while_it_waits(memory_grid, caplog, monkeypatch):
     inner = memory_grid({1: lambda message: answered, 2: lambda message: None})
     messages = [Message(RecordDict(), node, "train") for node in (1, 2)]
     MeteredGrid(inner, deadline=0.5).send_and_receive(messages)
-    assert any("nodes train: 1 of 2 nodes, about 0 s left" in line for line in said(caplog))
+    assert any("nodes train: 1 of 2 nodes, waiting for 2, about 0 s left" in line for line in said(caplog))
