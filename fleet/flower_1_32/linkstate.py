@@ -52,7 +52,7 @@ BOOKED = 1.0
 _MAKE = "generic_create_grpc_server"
 SWITCH = 0.05
 """Seconds for which a thread computes while others want to: each of these wakes as often to ask."""
-_OF_CALLS = ("[Fleet.PullMessages]", "[Fleet.PushMessages]")
+_OF_CALLS = ("[Fleet.PullMessages]", "[Fleet.PushMessages]", "[Fleet.GetRun]")
 MOST_LOOKED = 100_000
 """Messages of which it is remembered when someone asked for their replies."""
 CALLS = 1000

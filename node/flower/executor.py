@@ -4,12 +4,12 @@ The executor speaks a SuperNode's API for apps, with ``--isolation process``. It
 torch, so its heartbeats go on whatever its child (`worker`) does.
 
 If the child dies, does not answer a message within its time-to-live and `GRACE`, or has an app that
-keeps too much on disk, the executor reports an error and starts another. It also starts another for
-a different app bundle, for a new run in a sandbox or if packages were installed since, and after an
-error that CUDA does not recover from. After a while without tasks the child ends, and what it held
-of memory and GPU is free; the next task starts another, unless one is kept warm. If the executor
-cannot answer a task, it exits. Its supervisor must then restart the SuperNode too: Flower waits for
-the answer forever.
+keeps too much on disk, the executor reports an error and starts another. It kills a child whose run
+has ended. It also starts another for a different app bundle, for a new run in a sandbox or if
+packages were installed since, and after an error that CUDA does not recover from. After a while
+without tasks the child ends, and what it held of memory and GPU is free; the next task starts
+another, unless one is kept warm. If the executor cannot answer a task, it exits. Its supervisor
+must then restart the SuperNode too: Flower waits for the answer forever.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ _WATCH = 1.0
 """Seconds between questions whether the app keeps too much; the disk is measured more seldom."""
 _MESSAGE_LATE = 10.0
 """Seconds that a task's message may come after the task."""
+
+
+class TaskEndedError(Exception):
+    """The run of a task has ended."""
 
 
 class UnanswerableError(Exception):
@@ -157,14 +161,16 @@ class Executor:
             self._send_report("ready", child.pid)
 
     def _serve_task(self, token: str, pending: PendingTask) -> None:
-        task = _Task(self._api.calls(token))
+        task = _Task(self._api, token)
         try:
             with task.heartbeats():
                 message, tree = task.pull_header()
-                if error := self._run(pending, token, tree, message.metadata.ttl):
+                if error := self._run(pending, task, tree, message.metadata.ttl):
                     task.answer(message, error)
         except appio.REFUSED as error:
-            raise UnanswerableError(f"the SuperNode refused to serve a task: {error}") from error
+            if not task.has_ended():
+                reason = f"the SuperNode refused to serve a task: {error}"
+                raise UnanswerableError(reason) from error
 
     def _child_for(self, pending: PendingTask) -> Child:
         """The child, or a fresh one where there is none that can serve the task.
@@ -190,8 +196,8 @@ class Executor:
         """Whether a run begins for which the child may hold modules of packages of before."""
         return child.run_id != run_id and child.packages != installed_packages()
 
-    def _run(self, pending: PendingTask, token: str, tree: ObjectTree, ttl: float) -> Error | None:
-        """Have a child run a task; return the error if it failed."""
+    def _run(self, pending: PendingTask, task: _Task, tree: ObjectTree, ttl: float) -> Error | None:
+        """Have a child run a task; return the error if it failed and is to be answered."""
         pushing = False
         deadline = time.monotonic() + min(ttl, _LONGEST) + GRACE
         try:
@@ -199,10 +205,10 @@ class Executor:
         except OSError as error:
             return Error(ErrorCode.CLIENT_APP_CRASHED, f"the app gets no sandbox: {error}")
         try:
-            child.hand(token, tree.SerializeToString())
+            child.hand(task.token, tree.SerializeToString())
             while True:
                 if not pushing:  # then its reply would stay half sent
-                    _watch(child, deadline)
+                    _watch(child, task, deadline)
                 left = max(0.0, deadline - time.monotonic())
                 kind, code, reason = child.note(timeout=left)
                 if kind == "done":
@@ -213,6 +219,9 @@ class Executor:
                     return Error(code, reason)
                 pushing = pushing or kind == "pushing"
                 self._handle_note(child, kind, code, reason)
+        except TaskEndedError:
+            self._replace_child(self._sandbox_of_no_run())  # before the next run needs one
+            return None
         except TooMuchKeptError as excess:
             self._release_child(child)
             return Error(ErrorCode.CLIENT_APP_CRASHED, str(excess))
@@ -223,16 +232,31 @@ class Executor:
             return Error(ErrorCode.CLIENT_APP_CRASHED, str(death))
 
 
-def _watch(child: Child, deadline: float) -> None:
-    """Wait for a child's note, and look meanwhile at what its app keeps on disk."""
+def _watch(child: Child, task: _Task, deadline: float) -> None:
+    """Wait for a child's note; check meanwhile its task, and what its app keeps on disk.
+
+    Raises
+    ------
+    TaskEndedError
+        If the task's run has ended.
+    TooMuchKeptError
+        If the app keeps too much.
+    """
     child.check_disk()
     while (left := deadline - time.monotonic()) > 0 and not child.has_note(min(left, _WATCH)):
         child.check_disk()
+        if task.has_ended():
+            raise TaskEndedError
 
 
 class _Task:
-    def __init__(self, calls: Any) -> None:
-        self._calls = calls
+    def __init__(self, api: Any, token: str) -> None:
+        self.token = token
+        self._calls = api.calls(token)
+
+    def has_ended(self) -> bool:
+        """Whether the SuperNode has ended it, as its run has ended: no reply is wanted."""
+        return bool(appio.has_ended(self._calls))
 
     @contextmanager
     def heartbeats(self) -> Iterator[None]:

@@ -89,6 +89,15 @@ def pull_message(calls: Any) -> Any | None:
         return None
 
 
+def has_ended(calls: Any) -> bool:
+    """Whether the SuperNode has ended the task: its run has ended."""
+    try:
+        calls.SendTaskHeartbeat(messages.SendTaskHeartbeatRequest())
+    except grpc.RpcError as error:
+        return error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+    return False
+
+
 def pull_task_input(calls: Any) -> Any:
     """Pull a task's run, app bundle and context."""
     # The worker's first call: on a very busy machine, a first try to connect may fail.

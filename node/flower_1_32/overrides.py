@@ -8,7 +8,7 @@ from flwr.supercore.object_store import object_store_factory
 
 from node.flower_1_32.guard import Guard, patch_guard
 from node.flower_1_32.retries import patch_retries
-from node.flower_1_32.run_ends import patch_run_ends
+from node.flower_1_32.run_ends import patch_run_ends, patch_stopped_runs
 from node.flower_1_32.spacing import patch_spacing
 from node.flower_1_32.together import patch_calls
 from node.flower_1_32.waiting import patch_waiting
@@ -27,5 +27,6 @@ def override(
     patch_waiting(pace)
     patch_calls()
     patch_run_ends(state_dir)
+    patch_stopped_runs()
     object_store_factory.InMemoryObjectStore = MemoryObjectStore  # type: ignore[attr-defined]
     return patch_guard(Guard(policy, state_dir, node_config))

@@ -91,6 +91,17 @@ def pull_message(calls: Any) -> Any | None:
     return response if response.messages_list else None
 
 
+def has_ended(calls: Any) -> bool:
+    """Whether the SuperNode has ended the task: its run has ended."""
+    try:
+        calls.SendTaskHeartbeat(messages.SendTaskHeartbeatRequest())
+    except httpx.HTTPStatusError as error:
+        return error.response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
+    except httpx.HTTPError:
+        pass
+    return False
+
+
 def pull_task_input(calls: Any) -> Any:
     """Pull a task's run, app bundle and context; messages that the app makes are of this task."""
     task = calls.PullTaskInput(messages.PullTaskInputRequest())

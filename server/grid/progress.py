@@ -45,4 +45,6 @@ class Progress:
         elif seconds > LONG:
             when += "; nodes that are busy with another run reply once they are done with it"
         names = listed([str(node) for node in missing])
-        log(INFO, "%s: %d of %s, waiting for %s, %s", self._title, replied, self._nodes, names, when)
+        log(
+            INFO, "%s: %d of %s, waiting for %s, %s", self._title, replied, self._nodes, names, when
+        )

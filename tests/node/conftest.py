@@ -59,8 +59,8 @@ def train(message: Message, context: Context) -> Message:
     if do == "lose":
         import torch
         raise ValueError("lost") from torch.AcceleratorError("CUDA error: illegal memory access")
-    if do == "sleep":
-        time.sleep(8)
+    if do.startswith("sleep"):
+        time.sleep(int(do[len("sleep"):] or 8))
     faults = 0
     if do == "allocate":  # and free at once; the second time it may be there
         for _ in range(2):

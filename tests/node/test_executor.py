@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from flwr.app import Message
-from flwr.common.constant import ErrorCode
+from flwr.common.constant import ErrorCode, SubStatus
 from flwr.supercore.constant import TaskType
 
 from node import line, stock
@@ -210,6 +211,38 @@ def test_a_hung_child_is_killed_and_answered_for_and_the_next_message_finds_anot
     finally:
         executor.close()
     wait_until_gone(before)
+
+
+def test_the_app_of_a_run_that_has_ended_is_killed_and_the_next_message_finds_another(
+    node: SuperNode, tiny_app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    node.submit(tiny_app)
+    node.send("sleep60")
+    executor = node_executor.Executor(
+        appio.AppIo(node.address, None), ["--appio-address", node.address]
+    )
+    busy = executor._child.pid
+
+    def end_tasks() -> None:
+        for task in node.state.get_tasks(run_ids=[1]):
+            node.state.finish_task(task.task_id, SubStatus.STOPPED, "")
+
+    try:
+        claim = executor._api.claim()
+        ending = threading.Timer(1.0, end_tasks)
+        ending.start()
+        start = time.monotonic()
+        executor._serve_task(*claim)
+        assert time.monotonic() - start < 10
+        assert not node.replies()
+        node.send()
+        executor._serve_task(*executor._api.claim())
+        assert told(node.reply())["pid"] == executor._child.pid != busy
+    finally:
+        executor.close()
+    wait_until_gone(busy)
 
 
 class Fills:

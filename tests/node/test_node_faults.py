@@ -12,6 +12,7 @@ import pytest
 from flwr.common.constant import ErrorCode
 
 from fleet.local_federation import LocalFederation
+from fleet.submission import RunError
 from node.nursery import NURSERY
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
@@ -72,6 +73,23 @@ def test_code_of_a_new_submission_is_what_runs(
     assert nodes == {tiny.status(index)["pid"] for index in (0, 1)}
     (phase,) = tiny.run({"phases": 1, "nodes": 2})
     assert {reply.told["greeting"] for reply in phase.values()} == {"hello"}
+
+
+def test_a_run_that_is_stopped_leaves_its_nodes_free_for_the_next(tiny: Any) -> None:
+    nodes = {tiny.status(index)["pid"] for index in (0, 1)}
+    began: list[float] = []
+    with pytest.raises(RunError, match="stopped"):
+        tiny.federation.run(
+            tiny.app_dir,
+            {"phases": 1, "nodes": 2, "do": "sleep250"},
+            on_line=lambda line: began.append(time.monotonic()) if "BEGIN" in line else None,
+            timeout=10,
+        )
+    assert began
+    (phase,) = tiny.run({"phases": 1, "nodes": 2})
+    assert [reply.error for reply in phase.values()] == [0, 0]
+    assert time.monotonic() - began[0] < 60
+    assert nodes == {tiny.status(index)["pid"] for index in (0, 1)}
 
 
 def test_an_app_that_fails_is_answered_for_at_once_and_the_rest_goes_on(tiny: Any) -> None:

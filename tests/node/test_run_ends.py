@@ -3,21 +3,26 @@
 import errno
 import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flwr.supercore.run import RunNotRunningException
+from flwr.app import Message, RecordDict
+from flwr.common.constant import SubStatus
+from flwr.supercore.constant import TaskType
+from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supernode import start_client_internal
 
 from links.folder import LinkFolder
 from links.store import NodeStore
-from node.flower_1_32.run_ends import patch_run_ends, remove_links_of_ended_runs
+from node.flower_1_32.run_ends import patch_run_ends, patch_stopped_runs, remove_links_of_ended_runs
 from node.notes import Notes
 from node.secret import appio_secret
 from node.settings import NodeSettings
 from node.supervisor import Node
+from tests.node.supernodes import SuperNode
 
 ENDED, RUNNING, UNKNOWN = 2**63 + 1, 2, 3
 
@@ -82,6 +87,58 @@ def test_the_supernodes_loop_asks_now_and_then(
     pull = start_client_internal._pull_and_store_message
     assert pull(get_run=asking, state="abc") == 3
     assert len(asked) == 2
+
+
+@pytest.fixture
+def working(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Message]]]:
+    """Has a SuperNode's loop take a message and wait for the app; returns what it sends."""
+    loop: Any = start_client_internal
+    node = SuperNode()
+    node.state.store_run(Run.create_empty(RUNNING))
+
+    def intake(*, state: Any, **_: Any) -> int:
+        message = Message(RecordDict(), 5, "train")
+        message.metadata.__dict__["_run_id"] = RUNNING
+        loop._insert_message(message, state, node.objects)
+        state.create_task(task_type=TaskType.CLIENT_APP, run_id=RUNNING, fab_hash="")
+        return RUNNING
+
+    def work(get_run: Callable[[int], object]) -> list[Message]:
+        sent: list[Message] = []
+
+        def send(reply: Message, *_: Any) -> set[str]:
+            sent.append(reply)
+            raise RunNotRunningException
+
+        monkeypatch.setattr(loop, "_pull_and_store_message", intake)
+        monkeypatch.setattr(loop, "time", SimpleNamespace(sleep=lambda _: time.sleep(0.01)))
+        assert patch_stopped_runs(every=0.05)
+        loop._pull_and_store_message(state=node.state, get_run=get_run)
+        loop._push_messages(
+            state=node.state, object_store=node.objects, send=send, push_object=lambda *_: None
+        )
+        return sent
+
+    yield work
+    assert not node.state.get_messages()
+    tasks = node.state.get_tasks(run_ids=[RUNNING])
+    assert [task.status.sub_status for task in tasks] == [SubStatus.STOPPED]
+    node.close()
+
+
+def test_the_apps_work_for_a_run_that_has_ended_ends(working: Callable[..., list[Message]]) -> None:
+    answers = iter([object(), ConnectionError(), RunNotRunningException()])
+
+    def get_run(run_id: int) -> object:
+        assert run_id == RUNNING
+        answer = next(answers)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    (reply,) = working(get_run)
+    assert reply.has_error()
+    assert next(answers, None) is None
 
 
 def test_what_runs_left_behind_goes_after_as_many_days_as_the_setting_says(tmp_path: Path) -> None:

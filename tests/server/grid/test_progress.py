@@ -60,4 +60,6 @@ def test_the_grid_says_it_while_it_waits(memory_grid, caplog, monkeypatch):
     inner = memory_grid({1: lambda message: answered, 2: lambda message: None})
     messages = [Message(RecordDict(), node, "train") for node in (1, 2)]
     MeteredGrid(inner, deadline=0.5).send_and_receive(messages)
-    assert any("nodes train: 1 of 2 nodes, waiting for 2, about 0 s left" in line for line in said(caplog))
+    assert any(
+        "nodes train: 1 of 2 nodes, waiting for 2, about 0 s left" in line for line in said(caplog)
+    )
