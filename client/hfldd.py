@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common import log
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from client.auxiliary import auxiliary_of
@@ -57,6 +57,8 @@ PREFIX = "parcel-"
 REFINED = "refined-data"
 FEWEST_TO_HALVE = 4
 """Samples; batch normalisation cannot train on one."""
+COMPARED = 200
+"""Auxiliary samples on which halves of a node's data are compared: only their mean counts."""
 SMALLEST_PROBABILITY = 1e-10
 """As in the KL matrix."""
 
@@ -82,7 +84,7 @@ def label_knowledge(message: Message, context: Context) -> Message:
     train = seen_data(session).train
     privacy = PrivateTraining.of(session, session.task.train)
 
-    def labels_of(samples: Samples, purpose: str) -> torch.Tensor:
+    def labels_of(samples: Samples, auxiliary: Tensor, purpose: str) -> Tensor:
         model = model_of(session.task, session.data.spec, seed=session.task.seed)
         model.to(session.device)
         return soft_labels(
@@ -101,10 +103,11 @@ def label_knowledge(message: Message, context: Context) -> Message:
         order = torch.randperm(len(train), generator=session.generator("halves"))
         halves = order.to(train.labels.device).chunk(2)
         first, second = (
-            labels_of(train.subset(half), f"half {i}") for i, half in enumerate(halves)
+            labels_of(train.subset(half), auxiliary[:COMPARED], f"half {i}")
+            for i, half in enumerate(halves)
         )
         metrics[OWN_DIVERGENCE] = _divergence(first, second)
-    arrays = ArrayRecord({SOFT_LABELS: labels_of(train, "label-knowledge")})
+    arrays = ArrayRecord({SOFT_LABELS: labels_of(train, auxiliary, "label-knowledge")})
     if privacy:
         metrics.update(privacy.account.numbers(len(train)))
     return Message(RecordDict({ARRAYS: arrays, METRICS: metrics}), reply_to=message)
@@ -236,7 +239,7 @@ def _numbers(config: ConfigRecord, key: str) -> list[int]:
     return [int(number) for number in numbers] if isinstance(numbers, list) else []
 
 
-def _divergence(first: torch.Tensor, second: torch.Tensor) -> float:
+def _divergence(first: Tensor, second: Tensor) -> float:
     """Symmetric Kullback-Leibler divergence between two nodes' soft labels, in nats."""
     first, second = (labels.double().clamp_min(SMALLEST_PROBABILITY) for labels in (first, second))
     return float(((first - second) * (first.log() - second.log())).sum(1).mean() / 2)

@@ -11,7 +11,7 @@ from strategies.common.directory import listed
 EVERY = 4.0
 """Seconds between lines; a tenth of what the phase has taken, where that is more."""
 LONG = 20.0
-"""Seconds without any reply after which a line says what may keep nodes."""
+"""Seconds without any reply after which one line says what may keep nodes."""
 
 
 class Progress:
@@ -22,6 +22,7 @@ class Progress:
         self._nodes = f"{total} node{'' if total == 1 else 's'}"
         self._total = total
         self._start = self._said = time.monotonic()
+        self._explained = False
 
     def show(self, waiting: Iterable[int]) -> None:
         """Log whose replies are missing, and the time left at the others' pace, if it is time to.
@@ -42,7 +43,8 @@ class Progress:
         when = f"{seconds:.0f} s so far"
         if replied:
             when = f"about {seconds / replied * len(missing):.0f} s left"
-        elif seconds > LONG:
+        elif seconds > LONG and not self._explained:
+            self._explained = True
             when += "; nodes that are busy with another run reply once they are done with it"
         names = listed([str(node) for node in missing])
         log(

@@ -18,7 +18,7 @@ class Choice:
     strategy : str
         Its name.
     skew : float or None
-        See `choose`; None if nothing was asked, because it does not matter.
+        See `choose`; None if nodes were not asked, because it does not matter.
     held : float or None
         See `choose`.
     """
@@ -30,16 +30,17 @@ class Choice:
     @property
     def reason(self) -> str:
         """What was seen and what follows, for log and report."""
-        if self.skew is None:
+        if self.skew is None and self.held is None:
             return (
                 "the model is a frozen network, the best head of which is in the nodes' sums, "
                 f"whatever their labels: {self.strategy}"
             )
-        held = "" if self.held is None else f", and a node holds {self.held:.0%} of the classes"
-        return (
-            f"the nodes' labels differ by {self.skew:.0%} of one class a node{held}: "
-            f"{self.strategy}"
-        )
+        seen = []
+        if self.skew is not None:
+            seen.append(f"the nodes' labels differ by {self.skew:.0%} of one class a node")
+        if self.held is not None:
+            seen.append(f"a node holds {self.held:.0%} of the classes")
+        return f"{', and '.join(seen)}: {self.strategy}"
 
     def as_json(self) -> dict[str, Any]:
         """Content of ``choice.json``."""
@@ -50,7 +51,12 @@ ON_FROZEN = Choice("analytic", None, None)
 """Where nothing but the head of a frozen network trains."""
 
 
-def choose(skew: float, held: float | None) -> Choice:
+def held_suffices(held: float | None) -> bool:
+    """Whether the classes that nodes hold decide, however much labels differ; see `choose`."""
+    return held is not None and held > MOST
+
+
+def choose(skew: float | None, held: float | None) -> Choice:
     """Choose by how much labels differ; docs/benchmarks.md has the measurements.
 
     Nodes whose labels are alike, or that hold most classes, learn fastest with momentum. Else heads
@@ -58,11 +64,11 @@ def choose(skew: float, held: float | None) -> Choice:
 
     Parameters
     ----------
-    skew : float
-        See :func:`strategies.auto.skew.label_skew`.
+    skew : float, optional
+        See :func:`strategies.auto.skew.label_skew`; None does where `held_suffices`.
     held : float, optional
-        Share of the classes that the median node holds; None if a node does not tell.
+        Share of the classes that the median node holds; None if a node does not say.
     """
-    if skew <= ALIKE or (held is not None and held > MOST):
+    if skew is None or skew <= ALIKE or held_suffices(held):
         return Choice("fedfa", skew, held)
     return Choice("hfldd", skew, held)

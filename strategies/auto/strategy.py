@@ -7,27 +7,25 @@ from dataclasses import asdict
 from logging import INFO
 from random import Random
 from statistics import median
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
 
-from protocol.arrays import as_arrays, as_tensors, sent_arrays
+from protocol.arrays import as_arrays, as_tensors
 from protocol.auto import CANDIDATES, CHOICE
-from protocol.hfldd import LABEL_KNOWLEDGE, LabelRequest, soft_labels_of
-from protocol.meeting import one_line
-from protocol.messages import CONFIG
-from protocol.replies import NothingUsableError, set_aside, usable
-from strategies.auto.rule import ON_FROZEN, Choice, choose
-from strategies.auto.skew import Floats, label_skew, one_class_labels
+from protocol.replies import NothingUsableError
+from strategies.auto.rule import ON_FROZEN, Choice, choose, held_suffices
+from strategies.auto.skew import label_skew, one_class_labels
 from strategies.common.directory import Directory
 from strategies.common.run import Run
 from strategies.common.state import check_tag, tag
 from strategies.common.topology import Topology
+from strategies.hfldd import HFLDD
 from task.backbones import Frozen
 from task.plugin import import_object
 from task.words import counted
@@ -36,17 +34,18 @@ MOST_ASKED = 100
 """Nodes whose labels are looked at; how these differ says enough of a thousand."""
 FEWEST_ASKED = 2
 SAMPLES = 200
-"""Without labels, of which nodes send soft labels; only their mean counts."""
+"""Of the auxiliary set, by whose soft labels nodes are compared; only their mean counts."""
 
 
 class Auto(Strategy):
     """Takes the strategy that does best with labels that differ as much as the nodes' do.
 
-    Before the first round nodes train the initial model for a few steps and send soft labels on
-    samples that everybody has, as in HFLDD. These tell how much the nodes' labels differ
-    (:func:`strategies.auto.skew.label_skew`). By that, and by how many classes nodes hold, a rule
-    names the strategy (:func:`strategies.auto.rule.choose`), which then does everything. Where only
-    the head of a frozen network trains, it asks nothing and takes the head in closed form.
+    Where nodes hold most classes, or only the head of a frozen network trains, that decides. Else
+    nodes send HFLDD's soft labels before the first round: a few steps on their data move the
+    initial model, on samples that everybody has. These show how much the nodes' labels differ
+    (:func:`strategies.auto.skew.label_skew`). A rule names the strategy
+    (:func:`strategies.auto.rule.choose`), which then does everything. HFLDD forms its clusters by
+    the same soft labels.
 
     Parameters
     ----------
@@ -54,8 +53,8 @@ class Auto(Strategy):
         The run's architecture; its weights are not changed.
     num_classes : int
         Classes of the task.
-    auxiliary : Tensor
-        Samples without labels that every node builds for itself too.
+    auxiliary : callable
+        Maps a name and a size to samples without labels, (size, ...), as nodes make them too.
     create : callable
         Makes a strategy of the run, given its name.
     seed : int (default: 0)
@@ -73,7 +72,7 @@ class Auto(Strategy):
         *,
         model: nn.Module,
         num_classes: int,
-        auxiliary: Tensor,
+        auxiliary: Callable[[str, int], Tensor],
         create: Callable[[str], Strategy],
         seed: int = 0,
         device: torch.device | str = "cpu",
@@ -83,7 +82,6 @@ class Auto(Strategy):
         self.choice: Choice | None = None
         """What it took, and why; None before the first round."""
         self.taken: Strategy | None = None
-        self._request = LabelRequest(auxiliary_size=len(auxiliary))
         self._model = model
         self._num_classes = num_classes
         self._auxiliary = auxiliary
@@ -96,12 +94,10 @@ class Auto(Strategy):
     @classmethod
     def from_run(cls, settings: None, run: Run, **arguments: Any) -> Self:
         """Make the strategy for a run of our ServerApp."""
-        request = LabelRequest(auxiliary_size=SAMPLES)
-        auxiliary = run.auxiliary(request.auxiliary, request.auxiliary_size, "auto's samples")
         return cls(
             model=run.model,
             num_classes=run.spec.num_classes,
-            auxiliary=auxiliary(),
+            auxiliary=lambda name, size: run.auxiliary(name, size, "hfldd.auxiliary")(),
             create=run.create,
             seed=run.seed,
             device=run.device,
@@ -115,7 +111,7 @@ class Auto(Strategy):
     ) -> Iterable[Message]:
         """Take a strategy before the first round; then have it configure the round."""
         if self.taken is None:
-            self._take(self._chosen(arrays, grid))
+            self._choose(arrays, grid)
         return self._strategy.configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
@@ -171,7 +167,8 @@ class Auto(Strategy):
         check_tag(state, self)
         self.choice = self.taken = None
         if "choice" in state:
-            self._take(Choice(**state["choice"]))
+            choice = Choice(**state["choice"])
+            self._take(choice, self._create(choice.strategy))
             getattr(self.taken, "load_state_dict", lambda of: None)(state["of"])
 
     @property
@@ -180,18 +177,27 @@ class Auto(Strategy):
             raise RuntimeError("auto takes a strategy in configure_train, before all else")
         return self.taken
 
-    def _chosen(self, arrays: ArrayRecord, grid: Grid) -> Choice:
+    def _choose(self, arrays: ArrayRecord, grid: Grid) -> None:
         if isinstance(self._model, Frozen) and not self._model.trained:
-            return ON_FROZEN
+            self._take(ON_FROZEN, self._create(ON_FROZEN.strategy))
+            return
         nodes = sorted(grid.get_node_ids())
         if len(nodes) > MOST_ASKED:
             nodes = Random(self._seed).sample(nodes, MOST_ASKED)
-        return choose(self._skew(nodes, arrays, grid), self._held(nodes, grid))
+        held = self._held(nodes, grid)
+        if held_suffices(held):
+            choice = choose(None, held)
+            self._take(choice, self._create(choice.strategy))
+            return
+        asking = cast(HFLDD, self._create("hfldd"))
+        choice = choose(self._skew(asking, nodes, arrays, grid), held)
+        same = choice.strategy == "hfldd"
+        self._take(choice, asking if same else self._create(choice.strategy))
 
-    def _take(self, choice: Choice) -> None:
+    def _take(self, choice: Choice, taken: Strategy) -> None:
         log(INFO, "Auto: %s", choice.reason)
-        self.choice, self.taken = choice, self._create(choice.strategy)
-        self.taken.summary()
+        self.choice, self.taken = choice, taken
+        taken.summary()
 
     def _held(self, nodes: list[int], grid: Grid) -> float | None:
         """Share of the classes that the median node holds; None if a node does not tell."""
@@ -199,9 +205,11 @@ class Auto(Strategy):
         held = [len(set(about.classes)) for about in known if about.classes is not None]
         return median(held) / self._num_classes if len(held) == len(nodes) else None
 
-    def _skew(self, nodes: list[int], arrays: ArrayRecord, grid: Grid) -> float:
+    def _skew(self, asking: HFLDD, nodes: list[int], arrays: ArrayRecord, grid: Grid) -> float:
         """How much the labels of nodes differ."""
-        labels = list(self._soft_labels(nodes, grid))
+        log(INFO, "Auto: asking %s for soft labels", counted(len(nodes), "node"))
+        asking.ask_labels(nodes, grid)
+        request, labels = asking.label_knowledge, list(asking.labels.values())
         if len(labels) < min(FEWEST_ASKED, len(nodes)):
             raise NothingUsableError(
                 f"{len(labels)} of {counted(len(nodes), 'node')} sent usable soft labels"
@@ -210,34 +218,18 @@ class Auto(Strategy):
             return 0.0
         model = copy.deepcopy(self._model).to(self._device)
         model.load_state_dict(as_tensors(as_arrays(arrays)))
+        samples = self._auxiliary(request.auxiliary, request.auxiliary_size)[:SAMPLES]
         return label_skew(
-            labels,
+            [each[:SAMPLES] for each in labels],
             one_class_labels(
                 model,
-                self._auxiliary.to(self._device),
+                samples.to(self._device),
                 self._num_classes,
-                steps=self._request.initial_steps,
-                lr=self._request.initial_lr,
-                batch_size=self._request.initial_batch_size,
+                steps=request.initial_steps,
+                lr=request.initial_lr,
+                batch_size=request.initial_batch_size,
             ),
         )
-
-    def _soft_labels(self, nodes: list[int], grid: Grid) -> Iterable[Floats]:
-        """Usable soft labels of nodes."""
-        log(INFO, "Auto: asking %s for soft labels", counted(len(nodes), "node"))
-        record = RecordDict({CONFIG: ConfigRecord(self._request.model_dump(by_alias=True))})
-        messages = [Message(record, node, LABEL_KNOWLEDGE) for node in nodes]
-        shape = (len(self._auxiliary), self._num_classes)
-        for reply in usable(grid.send_and_receive(messages, timeout=self._timeout)):
-            node = reply.metadata.src_node_id
-            try:
-                labels = soft_labels_of(sent_arrays(reply))
-                if labels.shape != shape:
-                    raise ValueError(f"its soft labels are {labels.shape}, not {shape}")
-            except ValueError as error:
-                set_aside(grid, node, LABEL_KNOWLEDGE, one_line(error))
-            else:
-                yield labels
 
 
 def formulas(strategy: Auto, num_nodes: int, num_weights: int, num_rounds: int) -> dict[str, int]:

@@ -50,6 +50,7 @@ def homogeneous_groups(
     num_groups: int | None,
     seed: int,
     *,
+    least: int = 1,
     most: int = MOST_GROUPS_TRIED,
     noise: NDArray[np.float64] | None = None,
 ) -> NDArray[np.int64]:
@@ -64,8 +65,8 @@ def homogeneous_groups(
         silhouette.
     seed : int
         Seed of K-means.
-    most : int (default: 20)
-        Largest K to try.
+    least, most : int (default: 1, 20)
+        Smallest and largest K to try, where so many rows are distinct.
     noise : NDArray, optional (default: None)
         Divergence between two random halves of each client's own data, in nats, (clients,): what
         clients of one label distribution differ by. It decides whether all clients are alike
@@ -79,7 +80,7 @@ def homogeneous_groups(
     """
     distinct = len(np.unique(divergence.round(12), axis=0))
     if num_groups is None:
-        num_groups = _best_number(divergence, min(distinct, most), seed, noise)
+        num_groups = _best_number(divergence, least, min(distinct, most), seed, noise)
     return _kmeans(divergence, min(num_groups, distinct), seed)
 
 
@@ -89,12 +90,16 @@ def _kmeans(rows: NDArray[np.float64], num_groups: int, seed: int) -> NDArray[np
 
 
 def _best_number(
-    divergence: NDArray[np.float64], most: int, seed: int, noise: NDArray[np.float64] | None
+    divergence: NDArray[np.float64],
+    least: int,
+    most: int,
+    seed: int,
+    noise: NDArray[np.float64] | None,
 ) -> int:
-    """K with the best silhouette; 1 if none shows a structure."""
+    """K with the best silhouette; 1 if none shows a structure and so few are allowed."""
     if noise is None:
         most = min(most, len(divergence) - 1)
-    scores = {1: -1.0 if noise is None else NO_STRUCTURE}
+    scores = {1: -1.0 if noise is None or least > 1 else NO_STRUCTURE}
     for num_groups in _candidates(most):
         labels = _kmeans(divergence, num_groups, seed)
         if noise is None:

@@ -128,11 +128,14 @@ class Clusters:
         noise: Mapping[int, float] | None = None,
         *,
         complete: bool = False,
+        differing: bool = False,
     ) -> None:
         """Steps 2 and 3: homogeneous groups, heterogeneous clusters, and a head for each.
 
         `noise` is the divergence between two halves of a node's own data, see
-        `homogeneous_groups`; for nodes that do not tell theirs the others' median counts.
+        `homogeneous_groups`; for nodes that do not tell theirs the others' median counts. Where
+        the nodes' classes are known to be `differing`, they are at least two groups: as one, each
+        would be a cluster of its own.
         """
         nodes = list(soft_labels)  # not an array: 64-bit ids would become floats
         stacked = np.stack(list(soft_labels.values()))
@@ -141,6 +144,7 @@ class Clusters:
             kl_matrix(stacked),
             groups,
             self.seed,
+            least=2 if differing else 1,
             most=stacked.shape[-1],  # so many nodes suffice to hold all classes
             noise=np.array([noise.get(node, usual) for node in nodes]) if noise else None,
         )
@@ -158,6 +162,13 @@ class Clusters:
         sizes = [len(cluster.nodes) for cluster in self]
         words = counted(num_groups, "group"), counted(len(self), "cluster")
         log(INFO, "HFLDD: %s, %s of sizes %s", *words, listed([str(size) for size in sizes]))
+        if len(nodes) > 1 and max(sizes) == 1:
+            log(
+                WARNING,
+                "HFLDD: each node is a cluster of its own and nothing is distilled, as %s (set "
+                'hfldd.groups, or take another strategy, such as "fedavg")',
+                "the nodes' labels look alike" if num_groups == 1 else "few nodes are connected",
+            )
 
     def lacking_classes(self, held: Mapping[int, Collection[int] | None]) -> dict[int, list[int]]:
         """Classes that other clusters' nodes hold and a cluster's do not, by head.

@@ -1,6 +1,6 @@
 """HFLDD: heterogeneous clusters by soft labels, distilled data to heads, FedAvg among heads."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from logging import INFO, WARNING
@@ -167,6 +167,9 @@ class HFLDD(RobustFedAvg):
         """Values of the virtual data sent to heads so far."""
         self.models_to_members = 0
         """Models sent to members so far, to refine virtual data with."""
+        self.labels: dict[int, NDArray[Any]] = {}
+        """Soft labels (|D_g|, classes) of nodes that are in no cluster yet, by node."""
+        self._noise: dict[int, float] = {}
         self._directory = directory or Directory()
         self._clusters = Clusters(seed)
         self._retries = Retries()
@@ -339,8 +342,8 @@ class HFLDD(RobustFedAvg):
     def _form_clusters(self, grid: Grid) -> None:
         """Label knowledge, groups and clusters (steps 1 to 3)."""
         nodes = connected_nodes(grid, self.min_available_nodes, self.phase_timeout)
-        soft_labels, noise = self._collect_soft_labels(nodes, grid)
-        if not soft_labels:
+        self.ask_labels(nodes, grid)
+        if not (soft_labels := self.labels):
             asked = counted(len(nodes), "node")
             raise NothingUsableError(f"none of {asked} sent usable soft labels")
         links = self._meet(grid, soft_labels)
@@ -348,7 +351,13 @@ class HFLDD(RobustFedAvg):
         if not able:
             asked = counted(len(soft_labels), "node")
             raise NothingUsableError(f"none of {asked} introduced itself")
-        self._clusters.form(able, self.groups, noise, complete=self.complete_clusters)
+        noise = {node: self._noise[node] for node in able if node in self._noise}
+        known = self._directory.look_up(grid, able, self.phase_timeout).values()
+        stated = {frozenset(about.classes) for about in known if about.classes is not None}
+        self._clusters.form(
+            able, self.groups, noise, complete=self.complete_clusters, differing=len(stated) > 1
+        )
+        self.labels, self._noise = {}, {}
         self._warn_of_lacking_classes(grid)
 
     def _meet(self, grid: Grid, nodes: Iterable[int]) -> Links:
@@ -357,15 +366,21 @@ class HFLDD(RobustFedAvg):
         introductions = {n: d.introduction for n, d in known.items() if d.introduction}
         return Links(introductions, self.links)
 
-    def _collect_soft_labels(
-        self, nodes: list[int], grid: Grid
-    ) -> tuple[dict[int, NDArray[Any]], dict[int, float]]:
-        """Step 1. Usable soft labels (|D_g|, classes), and own divergences, by node."""
+    def ask_labels(self, nodes: Sequence[int], grid: Grid) -> None:
+        """Step 1. Add soft labels of nodes to `labels`, and note their own divergences.
+
+        Those whose soft labels are there are not asked again; `labels` then has usable ones of
+        connected `nodes` alone.
+        """
+        self.grid = grid
+        self.labels = {node: labels for node, labels in self.labels.items() if node in nodes}
+        nodes = [node for node in nodes if node not in self.labels]
+        if not nodes:
+            return
         log(INFO, "HFLDD: asking %s for label knowledge", counted(len(nodes), "node"))
         forming = not self._clusters and self.groups is None
         request = LabelRequest(**self.label_knowledge.model_dump(), own_divergence=forming)
         soft_labels: dict[int, NDArray[Any]] = {}
-        noise: dict[int, float] = {}
         for reply in self._ask(request, nodes, LABEL_KNOWLEDGE, grid):
             node = reply.metadata.src_node_id
             try:
@@ -373,8 +388,8 @@ class HFLDD(RobustFedAvg):
             except ValueError as error:
                 self.set_aside(reply, one_line(error))
             with suppress(ValueError):
-                noise[node] = max(number(reply, OWN_DIVERGENCE), 0.0)
-        shapes = [labels.shape for labels in soft_labels.values()]
+                self._noise[node] = max(number(reply, OWN_DIVERGENCE), 0.0)
+        shapes = [labels.shape for labels in (*self.labels.values(), *soft_labels.values())]
         shape: tuple[int, ...] = max(shapes, key=shapes.count, default=())
         if self._clusters:
             shape = self._clusters.label_shape
@@ -384,8 +399,7 @@ class HFLDD(RobustFedAvg):
             if labels.shape != shape:
                 reason = f"its soft labels are {labels.shape}, not {shape}"
                 set_aside(grid, node, LABEL_KNOWLEDGE, reason)
-        usable_labels = {n: labels for n, labels in soft_labels.items() if labels.shape == shape}
-        return usable_labels, noise
+        self.labels |= {n: labels for n, labels in soft_labels.items() if labels.shape == shape}
 
     def _warn_of_lacking_classes(self, grid: Grid) -> None:
         """Warn of clusters that lack classes which other nodes hold, if all nodes say theirs."""
@@ -431,10 +445,10 @@ class HFLDD(RobustFedAvg):
         new = [node for node in waiting if self._retries.due(node, server_round)]
         if not new:
             return
-        soft_labels, _ = self._collect_soft_labels(new, grid)
+        self.ask_labels(new, grid)
         for node in new:
-            if node in soft_labels:
-                self._clusters.place(node, soft_labels[node])
+            if node in self.labels:
+                self._clusters.place(node, self.labels[node])
             else:
                 self._retries.failed(node, server_round)
 

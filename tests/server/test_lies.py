@@ -248,8 +248,8 @@ def test_soft_labels_of_another_form_do_not_decide_which_form_counts():
 
     grid = grid_of([labels((4, 1000)), labels((6, 3))], "hfldd")
     strategy = HFLDD(label_knowledge=LabelKnowledge(auxiliary_size=6), num_classes=3)
-    usable, _ = strategy._collect_soft_labels(grid.get_node_ids(), grid)
-    assert list(usable) == [FIRST_NODE + 1]
+    strategy.ask_labels(grid.get_node_ids(), grid)
+    assert list(strategy.labels) == [FIRST_NODE + 1]
     assert LABEL_KNOWLEDGE in grid._phases
 
 

@@ -11,12 +11,13 @@ from flwr.serverapp.strategy import FedAvg
 from scipy.special import softmax
 
 from protocol.auto import CHOICE
-from protocol.hfldd import LABEL_KNOWLEDGE
+from protocol.hfldd import LABEL_KNOWLEDGE, Distillation, LabelKnowledge
 from protocol.messages import ARRAYS
 from protocol.replies import NothingUsableError
 from strategies.auto import Auto, panel, strategy
 from strategies.auto.rule import Choice, choose
 from strategies.auto.skew import label_skew, one_class_labels
+from strategies.hfldd import HFLDD
 from task.datasets import auxiliary_images, load_dataset
 from task.models import create_model
 
@@ -47,39 +48,60 @@ class Noted(FedAvg):
         self.rounds = state["rounds"]
 
 
+def make(name):
+    """HFLDD, which asks for soft labels, and a stand-in for any other strategy."""
+    if name != "hfldd":
+        return Noted()
+    return HFLDD(
+        label_knowledge=LabelKnowledge(auxiliary_size=50),
+        distillation=Distillation(distiller="dm", distilled_size=4, distill_steps=1),
+    )
+
+
+def auxiliary(name, size):
+    return auxiliary_images(name, SPEC, size, 0)
+
+
 @pytest.fixture
 def auto():
     """An Auto on digits; `made` has the names of the strategies that it had made."""
 
     def create(name):
         made.append(name)
-        return Noted()
+        return make(name)
 
     made = []
-    samples = auxiliary_images("noise", SPEC, 50, 0)
-    instance = Auto(model=MODEL, num_classes=10, auxiliary=samples, create=create)
+    instance = Auto(model=MODEL, num_classes=10, auxiliary=auxiliary, create=create)
     return SimpleNamespace(strategy=instance, made=made)
 
 
-@pytest.mark.parametrize(("part", "asked"), [("head", False), ("last-block", True)])
+def asked(grid):
+    """Nodes that were asked for soft labels, one entry for each message."""
+    messages = [message.metadata for message in grid.pushed]
+    return sorted(about.dst_node_id for about in messages if about.message_type == LABEL_KNOWLEDGE)
+
+
+SKEWED = {"partition.classes": 2, "partition.scheme": "pathological"}
+
+
+@pytest.mark.parametrize("part", ["head", "last-block"])
 def test_the_head_of_a_frozen_network_is_taken_in_closed_form_and_nobody_is_asked(
-    client_grid, part, asked
+    client_grid, part
 ):
     model = create_model("random-features", SPEC, seed=0)
     model.thaw(part)
     made = []
-    samples = auxiliary_images("noise", SPEC, 50, 0)
     auto = Auto(
         model=model,
         num_classes=10,
-        auxiliary=samples,
+        auxiliary=auxiliary,
         create=lambda name: made.append(name) or Noted(),
     )
     grid = client_grid(2, {**CONFIG, "model": "random-features", "backbone.trains": part})
     list(auto.configure_train(1, ArrayRecord(model.state_dict()), ConfigRecord(), grid))
-    assert any(m.metadata.message_type == LABEL_KNOWLEDGE for m in grid.pushed) == asked
-    assert (made == ["analytic"]) != asked
-    assert ("frozen network" in auto.choice.reason) != asked
+    assert not asked(grid)
+    assert (made == ["analytic"]) == (part == "head")
+    assert ("frozen network" in auto.choice.reason) == (part == "head")
 
 
 def configured(auto, grid, server_round=1):
@@ -126,11 +148,10 @@ def test_one_class_labels_need_no_data_and_leave_the_model_as_it_is():
 @pytest.mark.parametrize(
     ("partition", "low", "high", "held"),
     [
-        ({"partition.scheme": "iid"}, 0.0, 0.25, 1.0),
-        ({"partition.classes": 2, "partition.scheme": "pathological"}, 0.5, 0.9, 0.2),
+        (SKEWED, 0.5, 0.9, 0.2),
         ({"partition.classes": 1, "partition.scheme": "pathological"}, 0.9, 1.3, 0.1),
     ],
-    ids=["iid", "two classes", "one class"],
+    ids=["two classes", "one class"],
 )
 def test_the_skew_of_real_nodes_is_seen(auto, client_grid, partition, low, high, held):
     configured(auto.strategy, client_grid(10, {**CONFIG, **partition}))
@@ -138,24 +159,34 @@ def test_the_skew_of_real_nodes_is_seen(auto, client_grid, partition, low, high,
     assert auto.strategy.choice.held == held
 
 
-def test_what_was_taken_does_the_rounds_and_nodes_are_looked_at_once(auto, client_grid):
+def test_where_nodes_hold_most_classes_nobody_is_asked_and_what_was_taken_does_the_rounds(
+    auto, client_grid
+):
     grid = client_grid(4, CONFIG)
     assert [m.metadata.message_type for m in configured(auto.strategy, grid)] == ["train"] * 4
     configured(auto.strategy, grid, 2)
-    asked = [m.metadata.message_type for m in grid.pushed]
-    assert asked.count(LABEL_KNOWLEDGE) == 4
-    assert auto.made == [auto.strategy.choice.strategy]
+    assert not asked(grid)
+    assert auto.strategy.choice == Choice("fedfa", None, 1.0)
+    assert "100% of the classes" in auto.strategy.choice.reason
+    assert auto.made == ["fedfa"]
     assert auto.strategy.taken.rounds == [1, 2]
     assert auto.strategy.artifacts()["rounds.txt"] == b"1"
+
+
+def test_hfldd_forms_its_clusters_by_the_labels_that_auto_asked_for(auto, client_grid, monkeypatch):
+    monkeypatch.setattr(strategy, "MOST_ASKED", 3)
+    grid = client_grid(4, {**CONFIG, **SKEWED})
+    configured(auto.strategy, grid)
+    assert auto.made == [auto.strategy.choice.strategy] == ["hfldd"]
+    assert asked(grid) == sorted(grid.nodes)
+    assert not auto.strategy.taken.labels
 
 
 def test_a_resumed_run_goes_on_with_what_was_taken_and_asks_nobody(auto, client_grid):
     grid = client_grid(3, CONFIG)
     configured(auto.strategy, grid)
     state = auto.strategy.state_dict()
-    resumed = Auto(
-        model=MODEL, num_classes=10, auxiliary=torch.zeros(1), create=lambda name: Noted()
-    )
+    resumed = Auto(model=MODEL, num_classes=10, auxiliary=auxiliary, create=make)
     resumed.load_state_dict(state)
     assert resumed.choice == auto.strategy.choice
     pushed = len(grid.pushed)
@@ -173,7 +204,7 @@ def test_a_round_that_is_forgotten_forgets_the_choice(auto, client_grid):
 
 
 def test_soft_labels_of_another_shape_are_set_aside(auto, client_grid, caplog):
-    grid = client_grid(3, CONFIG)
+    grid = client_grid(3, {**CONFIG, **SKEWED})
     liar = next(iter(grid.nodes))
     answer = grid.nodes[liar]
 
@@ -186,38 +217,39 @@ def test_soft_labels_of_another_shape_are_set_aside(auto, client_grid, caplog):
     assert f"Reply of node {liar} to {LABEL_KNOWLEDGE} set aside: its soft labels are (1, 10)" in (
         caplog.text
     )
-    assert auto.strategy.choice.skew < 0.5
+    assert auto.strategy.choice.skew > 0.5
 
 
 def test_without_soft_labels_nothing_is_taken(auto, client_grid):
-    grid = client_grid(3, CONFIG)
+    grid = client_grid(3, {**CONFIG, **SKEWED})
     grid.nodes = dict.fromkeys(grid.nodes, lambda message: RecordDict({"m": MetricRecord()}))
     with pytest.raises(NothingUsableError, match="0 of 3 nodes sent usable soft labels"):
         configured(auto.strategy, grid)
 
 
 def test_of_very_many_nodes_a_hundred_are_asked(auto, monkeypatch):
-    asked = []
+    messaged = []
 
     class Many:
         def get_node_ids(self):
             return range(1000)
 
         def send_and_receive(self, messages, timeout):
-            asked.extend(message.metadata.dst_node_id for message in messages)
+            messaged.extend(message.metadata.dst_node_id for message in messages)
             return []
 
     with pytest.raises(NothingUsableError):
         configured(auto.strategy, Many())
-    assert len(set(asked)) == strategy.MOST_ASKED
+    assert len(set(messaged)) == strategy.MOST_ASKED
 
 
 def test_a_federation_of_one_node_is_not_skewed(auto, client_grid):
     configured(auto.strategy, client_grid(1, CONFIG))
-    assert auto.strategy.choice == choose(0.0, 1.0)
+    assert auto.strategy.choice == choose(None, 1.0)
 
 
 def test_labels_that_differ_ask_for_virtual_data_and_others_for_an_average():
+    assert choose(None, 1.0).strategy == "fedfa"
     assert choose(0.1, 1.0).strategy == "fedfa"
     assert choose(0.7, 0.6).strategy == "fedfa"  # few samples of many classes
     assert choose(0.1, None).strategy == "fedfa"
@@ -233,7 +265,7 @@ def test_the_report_says_what_was_seen_and_taken(auto, client_grid):
     assert json.loads(files[CHOICE])["strategy"] == auto.made[0]
     reason = auto.strategy.choice.reason
     section = panel.choice(SimpleNamespace(artifact=files.get))
-    assert section.text == [f"T{reason[1:]}."]
+    assert section.text == [f"{reason[0].upper()}{reason[1:]}."]
     assert panel.choice(SimpleNamespace(artifact=lambda name: b"")) is None
 
 

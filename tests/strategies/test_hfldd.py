@@ -51,6 +51,19 @@ def classes_of(num_nodes, classes):
     return {FIRST + i: set(labels[part].tolist()) for i, part in enumerate(parts)}
 
 
+@pytest.mark.parametrize("differing", [True, False])
+def test_nodes_whose_classes_differ_share_a_cluster_though_their_labels_look_alike(
+    differing, caplog
+):
+    labels = np.random.default_rng(0).dirichlet(np.ones(4), size=(3, 50)).astype(np.float32)
+    clusters = Clusters(seed=0)
+    alike = dict.fromkeys(range(3), 100.0)  # their halves differ more than they do
+    clusters.form(dict(enumerate(labels)), None, alike, complete=True, differing=differing)
+    sizes = sorted(len(cluster.nodes) for cluster in clusters)
+    assert sizes == ([3] if differing else [1, 1, 1])
+    assert ("nothing is distilled" in caplog.text) != differing
+
+
 @pytest.mark.parametrize("groups", [10, None])
 def test_twenty_nodes_of_one_digit_each_form_pure_groups_and_two_complete_clusters(
     client_grid, initial_arrays, groups

@@ -51,7 +51,7 @@ def test_in_a_phase_of_an_hour_it_does_not_fill_the_log(clock, caplog):
     assert len(caplog.records) < 80
     assert said(caplog)[0] == "nodes train: 0 of 1 node, waiting for 7, 4 s so far"
     assert "another run" not in said(caplog)[0]
-    assert "another run" in said(caplog)[-1]
+    assert sum("another run" in line for line in said(caplog)) == 1
 
 
 def test_the_grid_says_it_while_it_waits(memory_grid, caplog, monkeypatch):
