@@ -53,10 +53,10 @@ class System:
 
 
 SYSTEMS = (
-    System("fedhead_direct", "fedhead", "direct", "fedhead (table 1)"),
-    System("fedhead_relay", "fedhead", "relay", "fedhead (table 1)"),
-    System("hfldd_direct", "hfldd", "direct", "hfldd (eq. 18)"),
-    System("fedavg", "fedavg", "auto", "fedavg (eq. 3)"),
+    System("fedhead_direct", "fedhead", "direct", "fedhead (FedHEAD, table 1)"),
+    System("fedhead_relay", "fedhead", "relay", "fedhead (FedHEAD, table 1)"),
+    System("hfldd_direct", "hfldd", "direct", "hfldd (HFLDD, eq. 18)"),
+    System("fedavg", "fedavg", "auto", "fedavg (HFLDD, eq. 3)"),
 )
 
 

@@ -9,13 +9,15 @@ from rich.text import Text
 
 def results_table(title: str, results: Mapping[str, Mapping[str, Any]]) -> Table:
     """Make a table of runs from their ``summary.json``, by run name, with their warnings."""
+    from server.page.words import stated  # here: its package imports much
+
     table = Table(title=title)
     for column in ("strategy", "accuracy", "rounds to 80 %", "server MB", "link MB", "seconds"):
         table.add_column(column, justify="left" if column == "strategy" else "right")
     for name, result in results.items():
         table.add_row(
             name,
-            _accuracy(result),
+            stated(result),
             str(result["rounds"] or "not reached"),
             f"{result['server_bytes'] / 1e6:.2f}",
             f"{result['link_bytes'] / 1e6:.3f}",
@@ -25,11 +27,3 @@ def results_table(title: str, results: Mapping[str, Mapping[str, Any]]) -> Table
     if warnings:
         table.caption = Text("\n".join(warnings), style="yellow", justify="left")
     return table
-
-
-def _accuracy(result: Mapping[str, Any]) -> str:
-    """On the server's test samples; else the mean of nodes on their own."""
-    if (accuracy := result["accuracy"]) is not None:
-        return f"{accuracy:.1%}"
-    on_nodes = result.get("node_accuracy")
-    return "-" if on_nodes is None else f"{on_nodes:.1%} on nodes"

@@ -32,6 +32,14 @@ def run_folders(runs_dir: Path) -> list[Path]:
     return sorted(folders, key=lambda folder: (folder / "settings.json").stat().st_mtime)
 
 
+def shortest(name: str, names: list[str], least: int = 6) -> str:
+    """The first characters of a run's name that no other run's begins with."""
+    for length in range(least, len(name)):
+        if sum(other.startswith(name[:length]) for other in names) == 1:
+            return name[:length]
+    return name
+
+
 def _folder(name: str, runs_dir: Path) -> Path:
     if (Path(name) / "settings.json").exists():
         return Path(name)

@@ -16,9 +16,11 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) *: {2,}")
 _CHATTER = re.compile(
     r"\s*$|\[ROUND |(configure|aggregate)_\w+: |\s*[├└│]|Starting \w+ strategy"
-    r"|(Initial g|G)lobal evaluation|Strategy execution finished|Final results|Start `flwr-"
+    r"|(Initial g|G)lobal evaluation|Strategy execution finished|Start `flwr-"
 )
 """What Flower's strategies say in every round: no news beside our own lines."""
+_RECORDS = "Final results:"
+"""Flower's; the indented lines after it have the records of all rounds, which the report shows."""
 _ROUND = re.compile(r"round +\d+/\d+ ")
 _PROGRESS = re.compile(r".+: \d+ of \d+ nodes?, ")
 _RESULTS = re.compile(r"Results in (.+)")
@@ -41,6 +43,7 @@ class RunLog:
         self._waiting = Waiting(console, "submitting the run ...")
         self._level = "INFO"
         self._crash: list[str] | None = None
+        self._in_records = False
 
     def __enter__(self) -> Self:
         self._waiting.__enter__()
@@ -59,6 +62,9 @@ class RunLog:
         line = _ANSI.sub("", line)
         if prefix := _LEVEL.match(line):
             self._level, line = prefix[1], line[prefix.end() :]
+        self._in_records = line == _RECORDS or (self._in_records and line[:1] in " \t")
+        if self._in_records:
+            return
         if self._crash is not None:
             self._crash.append(line)
         elif self._level == "ERROR" and line.startswith(_CRASH):

@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
 from cli.errors import exit_on, fail
-from cli.run_folders import DEFAULT_RUNS_DIR, RUN_HELP, RunsDir, read_runs, run_folders
+from cli.run_folders import DEFAULT_RUNS_DIR, RUN_HELP, RunsDir, read_runs, run_folders, shortest
 
 if TYPE_CHECKING:
     from strategies.common.sections import Table as PageTable
@@ -23,31 +24,40 @@ Run = Annotated[str, typer.Argument(help=RUN_HELP)]
 
 @runs.command("list")
 def list_runs(runs_dir: RunsDir = DEFAULT_RUNS_DIR) -> None:
-    """List the runs of a folder, the latest last."""
+    """List the runs of a folder, the latest last, by the first digits of their ids.
+
+    A run is done, failed, or not done: it goes on, or was stopped or killed.
+    """
     all_runs = read_runs([str(folder) for folder in run_folders(runs_dir)], runs_dir)
     if not all_runs:
         fail(f"no runs in {runs_dir}")
 
-    from server.page.words import data_size, percent
+    from server.page.words import data_size, stated
 
+    names = [run.folder.name for run in all_runs]
+    shown = [shortest(name, names) for name in names]
     table = Table(
-        Column("run", no_wrap=True, overflow="fold"),
-        "started",
+        Column("run", no_wrap=True, min_width=max(map(len, shown))),
+        Column("started", no_wrap=True),
+        Column("state", no_wrap=True),
         "strategy",
         "data set",
         "rounds",
         "accuracy",
         "server",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
     )
-    for run in all_runs:
+    for run, name in zip(all_runs, shown, strict=True):
         last = run.rows[-1] if run.rows else {}
         table.add_row(
-            run.folder.name,
+            name,
             str(run.about.get("started", "-"))[:16].replace("T", " "),
+            run.state,
             run.settings["strategy"],
             run.settings["dataset"],
-            f"{last.get('round', 0)} of {run.settings['num-rounds']}",
-            percent(last.get("accuracy")),
+            f"{last.get('round', 0)}/{run.settings['num-rounds']}",
+            stated(last),
             data_size(last.get("server_bytes")),
         )
     Console().print(table)

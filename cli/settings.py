@@ -2,6 +2,7 @@
 
 import difflib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from rich.text import Text
 from cli.errors import fail
 
 if TYPE_CHECKING:
+    from protocol.method import Method
     from server.settings_catalogue import SettingsTable
 
 
@@ -52,7 +54,7 @@ def settings(
             table
             for table in tables
             if name in (table.name, *(method.name for method in table.methods))
-        ]
+        ] or _settings_of_terms(methods[name], tables)
         strategy = strategy or next((method.name for method in tables[0].methods), "")
 
     if preset:
@@ -61,6 +63,16 @@ def settings(
         typer.echo(json.dumps(settings_catalogue.as_json(tables), indent=2))
     else:
         _show(tables, strategy)
+
+
+def _settings_of_terms(method: "Method", tables: list["SettingsTable"]) -> list["SettingsTable"]:
+    """The settings that turn on a method's loss terms, by table; for one without its own table."""
+    found = []
+    for table in tables:
+        keys = {f"{table.prefix}{term}" for term in method.terms}
+        if own := tuple(setting for setting in table.settings if setting.key in keys):
+            found.append(replace(table, settings=own))
+    return found
 
 
 def _write(file: Path, text: str) -> None:

@@ -32,9 +32,10 @@ from protocol.messages import (
 from protocol.method import Method
 from protocol.replies import NothingUsableError
 from server.grid.metered import QuorumError
-from server.roster import TooFewNodesError, meet_nodes
+from server.roster import meet_nodes
 from server.rounds import Rounds
 from server.settings import RunSettings
+from strategies.common.waiting import TooFewNodesError
 from task.backbones import fingerprint
 from task.settings import SettingsError
 

@@ -1,7 +1,6 @@
 """Meets the nodes of a run: ids, names, order, and who cannot take part."""
 
 import math
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,15 +11,11 @@ from flwr.serverapp import Grid
 
 from strategies.common.directory import Description, Directory, by_reason, listed
 from strategies.common.retries import Retries
+from strategies.common.waiting import TooFewNodesError, connected_nodes
 from task.settings import SettingsError
 
-POLL = 0.2
 MOST_CLASSES = 100
 """Class names in the setting that an error suggests."""
-
-
-class TooFewNodesError(RuntimeError):
-    """Fewer nodes than the run needs connected in time, or are able to take part."""
 
 
 @dataclass
@@ -218,14 +213,7 @@ def meet_nodes(
     SettingsError
         If nodes' class folders have different names, and no setting says what they mean.
     """
-    end = time.monotonic() + timeout
-    while len(nodes := list(grid.get_node_ids())) < min_nodes:
-        if time.monotonic() > end:
-            raise TooFewNodesError(
-                f"min-nodes = {min_nodes}, but {_count(len(nodes))} connected within "
-                f"phase-timeout = {timeout:.0f} s (start more nodes, or lower min-nodes)"
-            )
-        time.sleep(POLL)
+    nodes = connected_nodes(grid, min_nodes, timeout)
     roster.meet_new(grid, timeout, first)
     if len(roster.nodes) < min_nodes:
         lacks = {roster.directory.name(node): why for node, why in roster.left_out.items()}

@@ -281,7 +281,7 @@ class Rounds:
         """Cost of the run by the formulas of FedAvg and of the method, in bytes."""
         num_nodes, rounds = len(self.roster.nodes), self.settings.num_rounds
         num_weights = sum(array.numpy().size for array in arrays.values())
-        bits = {"fedavg (eq. 3)": fedavg_bits(num_nodes, num_weights, rounds)}
+        bits = {"fedavg (HFLDD, eq. 3)": fedavg_bits(num_nodes, num_weights, rounds)}
         if self.method and self.method.formulas:
             formulas: Any = import_object(self.method.formulas)
             bits |= formulas(self.strategy, num_nodes, num_weights, rounds)

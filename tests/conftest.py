@@ -263,7 +263,7 @@ def finished_run(tmp_path):
                 topology["clusters"][0].update(head="node-2" if number % 2 else "node-0")
                 end_round(number)
         recorder.write_json("partition.json", class_counts(settings, spec, roster))
-        recorder.finish(arrays, {"fedavg (eq. 3)": 1e6}, artifacts)
+        recorder.finish(arrays, {"fedavg (HFLDD, eq. 3)": 1e6}, artifacts)
         return folder
 
     return write

@@ -3,7 +3,7 @@
 import hashlib
 
 from server.export.description import Description
-from server.page.comparison import best
+from server.page.comparison import accuracy_of, best
 from server.page.method import disclosed, private_by_method
 from server.page.privacy import of_whole_nodes, spent
 from server.page.run_files import RunFiles
@@ -86,7 +86,12 @@ def _command(description: Description, file: str) -> list[str]:
 def _accuracy(run: RunFiles) -> list[str]:
     last, peak = run.rows[-1], best(run.rows)
     if not peak:
-        return ["- Not measured: the server had no test samples."]
+        return ["- Not measured: the server had no test samples, and nodes evaluated no model."]
+    if last["accuracy"] is None:
+        return [
+            f"- {percent(accuracy_of(last))} on samples that nodes held out, mean over nodes "
+            f"(highest in the run: {percent(accuracy_of(peak))}, after round {peak['round']})."
+        ]
     lines = [
         f"- {percent(last['accuracy'])} on the server's test samples, loss {last['loss']:.3f} "
         f"(highest in the run: {percent(peak['accuracy'])}, after round {peak['round']})."

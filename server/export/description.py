@@ -8,6 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from server.page.run_files import RunFiles
 from task.datasets import DataSpec
+from task.models import architecture
 
 KEY = "flwr-distill"
 """Name of the description among the metadata of each format."""
@@ -20,7 +21,7 @@ class Description:
     Parameters
     ----------
     model : str
-        Name of the architecture, as in the setting ``model``.
+        Name of the architecture, as in the setting ``model`` but never ``auto``.
     spec : DataSpec
         Shape and normalisation of its inputs.
     classes : tuple[str, ...]
@@ -36,7 +37,7 @@ class Description:
         """Describe a run's model, from the run's files; needs no data."""
         spec = TypeAdapter(DataSpec).validate_python(run.about["spec"])
         names = run.about.get("classes") or map(str, range(spec.num_classes))
-        return cls(run.settings["model"], spec, tuple(names))
+        return cls(architecture(run.settings["model"], spec), spec, tuple(names))
 
     def to_json(self) -> str:
         """Return it as the text that stands in a model file."""

@@ -25,8 +25,8 @@ from server.grid.progress import Progress
 from server.grid.spool import Spool
 from server.grid.together import name_companions
 from server.record.journal import Journal
-from server.roster import TooFewNodesError
 from strategies.common.directory import listed
+from strategies.common.waiting import TooFewNodesError
 from task.words import counted
 
 if TYPE_CHECKING:

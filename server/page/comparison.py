@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from server.page.run_files import RunFiles, flat, short
@@ -9,22 +10,31 @@ from server.page.run_files import RunFiles, flat, short
 Row = Mapping[str, Any]
 
 
+def accuracy_of(row: Row) -> float | None:
+    """Accuracy on the server's test samples; without any, the mean of nodes on their own."""
+    accuracy: float | None = row["accuracy"]
+    return row.get("node_accuracy") if accuracy is None else accuracy
+
+
 def best(rows: Sequence[Row]) -> Row | None:
     """Row with the highest accuracy, the earliest if tied; None without any."""
-    scored = [row for row in rows if row["accuracy"] is not None]
-    return max(scored, key=lambda row: row["accuracy"], default=None)
+    return max(_scored(rows), key=itemgetter(0), default=(0.0, None))[1]
 
 
 def reached(rows: Sequence[Row], accuracy: float) -> Row | None:
     """First row with at least `accuracy`."""
-    scored = (row for row in rows if row["accuracy"] is not None)
-    return next((row for row in scored if row["accuracy"] >= accuracy), None)
+    return next((row for known, row in _scored(rows) if known >= accuracy), None)
+
+
+def _scored(rows: Sequence[Row]) -> list[tuple[float, Row]]:
+    return [(accuracy, row) for row in rows if (accuracy := accuracy_of(row)) is not None]
 
 
 def common_accuracy(runs: Sequence[Sequence[Row]]) -> float | None:
     """Highest accuracy that every run reached; None if a run has no accuracy at all."""
-    peaks = [best(rows) for rows in runs]
-    return min((p["accuracy"] for p in peaks if p), default=None) if all(peaks) else None
+    peaks = [accuracy_of(peak) for rows in runs if (peak := best(rows))]
+    known = [accuracy for accuracy in peaks if accuracy is not None]
+    return min(known, default=None) if len(known) == len(runs) else None
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

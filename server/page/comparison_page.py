@@ -2,12 +2,19 @@
 
 from collections.abc import Sequence
 
-from server.page.comparison import best, common_accuracy, differing, labels, reached
+from server.page.comparison import (
+    accuracy_of,
+    best,
+    common_accuracy,
+    differing,
+    labels,
+    reached,
+)
 from server.page.curves import Series, finite
 from server.page.layout import chart, page
 from server.page.run_files import RunFiles
 from server.page.svg import colour
-from server.page.words import data_size, percent, seconds
+from server.page.words import data_size, percent, seconds, stated
 from strategies.common.sections import Figure, Section, Table
 
 
@@ -43,8 +50,8 @@ def _results(runs: Sequence[RunFiles]) -> Table:
         rows.append(
             [
                 label,
-                percent(last.get("accuracy")),
-                percent(peak["accuracy"] if peak else None),
+                stated(last),
+                percent(accuracy_of(peak) if peak else None),
                 str(last.get("round", "-")),
                 data_size(last.get("server_bytes")),
                 data_size(last.get("link_bytes")),

@@ -1,8 +1,8 @@
 """A run's result in a few numbers."""
 
-from server.page.comparison import best, reached
+from server.page.comparison import accuracy_of, best, reached
 from server.page.run_files import RunFiles
-from server.page.words import data_size, percent, seconds
+from server.page.words import data_size, percent, seconds, stated
 
 TARGET = 0.8  # accuracy
 
@@ -17,12 +17,13 @@ def numbers(run: RunFiles) -> list[tuple[str, str]]:
     accuracy = []
     if peak:
         accuracy = [
-            ("accuracy", percent(last["accuracy"])),
-            ("best accuracy", f"{percent(peak['accuracy'])}, round {peak['round']}"),
-            ("loss", f"{last['loss']:.3f}"),
+            ("accuracy", stated(last)),
+            ("best accuracy", f"{percent(accuracy_of(peak))}, round {peak['round']}"),
             ("rounds to 80 %", str(target["round"]) if target else "not reached"),
         ]
-    if last.get("node_accuracy") is not None:
+    if last["accuracy"] is not None:
+        accuracy.append(("loss", f"{last['loss']:.3f}"))
+    if last["accuracy"] is not None and last.get("node_accuracy") is not None:
         accuracy.append(("mean over nodes", percent(last["node_accuracy"])))
     return [
         *accuracy,

@@ -41,6 +41,13 @@ class RunFiles:
         return f"{self.settings['strategy']} on {self.settings['dataset']}"
 
     @property
+    def state(self) -> str:
+        """``done``, ``failed`` or ``not done``: it goes on, or ended without a word."""
+        if (self.folder / "summary.json").exists():
+            return "done"
+        return "failed" if self.journal and "error" in self.journal[-1] else "not done"
+
+    @property
     def scored(self) -> list[dict[str, Any]]:
         """Rows of the rounds whose model the server evaluated."""
         return [row for row in self.rows if row["accuracy"] is not None]

@@ -1,11 +1,19 @@
 """Numbers as text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def percent(share: float | None) -> str:
     """0.9417 -> ``94.2 %``."""
     return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def stated(row: Mapping[str, Any]) -> str:
+    """A row's accuracy: on the server's test samples, else ``51.9 % on nodes``."""
+    if (accuracy := row.get("accuracy")) is None and row.get("node_accuracy") is not None:
+        return f"{percent(row['node_accuracy'])} on nodes"
+    return percent(accuracy)
 
 
 def data_size(num_bytes: float | None) -> str:

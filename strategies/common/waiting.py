@@ -8,8 +8,13 @@ from flwr.serverapp import Grid
 
 from task.words import counted
 
-LOOK_EVERY = 1.0
-"""Seconds between looks; there is one server, so they need no jitter."""
+POLL = 0.2
+"""Seconds; there is one server, so polls need no jitter."""
+SAY_EVERY = 10.0
+
+
+class TooFewNodesError(RuntimeError):
+    """Fewer nodes than the run needs connected in time, or are able to take part."""
 
 
 def connected_nodes(grid: Grid, least: int, timeout: float) -> list[int]:
@@ -24,18 +29,21 @@ def connected_nodes(grid: Grid, least: int, timeout: float) -> list[int]:
 
     Raises
     ------
-    RuntimeError
+    TooFewNodesError
         If fewer are connected by then.
     """
-    end, said = time.monotonic() + timeout, -1
+    start, said = time.monotonic(), (-1, 0.0)
     while len(nodes := list(grid.get_node_ids())) < least:
-        if time.monotonic() > end:
-            raise RuntimeError(
-                f"{counted(len(nodes), 'node')} of {least} connected within {timeout:.0f} s (start "
-                "more nodes, or lower min_available_nodes, which is min-nodes in the run config)"
+        seconds = time.monotonic() - start
+        if seconds > timeout:
+            raise TooFewNodesError(
+                f"min-nodes = {least}, but {counted(len(nodes), 'node')} connected within "
+                f"phase-timeout = {timeout:.0f} s (start more nodes, or lower min-nodes, which is "
+                "min_available_nodes of a strategy)"
             )
-        if len(nodes) != said:
-            log(INFO, "Waiting for nodes: %d of %d are connected", len(nodes), least)
-            said = len(nodes)
-        time.sleep(LOOK_EVERY)
+        if len(nodes) != said[0] or seconds > said[1] + SAY_EVERY:
+            text = "Waiting for nodes: %d of %d are connected, %.0f s left"
+            log(INFO, text, len(nodes), least, timeout - seconds)
+            said = len(nodes), seconds
+        time.sleep(POLL)
     return nodes

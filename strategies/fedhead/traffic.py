@@ -10,7 +10,7 @@ def formulas(strategy: Any, num_nodes: int, num_weights: int, num_rounds: int) -
     if not strategy.topology:
         return {}
     sectors = len(strategy.topology.clusters)
-    return {"fedhead (table 1)": fedhead_bits(sectors, num_weights, num_rounds)}
+    return {"fedhead (FedHEAD, table 1)": fedhead_bits(sectors, num_weights, num_rounds)}
 
 
 def fedhead_bits(num_sectors: int, num_weights: int, num_rounds: int) -> int:

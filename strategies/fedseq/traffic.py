@@ -11,4 +11,4 @@ def formulas(strategy: Any, num_nodes: int, num_weights: int, num_rounds: int) -
         return {}
     superclients = len(strategy.topology.clusters)
     each = num_nodes // superclients
-    return {"fedseq (eq. 19)": fedseq_bits(superclients, num_weights, num_rounds, each)}
+    return {"fedseq (HFLDD, eq. 19)": fedseq_bits(superclients, num_weights, num_rounds, each)}

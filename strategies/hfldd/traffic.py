@@ -11,8 +11,8 @@ def formulas(strategy: Any, num_nodes: int, num_weights: int, num_rounds: int) -
         return {}
     clusters = len(strategy.topology.clusters)
     return {
-        "hfldd (eq. 18)": strategy.expected_bits(num_weights, num_rounds),
-        "fedseq (eq. 19)": fedseq_bits(
+        "hfldd (HFLDD, eq. 18)": strategy.expected_bits(num_weights, num_rounds),
+        "fedseq (HFLDD, eq. 19)": fedseq_bits(
             clusters, num_weights, num_rounds, clients_each=num_nodes // clusters
         ),
     }

@@ -3,10 +3,19 @@
 from task.backbones import efficientnet, random_features, torchvision_networks
 from task.models import papers, papers_cadis, papers_fedhead, papers_fedlgd, torchvision_models
 from task.models.last_layer import last_dense, last_dense_layer
-from task.models.registry import ModelError, create_model, is_code, model_names, model_of, register
+from task.models.registry import (
+    ModelError,
+    architecture,
+    create_model,
+    is_code,
+    model_names,
+    model_of,
+    register,
+)
 
 __all__ = [
     "ModelError",
+    "architecture",
     "create_model",
     "efficientnet",
     "is_code",

@@ -67,7 +67,7 @@ def create_model(name: str, spec: DataSpec, seed: int | None = None) -> nn.Modul
     ModelError
         If the model is unknown or does not fit ``spec``.
     """
-    name = _default_name(spec) if name == "auto" else name
+    name = architecture(name, spec)
     factory = _find_factory(name, spec)
     if seed is None:
         model = factory(spec)
@@ -119,7 +119,10 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _default_name(spec: DataSpec) -> str:
+def architecture(name: str, spec: DataSpec) -> str:
+    """The model that ``auto`` is for such data; any other name as it is."""
+    if name != "auto":
+        return name
     if spec.kind != "image":
         return "bilstm" if spec.kind == "text" else "mlp"
     if max(spec.shape[1:]) <= 16:

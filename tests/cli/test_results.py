@@ -24,5 +24,5 @@ def test_without_a_global_model_the_accuracy_is_that_on_nodes():
     own_models = {**RESULT, "accuracy": None, "node_accuracy": 0.875}
     console = Console(file=io.StringIO(), width=120)
     console.print(results_table("Runs", {"fedproto": own_models, "hfldd": RESULT}))
-    assert "87.5% on nodes" in console.file.getvalue()
-    assert "90.0% " in console.file.getvalue()
+    assert "87.5 % on nodes" in console.file.getvalue()
+    assert "90.0 % " in console.file.getvalue()

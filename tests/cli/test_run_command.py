@@ -215,11 +215,17 @@ def test_the_log_has_rounds_and_warnings_and_none_of_flowers_chatter():
         "\x1b[92mINFO \x1b[0m:      round   1/3  accuracy  50.0%",
         "\x1b[93mWARNING \x1b[0m:   Node 3 is \x07late",
         "\x1b[92mINFO \x1b[0m:      members distil their data: 1 of 3 nodes, about 8 s left",
+        "\x1b[92mINFO \x1b[0m:      Final results:",
+        "\x1b[92mINFO \x1b[0m:      ",
+        "\x1b[92mINFO \x1b[0m:      \tAggregated ClientApp-side Train Metrics:",
+        "\x1b[92mINFO \x1b[0m:      \t{ 1: {'train-loss': '8.1e-01'},",
+        "\x1b[92mINFO \x1b[0m:      Results in runs/7",
     )
     assert text.splitlines() == [
         "round   1/3  accuracy  50.0%",
         "warning: Node 3 is  late",
         "members distil their data: 1 of 3 nodes, about 8 s left",
+        "Results in runs/7",
     ]
 
 

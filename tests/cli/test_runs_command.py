@@ -1,5 +1,6 @@
 """`flwr-distill runs` at its command line."""
 
+import json
 import os
 
 import pytest
@@ -27,8 +28,35 @@ def test_runs_are_listed_by_age_with_what_came_out(finished_run):
     lines = invoke("list", "--runs-dir", first.parent).output.splitlines()
     shown = [line.replace("│", " ").split() for line in lines if "digits" in line]
     assert [row[0] for row in shown] == ["22", "11"]
-    assert "fedavg digits 1 of 1 60.0 %" in " ".join(shown[0])
-    assert "hfldd digits 1 of 1 70.0 %" in " ".join(shown[1])
+    assert "done fedavg digits 1/1 60.0 %" in " ".join(shown[0])
+    assert "not done hfldd digits 1/1 70.0 %" in " ".join(shown[1])
+
+
+def test_a_list_says_which_runs_failed_and_what_only_nodes_know(finished_run):
+    failed = finished_run("22", accuracies=(0.1, 0.2))
+    (failed / "summary.json").unlink()
+    with (failed / "journal.jsonl").open("a") as journal:
+        journal.write(json.dumps({"error": "The run failed."}) + "\n")
+    on_nodes = finished_run("11", accuracies=(0.1, 0.5, 0.9))
+    rows = [json.loads(line) for line in (on_nodes / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        row |= {"node_accuracy": row["accuracy"], "accuracy": None, "loss": None}
+    (on_nodes / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    output = invoke("list", "--runs-dir", failed.parent).output
+    first, second = (line for line in output.splitlines() if "digits" in line)
+    assert "failed" in first
+    assert "90.0 % on nodes" in second
+    shown = [line.split() for line in invoke("show", on_nodes).output.splitlines()]
+    assert ["accuracy", "90.0", "%", "on", "nodes"] in shown
+    assert ["rounds", "to", "80", "%", "2"] in shown
+
+
+def test_a_list_fits_a_terminal_of_80_columns_with_whole_dates(finished_run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    folder = finished_run("16120037219058242387")
+    started = json.loads((folder / "about.json").read_text())["started"]
+    output = invoke("list", "--runs-dir", folder.parent).output
+    assert started[:16].replace("T", " ") in output
 
 
 def test_no_runs_is_said(tmp_path):
@@ -45,14 +73,14 @@ def test_a_run_is_shown_with_its_numbers_and_settings(finished_run):
 
 
 def test_a_run_is_named_by_its_first_digits_and_never_cut(finished_run, monkeypatch):
-    ids = ["16120037219058242387", "16420037219058242387"]
+    ids = ["16120037219058242387", "16120047219058242387"]
     folders = [finished_run(name) for name in ids]
     runs_dir = folders[0].parent
     monkeypatch.setenv("COLUMNS", "40")
     listed = invoke("list", "--runs-dir", runs_dir).output
-    assert all(name in listed for name in ids)
+    assert all(name[:7] in listed for name in ids)
     assert f"in {runs_dir / ids[1]}" in invoke(
-        "show", "164", "--runs-dir", runs_dir
+        "show", ids[1][:7], "--runs-dir", runs_dir
     ).output.replace("\n", "")
     several = invoke("show", "16", "--runs-dir", runs_dir)
     assert several.exit_code == 1

@@ -78,6 +78,11 @@ def test_a_method_without_settings_says_so():
     assert keys("fedavg") == []
 
 
+def test_a_method_whose_loss_term_a_general_setting_turns_on_shows_that():
+    assert keys("fedprox") == ["train.proximal-mu"]
+    assert 'strategy="fedprox" train.proximal-mu=' in invoke("fedprox").output
+
+
 def test_an_unknown_name_is_one_line_with_the_nearest_and_all():
     result = invoke("hfld")
     assert result.exit_code == 1

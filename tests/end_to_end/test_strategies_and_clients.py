@@ -48,7 +48,11 @@ def test_a_run_leaves_metrics_settings_topology_traffic_curve_and_model(run):
     measured = sum(s for phase in traffic["measured"].values() for s in phase.values())
     summary = json.loads((folder / "summary.json").read_text())
     assert measured == summary["server_bytes"] + summary["link_bytes"]
-    assert set(traffic["formulas"]) == {"fedavg (eq. 3)", "hfldd (eq. 18)", "fedseq (eq. 19)"}
+    assert set(traffic["formulas"]) == {
+        "fedavg (HFLDD, eq. 3)",
+        "hfldd (HFLDD, eq. 18)",
+        "fedseq (HFLDD, eq. 19)",
+    }
     assert (folder / "accuracy.png").read_bytes()[:4] == b"\x89PNG"
     assert (folder / "model.safetensors").stat().st_size > 18_346 * 4
 
@@ -101,7 +105,7 @@ def test_measured_fedavg_traffic_is_the_formulas_plus_the_last_way_down(run):
     folder = run(strategy="fedavg", num_rounds=3)
     traffic = json.loads((folder / "traffic.json").read_text())
     train = sum(traffic["measured"]["train"].values())
-    expected = traffic["formulas"]["fedavg (eq. 3)"] * 6 / 5
+    expected = traffic["formulas"]["fedavg (HFLDD, eq. 3)"] * 6 / 5
     assert train == pytest.approx(expected, rel=0.03)
 
 

@@ -81,7 +81,7 @@ def test_messages_hold_the_head_and_files_the_whole_model(tmp_path):
     last = load_checkpoint(checkpoints(folder)[2])
     assert as_arrays(last.arrays).keys() == whole
     formulas = json.loads((folder / "traffic.json").read_text())["formulas"]
-    assert formulas["fedavg (eq. 3)"] == NODES * HEAD * 3 * 4
+    assert formulas["fedavg (HFLDD, eq. 3)"] == NODES * HEAD * 3 * 4
 
 
 def test_a_run_goes_on_only_with_the_network_that_it_began_with(tmp_path):

@@ -32,13 +32,14 @@ from server.names import names_in_log
 from server.record.journal import Journal
 from server.record.packing import pack
 from server.record.resume import state_of
-from server.roster import Roster, TooFewNodesError, meet_nodes
+from server.roster import Roster, meet_nodes
 from server.rounds import NothingLearntError, Rounds
 from server.settings import composed_settings
 from server.strategy import strategy_of_run
 from server.task import Task
 from strategies.common.directory import Directory
 from strategies.common.registry import find_strategy
+from strategies.common.waiting import TooFewNodesError
 from task.datasets import DataSpec
 from task.settings import nested
 

@@ -7,9 +7,9 @@ from flwr.app import Context, Message, RecordDict
 
 from client.app import app
 from protocol.registry import all_methods, find_method, handlers
-from server.roster import TooFewNodesError
 from server.settings import composed_settings
 from strategies.common.registry import find_strategy
+from strategies.common.waiting import TooFewNodesError
 from task.datasets import load_dataset
 from task.models import ModelError, create_model
 from task.plugin import PluginError

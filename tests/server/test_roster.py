@@ -6,8 +6,9 @@ import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from protocol.meeting import DESCRIBE
-from server.roster import Roster, TooFewNodesError, meet_nodes
+from server.roster import Roster, meet_nodes
 from strategies.common.directory import Directory
+from strategies.common.waiting import TooFewNodesError
 from task.settings import SettingsError
 
 

@@ -15,7 +15,8 @@ from server.record import resume
 from server.record.checkpoint import CheckpointError, checkpoints, load_checkpoint
 from server.record.recorder import RunRecorder
 from server.record.resume import lock_run_folder
-from server.roster import Roster, TooFewNodesError
+from server.roster import Roster
+from strategies.common.waiting import TooFewNodesError
 from task.settings import SettingsError, TrainSettings
 
 NODES = 3

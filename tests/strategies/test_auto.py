@@ -276,4 +276,4 @@ def test_formulas_are_those_of_what_was_taken(auto):
     topology = SimpleNamespace(clusters=[0])
     heads = SimpleNamespace(topology=topology, expected_bits=lambda weights, rounds: 42)
     auto.strategy.choice, auto.strategy.taken = Choice("hfldd", 1.0, 0.1), heads
-    assert strategy.formulas(auto.strategy, 3, 100, 2)["hfldd (eq. 18)"] == 42
+    assert strategy.formulas(auto.strategy, 3, 100, 2)["hfldd (HFLDD, eq. 18)"] == 42

@@ -388,7 +388,7 @@ def test_the_report_has_the_bytes_of_eq_19(client_grid):
     assert formulas(strategy, 4, 100, 3) == {}
     play(strategy, client_grid(4, RUN_CONFIG))
     # O |w| B1 ((2T - 1) + T J) with O = 2, |w| = 100, T = 3, J = 2
-    assert formulas(strategy, 4, 100, 3) == {"fedseq (eq. 19)": 2 * 100 * 32 * (5 + 3 * 2)}
+    assert formulas(strategy, 4, 100, 3) == {"fedseq (HFLDD, eq. 19)": 2 * 100 * 32 * (5 + 3 * 2)}
 
 
 def test_it_is_made_from_a_runs_settings(a_run):

@@ -148,6 +148,15 @@ def test_the_card_tells_data_accuracy_privacy_settings_and_versions(run):
         assert said in card
 
 
+def test_the_card_has_what_nodes_measured_and_the_architecture_that_auto_took(run):
+    for row in run.rows:
+        row |= {"node_accuracy": row["accuracy"], "accuracy": None, "loss": None}
+    card = model_card(run, "model.onnx")
+    assert "- 90.0 % on samples that nodes held out" in card
+    assert run.settings["model"] == "auto"
+    assert "`digits-cnn`" in card
+
+
 def test_the_card_of_a_table_has_all_digits_of_its_means(run):
     run.about["spec"] |= {"kind": "table", "mean": [1700000000123.25], "std": [17320.508]}
     card = model_card(run, "model.onnx")

@@ -12,7 +12,7 @@ from protocol.registry import find_method, phases_of
 from server.grid.ledger import DIRECT, DOWN, RELAYED, UP
 from server.grid.metered import MeteredGrid, QuorumError
 from server.record.journal import Journal
-from server.roster import TooFewNodesError
+from strategies.common.waiting import TooFewNodesError
 
 
 def reply_with(**metrics):

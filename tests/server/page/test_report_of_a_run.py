@@ -53,7 +53,7 @@ def test_a_run_of_hfldd_tells_all_that_the_report_shows(run):
         "Clusters",
         "Samples",
         "Virtual data",
-        "formula: hfldd (eq. 18)",
+        "formula: hfldd (HFLDD, eq. 18)",
         "members distil their data",
         "In an audit of such virtual data as",
     ):
