@@ -79,13 +79,13 @@ def test_a_run_on_the_local_federation_needs_no_options_and_ends_with_its_table(
     assert result.exit_code == 0, result.output
     assert invoke.submitted == [{"min-nodes": 3}]
     assert "round   1/3" in result.stdout
-    for number in ("hfldd", "94.2%", "3.45", "0.030", "24"):
+    for number in ("hfldd", "94.2 %", "3.45", "0.030", "24"):
         assert number in result.stdout
 
 
 def test_results_are_shown_from_where_they_are_seen_here(invoke, up, folder):
     result = invoke("--runs-dir", folder / "runs", lines=["Results in /elsewhere/7"])
-    assert "94.2%" in result.stdout
+    assert "94.2 %" in result.stdout
     result = invoke(lines=["Results in /elsewhere/7"])
     assert result.exit_code == 0
     assert "with the server, in /elsewhere/7" in result.stdout
