@@ -106,7 +106,7 @@ def demo(
     from server.page import comparison_page, read_run  # here: every subcommand imports this file
 
     folders = [runs_dir / result["run_id"] for result in results.values()]
-    page = comparison_page([read_run(folder) for folder in folders])
+    page = comparison_page([read_run(folder) for folder in folders], runs_dir)
     (runs_dir / "demo.html").write_text(page, encoding="utf-8")
     console.print("Reports, to open in a browser:", runs_dir / "demo.html")
     for folder in folders:

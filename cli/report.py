@@ -31,6 +31,7 @@ def report(
     if len(files) == 1:
         file, page = output or files[0].folder / REPORT, run_page(files[0])
     else:
-        file, page = output or files[0].folder.parent / "comparison.html", comparison_page(files)
+        file = output or files[0].folder.parent / "comparison.html"
+        page = comparison_page(files, file.parent)
     file.write_text(page, encoding="utf-8")
     typer.echo(file)

@@ -3,10 +3,8 @@
 from pathlib import Path
 
 from server.page.comparison_page import comparison_page
-from server.page.run_files import RunFiles, RunFilesError, read_run
+from server.page.run_files import REPORT, RunFiles, RunFilesError, read_run
 from server.page.run_page import run_page
-
-REPORT = "report.html"
 
 __all__ = [
     "REPORT",

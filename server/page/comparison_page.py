@@ -1,6 +1,9 @@
 """Report that compares runs."""
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from server.page.comparison import (
     accuracy_of,
@@ -12,22 +15,31 @@ from server.page.comparison import (
 )
 from server.page.curves import Series, finite
 from server.page.layout import chart, page
-from server.page.run_files import RunFiles
+from server.page.run_files import REPORT, RunFiles
 from server.page.svg import colour
 from server.page.words import data_size, percent, seconds, stated
 from strategies.common.sections import Figure, Section, Table
 
 
-def comparison_page(runs: Sequence[RunFiles]) -> str:
-    """HTML page that compares two or more runs."""
+def comparison_page(runs: Sequence[RunFiles], folder: Path) -> str:
+    """HTML page in `folder` that compares two or more runs, with links to their reports."""
     first, *others = (Section(title, tables=[table]) for title, table in comparison_tables(runs))
     figures = _curves(runs)
     learning = [Section("Learning", figures=figures)] if figures else []
     return page(
         " · ".join(labels(runs)),
         f"{len(runs)} runs of flwr-distill compared",
-        [first, *learning, *others],
+        [replace(first, links=_reports(runs, folder)), *learning, *others],
     )
+
+
+def _reports(runs: Sequence[RunFiles], folder: Path) -> list[tuple[str, str]]:
+    """Links to the runs' reports that are there."""
+    return [
+        (Path(os.path.relpath(run.folder / REPORT, folder)).as_posix(), f"Report of {label}")
+        for label, run in zip(labels(runs), runs, strict=True)
+        if (run.folder / REPORT).exists()
+    ]
 
 
 def comparison_tables(runs: Sequence[RunFiles]) -> list[tuple[str, Table]]:

@@ -8,6 +8,7 @@ from server.page.comparison import best
 from server.page.curves import Point, Series, finite
 from server.page.layout import chart
 from server.page.run_files import RunFiles
+from server.page.svg import colour_beside_main
 from server.page.words import percent
 from strategies.common.sections import Figure, Section
 from task.words import counted
@@ -76,7 +77,10 @@ def _spread(
     y_label: str,
     y_max: float | None = None,
 ) -> Figure:
-    """Many faint curves; their mean and those that end lowest and highest stand out."""
+    """Many faint curves; their mean and those that end lowest and highest stand out.
+
+    A curve has the same colour in every chart of the same curves.
+    """
     values: dict[float, list[float]] = defaultdict(list)
     for curve in curves.values():
         for number, value in curve:
@@ -85,9 +89,13 @@ def _spread(
     by_end = sorted(curves, key=lambda name: curves[name][-1][1])
     low, high = by_end[0], by_end[-1]
     others = [Series(name, curves[name], "faint") for name in curves if name not in (low, high)]
+    place = {name: number for number, name in enumerate(sorted(curves))}
+    styles = {low: colour_beside_main(place[low]), high: colour_beside_main(place[high])}
+    if low != high and styles[low] == styles[high]:
+        styles[high] = colour_beside_main(place[high] + 1)
     series = [
         *others,
-        *(Series(name, curves[name], style) for name, style in {low: "s1", high: "s2"}.items()),
+        *(Series(name, curves[name], style) for name, style in styles.items()),
         Series("mean", mean, "main"),
     ]
     caption = (

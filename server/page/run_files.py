@@ -11,6 +11,7 @@ from typing import Any
 from server.names import named
 from server.settings import default_settings
 
+REPORT = "report.html"
 FLOWER_ID = re.compile(r"\b\d{15,20}\b")
 
 

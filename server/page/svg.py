@@ -12,6 +12,11 @@ def colour(index: int | None) -> str:
     return "s-none" if index is None else f"s{index % COLOURS}"
 
 
+def colour_beside_main(index: int) -> str:
+    """CSS class for the index-th colour, none of them like that of ``main``."""
+    return colour(1 + index % (COLOURS - 1))
+
+
 def svg(width: float, height: float, parts: Sequence[Markup], fixed: bool = False) -> Markup:
     """Wrap elements in a drawing; `fixed` keeps its width, else it scales with the page."""
     size = Markup(' width="{}"').format(width) if fixed else ""

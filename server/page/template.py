@@ -41,6 +41,8 @@ tr:last-child > * { border-bottom: 0; }
 th { font-weight: 500; }
 td.number, th.number { text-align: right; white-space: nowrap; }
 td.text { overflow-wrap: break-word; min-width: 8.5em; }
+@media (max-width: 600px) { th, td { padding: 4px 6px; font-size: .82rem; }
+  td.text { min-width: 5em; } td.number, th.number { white-space: normal; } }
 .bar { min-width: 60px; width: 30%; }
 @media (max-width: 600px) { .bar { display: none; } }
 .bar span { display: block; height: 10px; margin-top: 7px; background: var(--main);
@@ -123,6 +125,9 @@ PAGE = """{% macro table_of(table) %}
 <section>
 <h2>{{ section.title }}</h2>
 {% for line in section.text %}<p>{{ line }}</p>{% endfor %}
+{% if section.links %}
+<p>{% for file, label in section.links %}<a href="{{ file }}">{{ label }}</a> {% endfor %}</p>
+{% endif %}
 {% for table in section.tables if not table.folded %}{{ table_of(table) }}{% endfor %}
 {% if section.figures %}
 <div class="figures">

@@ -54,9 +54,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: text, tables, figures, and last the tables that are folded.
+    """A part of the page: text, links, tables, figures, and last the tables that are folded.
 
-    One that is an `alarm` stands above all others, in red.
+    Links are a file, relative to the page, and a label each. A section that is an `alarm` stands
+    above all others, in red.
     """
 
     title: str
@@ -64,6 +65,7 @@ class Section:
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
     alarm: bool = False
+    links: Sequence[tuple[str, str]] = ()
 
 
 class RunFiles(Protocol):

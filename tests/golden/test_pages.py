@@ -22,4 +22,4 @@ def test_the_page_of_a_recorded_run_is_the_approved_one(run, same_text):
 
 def test_the_comparison_of_recorded_runs_is_the_approved_one(same_text):
     runs = [read_run(folder) for folder in sorted(RUNS.iterdir())]
-    same_text("comparison.html", body(comparison_page(runs)))
+    same_text("comparison.html", body(comparison_page(runs, RUNS)))

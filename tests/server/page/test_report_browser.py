@@ -49,7 +49,8 @@ def pages(finished_run):
         finished_run("7081524913348765002", strategy="hfldd"),
     ]
     comparison = folders[0].parent / "comparison.html"
-    comparison.write_text(comparison_page([read_run(folder) for folder in folders]))
+    files = [read_run(folder) for folder in folders]
+    comparison.write_text(comparison_page(files, comparison.parent))
     return [folders[0] / "report.html", comparison]
 
 

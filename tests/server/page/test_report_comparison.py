@@ -74,7 +74,10 @@ def test_tables_tell_results_cost_of_equal_accuracy_and_settings(finished_run):
     assert "70.0 %" in title
     assert [row[:2] for row in cost.rows] == [["fedavg", "2"], ["hfldd", "1"]]
     assert settings.rows == [["strategy", "fedavg", "hfldd"], ["num-rounds", "2", "1"]]
-    page = comparison_page(runs)
+    (runs[0].folder / "report.html").unlink()
+    page = comparison_page(runs, runs[0].folder.parent)
+    assert f'href="{runs[1].folder.name}/report.html"' in page
+    assert f'href="{runs[0].folder.name}/report.html"' not in page
     assert page.count("<polyline") == 3 * 2
 
 
