@@ -4,10 +4,11 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
-from cli.distillation import at_most, progress_bar
+from cli.distillation import at_most, duration, progress_bar
 from cli.source import load_source
 from distill import distiller
 from distill.audit import (
@@ -20,6 +21,7 @@ from distill.audit import (
     strongest,
 )
 from distill.auto import resolved
+from distill.forecast import forecast
 from distill.membership import FEW, FEWER, Interval
 from distill.registry import formation_arguments
 from task.words import counted
@@ -55,6 +57,22 @@ def report(options: Options, console: Console) -> None:
     method = resolved(options.method, images, labels, source.spec.num_classes)
     formation = formation_arguments(method, options.formation).get("formation", 1)
     setting = Setting(method, options.start, options.per_class, formation, options.steps)
+    of_one = forecast(
+        method,
+        images[::2],
+        labels[::2],
+        device=images.device,
+        num_classes=source.spec.num_classes,
+        per_class=options.per_class,
+        init=options.start,
+        steps=options.steps,
+        generator=torch.Generator().manual_seed(options.seed),
+        **formation_arguments(method, options.formation),
+    )
+    console.print(
+        f"{method} will take about {duration(options.sets * of_one.seconds)} for "
+        f"{options.sets} halves"
+    )
     with progress_bar(f"{method}, {options.sets} halves", console) as update:
         halves = distilled_halves(
             images,

@@ -85,11 +85,11 @@ def condense(options: Options, console: Console) -> None:
     expected = forecast(method, *real, generator=_generator(options), **arguments)
     judging = [3 * training_seconds(judge, source.train, source.spec, device) for judge in panel]
     of_each = ", ".join(
-        f"{judge.name} {_duration(seconds)}" for judge, seconds in zip(panel, judging, strict=True)
+        f"{judge.name} {duration(seconds)}" for judge, seconds in zip(panel, judging, strict=True)
     )
     console.print(
-        f"{method} will take about {_duration(expected.seconds)} and {data_size(expected.memory)} "
-        f"of memory; then judging three training sets {_duration(sum(judging))} ({of_each})"
+        f"{method} will take about {duration(expected.seconds)} and {data_size(expected.memory)} "
+        f"of memory; then judging three training sets {duration(sum(judging))} ({of_each})"
     )
     begin = time.perf_counter()
     with progress_bar(method, console) as report:
@@ -148,7 +148,8 @@ def _generator(options: Options) -> torch.Generator:
     return torch.Generator().manual_seed(options.seed)
 
 
-def _duration(seconds: float) -> timedelta:
+def duration(seconds: float) -> timedelta:
+    """Whole seconds, at least one."""
     return timedelta(seconds=max(1, round(seconds)))
 
 

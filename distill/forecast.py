@@ -40,11 +40,11 @@ class _TrialEndsError(Exception):
 def forecast(
     name: str, images: Tensor, labels: Tensor, *, device: torch.device, **arguments: Any
 ) -> Forecast:
-    """Begin a distillation, and extrapolate after two steps.
+    """Begin a distillation a few times, and extrapolate from two steps.
 
     Preparing is taken to cost the same whatever the steps. Where the method has an argument `bank`,
-    the networks that it draws first, two are drawn and the cost is counted for all; with None as
-    its default, for as many as distribution matching draws.
+    the networks that it draws first, the cost of one more is counted for all; with None as its
+    default, for as many as distribution matching draws. A first trial is not counted: it warms up.
 
     Parameters
     ----------
@@ -55,28 +55,33 @@ def forecast(
     """
     method = distiller(name)
     bank = signature(method).parameters.get("bank")
-    few: dict[str, Any] = {} if bank is None else {"bank": TRIAL_STEPS}
-    ends: list[float] = []
     total = 0
 
-    def stop(step: int, steps: int, loss: float) -> None:
-        nonlocal total
-        total = steps
-        ends.append(time.perf_counter())
-        if step == TRIAL_STEPS:
-            raise _TrialEndsError
+    def trial(**few: Any) -> tuple[float, float]:
+        """Seconds of preparing and of a step."""
+        ends = [time.perf_counter()]
 
-    begin = time.perf_counter()
-    with suppress(_TrialEndsError):
-        method(images, labels, device=device, progress=stop, **few, **arguments)
-    if len(ends) < TRIAL_STEPS:  # it is over already
-        return Forecast(time.perf_counter() - begin, _peak(device))
-    step = ends[1] - ends[0]
-    preparation = max(0.0, ends[0] - begin - step)
-    if bank is not None:
-        formation, network = arguments.get("formation", 1), arguments.get("network")
-        networks = bank.default or own_effort(images.shape, formation, network).bank
-        preparation *= min(networks, total) / TRIAL_STEPS
+        def stop(step: int, steps: int, loss: float) -> None:
+            nonlocal total
+            total = steps
+            ends.append(time.perf_counter())
+            if step == TRIAL_STEPS:
+                raise _TrialEndsError
+
+        with suppress(_TrialEndsError):
+            method(images, labels, device=device, progress=stop, **few, **arguments)
+        step = ends[-1] - ends[-2]
+        return max(0.0, ends[1] - ends[0] - step), step
+
+    if bank is None:
+        trial()
+        preparation, step = trial()
+        return Forecast(preparation + total * step, _peak(device))
+    trial(bank=1)
+    (one, _), (two, step) = trial(bank=1), trial(bank=2)
+    formation, network = arguments.get("formation", 1), arguments.get("network")
+    networks = min(bank.default or own_effort(images.shape, formation, network).bank, total)
+    preparation = one + (networks - 1) * max(0.0, two - one)
     return Forecast(preparation + total * step, _peak(device))
 
 
