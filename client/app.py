@@ -31,7 +31,7 @@ from protocol.messages import (
     PACE,
     TOGETHER,
 )
-from protocol.registry import all_methods, handlers, plugin_paths
+from protocol.registry import all_methods, check_train_config, handlers, plugin_paths
 from task.compute.precision import products_in
 from task.datasets import DatasetError
 from task.evaluation import evaluate_model
@@ -142,11 +142,13 @@ def train(message: Message, context: Context) -> Message:
     Raises
     ------
     SettingsError
-        If a record asks for a term that is not installed here.
+        If a record asks for a term that is not installed here, or the config has a key that
+        nothing here reads.
     """
     records = unread_records(message.content)
     if records:
         raise _missing(f"loss term of record {min(records)!r}", context)
+    check_train_config(message.content)
     reply = trained_together(context, message.content)
     if reply is None:
         session = Session.of(context)

@@ -17,6 +17,7 @@ from links.store import SPENT, NodeStore
 from protocol.schema import LARGEST_NUMBER
 from task.augmentation import Augment, augmented
 from task.datasets import Samples
+from task.models import why_not_private
 from task.settings import Change, SettingsError, TrainSettings
 
 if TYPE_CHECKING:  # importing Opacus takes a second
@@ -220,14 +221,9 @@ class PrivateTraining:
         hooks.cleanup()
 
     def _require_single_gradients(self, model: nn.Module, terms: Sequence[LossTerm]) -> None:
-        from opacus.validators import ModuleValidator
-
         setting = f"train.dp-noise = {self.noise:g}"
-        if errors := ModuleValidator.validate(model, strict=False):
-            raise SettingsError(
-                f"{setting}: the model has no per-sample gradients: {errors[0]} (take one "
-                "without batch normalisation and LSTM, such as convnet3, or train.dp-noise = 0)"
-            )
+        if reason := why_not_private(model):
+            raise SettingsError(f"{setting}: {reason}")
         for term in terms:
             if term.mixes == "minibatch":
                 raise SettingsError(

@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from client.training import Trained, epoch_batches, hard_labels, optimizer_of
+from protocol.meeting import one_line
 from task.augmentation import Augment, augmented
 from task.compute.precision import forward_in, products_in
 from task.datasets import Samples
@@ -52,7 +53,7 @@ def why_one_by_one(model: nn.Module, samples: Samples, settings: TrainSettings) 
         first = _Minibatch(torch.zeros(2, dtype=torch.int64), torch.empty(2, 0))
         _train([[first]] * 2, model, samples, settings, ())
     except RuntimeError as error:
-        return f"torch.func.vmap refuses the model ({str(error).splitlines()[0]})"
+        return f"torch.func.vmap refuses the model ({one_line(error)})"
     return ""
 
 

@@ -201,5 +201,9 @@ def arrays_of(model: nn.Module) -> dict[str, NDArray[np.generic]]:
 
 
 def trained_names(model: nn.Module) -> list[str]:
-    """Names of the arrays of a model's state that are trained; others are statistics."""
-    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    """Names of the arrays of a model's state that are trained; others are statistics.
+
+    A parameter that several layers share has all its names: each of them is an array of the state.
+    """
+    parameters = model.named_parameters(remove_duplicate=False)
+    return [name for name, parameter in parameters if parameter.requires_grad]

@@ -12,10 +12,12 @@ from dataclasses import replace
 from functools import cache
 from logging import WARNING
 
+from flwr.app import ConfigRecord, RecordDict
 from flwr.common import log
 
 import protocol
 from protocol.meeting import PHASES as MEETING
+from protocol.messages import CONFIG
 from protocol.method import EVALUATE_PHASE, TRAIN_PHASE, Method, Phase
 from protocol.secure_sums import PHASES as SECURE_SUMS
 from protocol.secure_sums import in_secure_sums
@@ -97,6 +99,36 @@ def phases_of(
         phases = {name: phase for name, phase in phases.items() if not phase.shows_single}
         phases |= {phase.message_type: phase for phase in SECURE_SUMS}
     return phases
+
+
+def check_train_config(content: RecordDict) -> None:
+    """Check that nodes read every key in the config of a plain train message.
+
+    The values are the node's to check.
+
+    Raises
+    ------
+    SettingsError
+        If a key is not of ``train.*``, nor in the request of a method's train phase: it would
+        change nothing.
+    """
+    phases = [TRAIN_PHASE, *(phase for method in all_methods().values() for phase in method.phases)]
+    configs = [
+        phase.request.configs[CONFIG]
+        for phase in phases
+        if phase.message_type == TRAIN_PHASE.message_type
+        and phase.request
+        and CONFIG in phase.request.configs
+    ]
+    known = {
+        field.alias or name for config in configs for name, field in config.model_fields.items()
+    }
+    if unknown := content.config_records.get(CONFIG, ConfigRecord()).keys() - known:
+        key = min(unknown)
+        raise SettingsError(
+            f"the strategy sends {key[:60]!r} in the config of train messages, which nodes do not "
+            f"read (remove it, or use one of {', '.join(sorted(known))})"
+        )
 
 
 def plugin_paths() -> list[str]:

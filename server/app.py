@@ -14,7 +14,7 @@ from server.grid.screening import ScreeningGrid
 from server.grid.secure_sums import SecureSumGrid
 from server.line import module_of_line
 from server.names import names_in_log
-from server.privacy import check_privacy, check_secure_sums
+from server.privacy import check_privacy, check_private_model, check_secure_sums
 from server.record.journal import Journal
 from server.record.metrics import serve_metrics
 from server.record.recorder import RunRecorder
@@ -53,6 +53,7 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
     of_start = settings_of_start(settings)
     check_privacy(of_start, starting)
     task = Task.of(settings)
+    check_private_model(settings, task.model, task.spec)
     frozen = fingerprint(task.model)
     requirement = requirement_of(method, settings.of_method(method), frozen)
     directory = Directory(requirement, settings.most_samples)

@@ -1,8 +1,12 @@
 """Checks that what protects nodes' samples fits the method; nodes check it too."""
 
+from torch import nn
+
 from protocol.method import Method
 from protocol.registry import all_methods
 from server.settings import RunSettings
+from task.datasets import DataSpec
+from task.models import why_not_private, why_private_step_fails
 from task.settings import SettingsError
 
 
@@ -26,6 +30,21 @@ def check_privacy(settings: RunSettings, method: Method | None) -> None:
     if hole:
         noise = f"train.dp-noise = {settings.train.dp_noise:g}"
         raise SettingsError(f"{noise}, strategy = {settings.strategy!r}: {hole}")
+
+
+def check_private_model(settings: RunSettings, model: nn.Module, spec: DataSpec) -> None:
+    """Refuse a run with ``train.dp-noise`` if DP-SGD cannot train its model.
+
+    Raises
+    ------
+    SettingsError
+        Names the layer to blame.
+    """
+    if not settings.train.dp_noise:
+        return
+    if reason := why_not_private(model) or why_private_step_fails(model, spec):
+        noise = f"train.dp-noise = {settings.train.dp_noise:g}"
+        raise SettingsError(f"{noise}, model = {settings.model!r}: {reason}")
 
 
 def check_secure_sums(settings: RunSettings, method: Method | None) -> None:

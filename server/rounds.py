@@ -8,14 +8,14 @@ from logging import ERROR, INFO
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Result, Strategy
 
 from protocol.arrays import not_finite
 from protocol.method import Method
-from protocol.registry import phases_of
+from protocol.registry import check_train_config, phases_of
 from protocol.replies import NothingUsableError
 from server.grid.failures import told
 from server.grid.screening import ScreeningGrid
@@ -36,7 +36,7 @@ from server.settings import RunSettings
 from server.task import Task
 from strategies.common.traffic import fedavg_bits
 from task.plugin import import_object
-from task.settings import TrainSettings
+from task.settings import SettingsError, TrainSettings
 from task.words import counted
 
 EndOfRound = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -70,10 +70,13 @@ class Rounds:
     start: Strategy | None = None
 
     def __post_init__(self) -> None:
-        self._model = self.task.start
+        self._model = self._made = self.task.start  # at the end of a round, and in it
         self._failures: list[str] = []  # of the last rounds, in a row
         self._broken: list[str] = []  # what is not finite after the round
         self._personal = self.method is not None and self.method.personal
+        self._begun = self._ended = 0  # the last round that began, and that ended
+        self._metrics: MetricRecord | None = None  # of the round that ended last
+        self.grid.wanted = node_settings(self.strategy) or self.grid.wanted
 
     def run(self, checkpoint: Checkpoint | None = None) -> None:
         """Run the remaining rounds and write the results.
@@ -128,14 +131,21 @@ class Rounds:
         ------
         NothingLearntError
             If no round changed it, or too many in a row did not.
+        SettingsError
+            If a strategy with a loop of its own gives no result, or a key to nodes that they do not
+            read.
         """
-        strategy, rounds = self.strategy, self.settings.num_rounds - (done or 0)
-        evaluate: EndOfRound = self.end_round
-        if done is not None:
+        strategy = self.strategy
+        evaluate: EndOfRound = self._end_once
+        if done is None:
+            self._metrics = self.end_round(0, self._model)
+        else:
+            self._begun = self._ended = done
             strategy, evaluate = OffsetRounds(strategy, done), offset_evaluate(done, evaluate)
+        rounds, self._made = self.settings.num_rounds - self._ended, self._model
         try:
             self.forget_broken_rounds()
-            self._schedule_learning_rate()
+            self._follow_rounds()
             result = strategy.start(
                 grid=self.grid,
                 initial_arrays=self._model,
@@ -147,12 +157,38 @@ class Rounds:
         except NothingUsableError as error:
             reasons = told(self.grid.failures) or "no node gave a reason"
             raise NothingLearntError(f"{error}: {reasons} ({START_AGAIN})") from error
+        if not isinstance(result, Result):
+            self._end_last(self._made)
+            raise SettingsError(
+                f"strategy = {self.settings.strategy!r}: {type(self.strategy).__name__}.start "
+                f"returned {type(result).__name__}, need Flower's Result with the model (the model "
+                "of the last aggregate_train is in the run's folder)"
+            )
+        self._end_last(result.arrays or self._model)
         if not result.arrays:
             reasons = next(reversed(self._failures), "the strategy made no model of the replies")
             raise NothingLearntError(
                 f"nothing was learnt in {counted(rounds, 'round')}: {reasons} ({START_AGAIN})"
             )
         return result.arrays
+
+    def _end_once(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        """End a round, unless it has ended; the metrics of the round that ended last.
+
+        It is the `evaluate_fn` of Flower's loop. A loop of the strategy's own may leave that out:
+        a round then ends when the next one begins, or with the run.
+        """
+        if server_round > self._ended:
+            self._ended = server_round
+            self._metrics = self.end_round(server_round, arrays)
+        return self._metrics
+
+    def _end_last(self, arrays: ArrayRecord) -> None:
+        """End the last round, with the run's result."""
+        if self._begun or arrays is self._model:
+            self._end_once(self._begun, arrays)
+        else:  # a loop without configure_train, of which only the result is known
+            self._end_once(self.settings.num_rounds, arrays)
 
     def forget_broken_rounds(self) -> None:
         """Have the strategy forget a round after which it or its model holds NaN or infinity."""
@@ -169,21 +205,29 @@ class Rounds:
             if _finite(values) and not _finite(_packed_state(self.strategy)[1]):
                 self._broken.append("the strategy's new state")
             if not self._broken:
+                self._made = arrays or self._made
                 return arrays, metrics
             load_state(self.strategy, unpack(before, values))
             return None, None
 
         self.strategy.aggregate_train = aggregate_train  # type: ignore[method-assign]
 
-    def _schedule_learning_rate(self) -> None:
-        """Have nodes train with the round's learning rate."""
+    def _follow_rounds(self) -> None:
+        """See each round begin: nodes train with its learning rate, and read all that they get."""
         configure = self.strategy.configure_train
 
         def configure_train(
             server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
         ) -> Iterable[Message]:
+            self._end_once(server_round - 1, arrays)
+            self._begun = server_round
             rate = learning_rate(self.settings.train, server_round, self.settings.num_rounds)
-            return configure(server_round, arrays, ConfigRecord({**config, "lr": rate}), grid)
+            config = ConfigRecord({**config, "lr": rate})
+            messages = list(configure(server_round, arrays, config, grid))
+            for message in messages:
+                if message.metadata.message_type == MessageType.TRAIN:
+                    check_train_config(message.content)
+            return messages
 
         self.strategy.configure_train = configure_train  # type: ignore[method-assign]
 
@@ -295,6 +339,14 @@ def learning_rate(train: TrainSettings, server_round: int, num_rounds: int) -> f
     if train.lr_schedule == "constant":
         return train.lr
     return train.lr * (1 + math.cos(math.pi * (server_round - 1) / num_rounds)) / 2
+
+
+def node_settings(strategy: Strategy) -> str:
+    """The arguments by which one of Flower's strategies waits for nodes, with their values."""
+    inner = getattr(strategy, "strategy", strategy)  # of Flower's wrappers
+    names = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
+    values = [(name, getattr(inner, name, None)) for name in names]
+    return ", ".join(f"{n} = {v}" for n, v in values if isinstance(v, int) and v > 1)
 
 
 def _packed_state(strategy: Strategy) -> tuple[Any, Arrays]:

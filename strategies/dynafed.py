@@ -17,7 +17,7 @@ from distill.augmentation import draw_augmentation
 from distill.errors import DistillError
 from distill.trajectory_matching import match_trajectory
 from distill.virtual_data import VirtualData
-from protocol.arrays import Arrays, arrays_of, as_tensors, trained_names
+from protocol.arrays import Arrays, arrays_of, as_tensors
 from protocol.dynafed import DynaFedSettings
 from strategies.common.checked import CheckedFedAvg, Update
 from strategies.common.draws import round_generator
@@ -106,7 +106,8 @@ class DynaFed(CheckedFedAvg):
         self._payload = b""
         self._spec = spec
         self._model = copy.deepcopy(model).to(device)
-        self._trained = trained_names(model)
+        # Each parameter once, also if layers share it: a trajectory is of parameters.
+        self._trained = [name for name, p in model.named_parameters() if p.requires_grad]
         self._seed = seed
         self._round = 0
 

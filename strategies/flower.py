@@ -178,8 +178,15 @@ class _CentralPrivacy(Strategy):
         Raises
         ------
         SettingsError
-            If the model holds more than weights: noise on variances could make them negative.
+            If the model holds more than weights, because noise on variances could make them
+            negative; or if layers share weights, because each would have noise of its own.
         """
+        shared = set(trained_names(run.model)) - dict(run.model.named_parameters()).keys()
+        if shared:
+            raise SettingsError(
+                f"model: layers share {min(shared)!r}, and differential privacy at the server adds "
+                "other noise to each layer (give each one weights of its own)"
+            )
         if others := run.model.state_dict().keys() - set(trained_names(run.model)):
             raise SettingsError(
                 f"model: differential privacy at the server adds noise to all arrays, and "

@@ -94,7 +94,7 @@ def plugged_in(kind: str, name: str) -> str | None:
 
 
 def located(error: Exception, *paths: str) -> str:
-    """Format an error with the file and line where it comes from.
+    """Format an error in a line, with the file and line where it comes from.
 
     That is where the syntax error is, or the innermost frame of the packages of `paths`
     (``module:attribute``), or else of all.
@@ -102,7 +102,7 @@ def located(error: Exception, *paths: str) -> str:
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
     file, line = (_frames(error, paths) or _frames(error))[-1]
-    return f"{type(error).__name__}: {error} ({file}, line {line})"
+    return f"{type(error).__name__}: {' '.join(str(error).split())} ({file}, line {line})"
 
 
 def raised_in(error: Exception, paths: Collection[str]) -> bool:

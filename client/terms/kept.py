@@ -16,8 +16,9 @@ def keep(session: Session, name: str, tensors: Mapping[str, Tensor]) -> None:
     if not all(tensor.isfinite().all() for tensor in tensors.values()):
         log(WARNING, "The new %s holds NaN or infinity and is not kept", name)
         return
-    payload = save({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()})
-    session.store.write(name, payload)
+    # Clones, because safetensors refuses tensors that share memory, as tied weights do.
+    clones = {key: t.detach().cpu().clone().contiguous() for key, t in tensors.items()}
+    session.store.write(name, save(clones))
 
 
 def kept(session: Session, name: str, like: Mapping[str, Tensor]) -> dict[str, Tensor] | None:

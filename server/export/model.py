@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from protocol.arrays import as_arrays, as_tensors
+from protocol.meeting import one_line
 from server.export.description import KEY, Description
 from server.page import RunFiles
 from server.page.comparison import best
@@ -94,7 +95,7 @@ def write_model(
         with warnings.catch_warnings(action="ignore"):  # both are deprecated
             write(model, inputs, file, metadata)
     except RuntimeError as error:
-        raise ExportError(f"{form} cannot hold {description.model!r}: {error}") from error
+        raise ExportError(f"{form} cannot hold {description.model!r}: {one_line(error)}") from error
     return _checked(model, torch.rand(5, *shape), form, file)
 
 

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from protocol.meeting import one_line
 from server.export.description import KEY, Description
 from task.datasets.images import read_image
 from task.datasets.types import normalise
@@ -73,7 +74,7 @@ def read_model(file: Path) -> ExportedModel:
     try:
         model = _READERS[file.suffix](file)
     except (DecodeError, RuntimeError, SafetensorError, ValueError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = one_line(error) or type(error).__name__
         raise ModelFileError(f"{file}: not a model that can be used here: {reason}") from error
     if (kind := model.description.spec.kind) != "image":
         raise ModelFileError(f"{file}: its inputs are of kind {kind}; only images can be predicted")

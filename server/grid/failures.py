@@ -3,10 +3,9 @@
 import re
 from collections.abc import Mapping, Sequence
 
+from protocol.meeting import one_line
 from strategies.common.directory import by_reason
 
-LONGEST_REASON = 300
-"""Characters of a reason in log, journal and errors."""
 LONGEST_TEXT = 100_000
 """Characters of an error that are read: a node may send megabytes."""
 RAISED = re.compile(r"<class '(?:[\w.]*\.)?(\w+)'>:<'(.*)'>", re.DOTALL)
@@ -19,9 +18,8 @@ def told(failures: Mapping[int, Sequence[str]]) -> str:
     return "; ".join(by_reason(distinct))
 
 
-def first_line(reason: str) -> str:
-    """First line of what a node says, short and without control characters."""
-    reason = reason.strip()
-    raised = RAISED.fullmatch(reason) if len(reason) <= LONGEST_TEXT else None
-    line, _, _ = (f"{raised[1]}: {raised[2]}" if raised else reason[:LONGEST_TEXT]).partition("\n")
-    return "".join(filter(str.isprintable, line))[:LONGEST_REASON] or "no reason given"
+def reason_of(error_text: str) -> str:
+    """What a node's error says, on one short line that is safe to print; see `one_line`."""
+    text = error_text[:LONGEST_TEXT].strip()
+    raised = RAISED.fullmatch(text)
+    return one_line(f"{raised[1]}: {raised[2]}" if raised else text) or "no reason given"

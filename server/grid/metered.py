@@ -17,7 +17,7 @@ from protocol.method import Phase
 from protocol.registry import phases_of
 from protocol.replies import SET_ASIDE, UNKNOWN, set_aside
 from server.grid.exchange import exchange_over
-from server.grid.failures import first_line, told
+from server.grid.failures import reason_of, told
 from server.grid.ids import make_id_random
 from server.grid.inbox import Most
 from server.grid.ledger import Ledger, content_bytes, num_parts
@@ -44,6 +44,12 @@ MODELS = 4
 """Bytes and parts that a reply may have besides, in units of what it answers."""
 LEAST_WAIT = 1.0
 """Seconds that a phase may take in any case."""
+PAUSE_SHARE = 0.1
+"""Share of a phase's deadline; who pauses longer between two calls for the nodes is not waiting."""
+MIN_PAUSE = 5.0
+"""Least such pause, in seconds; Flower's strategies poll every second."""
+WAIT_MARGIN = 2.0
+"""Seconds beyond the deadline, in which waits that have their own error raise that one."""
 SAME_LOOK = 0.5
 """Seconds for which a list of connected nodes is reused within a phase."""
 
@@ -94,6 +100,8 @@ class MeteredGrid(Grid):
         """Partition of each virtual node that trains together with others."""
         self.left_out: Collection[int] = ()
         """Connected nodes that cannot take part."""
+        self.wanted = "the number of nodes that it needs"
+        """What makes the strategy wait for nodes, for errors: its settings, with their values."""
         self.due = math.inf
         """When an edge owes its answer above, in monotonic seconds: phases end well before it."""
         self._grid = grid
@@ -106,6 +114,8 @@ class MeteredGrid(Grid):
         self._nodes: list[int] = []
         self._looked = -math.inf
         self._alone_since = math.inf
+        self._waiting_since = math.inf
+        self._asked = -math.inf
         self.begin_round(0)
 
     def begin_round(self, server_round: int) -> None:
@@ -143,11 +153,15 @@ class MeteredGrid(Grid):
         Raises
         ------
         TooFewNodesError
-            If no node has been connected for as long as a phase may take.
+            If no node has been connected for as long as a phase may take. Or if a strategy has
+            polled for so long, without a message or a pause, because it needs more nodes.
         """
         # Flower counts the nodes, then samples that many from a second list, and waits without
         # end if that one is shorter: both must be the same list.
         now = time.monotonic()
+        paused = now > self._asked + max(MIN_PAUSE, PAUSE_SHARE * self._deadline)
+        self._waiting_since = now if paused else min(self._waiting_since, now)
+        self._asked = now
         if not self._nodes or now > self._looked + SAME_LOOK:
             self._nodes, self._looked = list(self._grid.get_node_ids()), now
         self._alone_since = math.inf if self._nodes else min(self._alone_since, now)
@@ -156,12 +170,19 @@ class MeteredGrid(Grid):
                 f"no node has been connected for phase-timeout = {self._deadline:.0f} s "
                 "(start nodes, or raise phase-timeout)"
             )
-        able = (node for node in self._nodes if node not in self.left_out)
+        able = [node for node in self._nodes if node not in self.left_out]
+        if now > self._waiting_since + self._deadline + WAIT_MARGIN:
+            self._waiting_since = math.inf
+            raise TooFewNodesError(
+                f"the strategy waited phase-timeout = {self._deadline:.0f} s for more nodes than "
+                f"the {len(able)} that can take part (start more, or lower {self.wanted})"
+            )
         return sorted(able, key=self._rank)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Push messages with ids that nobody can guess, and count their bytes."""
         messages = list(messages)
+        self._waiting_since = math.inf
         for message in messages:
             make_id_random(message)
         self.ledger.book_sent(messages)
@@ -236,7 +257,7 @@ class MeteredGrid(Grid):
 
     def book_set_aside(self, node: int, phase: str, reason: str) -> None:
         """Record that a node's reply was set aside; see `protocol.replies.set_aside`."""
-        self.failures.setdefault(node, []).append(first_line(reason))
+        self.failures.setdefault(node, []).append(reason_of(reason))
         if self._journal:
             self._journal.book_set_aside(node, phase, reason)
 
@@ -273,7 +294,7 @@ class MeteredGrid(Grid):
         new: dict[int, list[str]] = {}
         for reply in replies:
             if reply.has_error():
-                node, reason = reply.metadata.src_node_id, first_line(reply.error.reason or "")
+                node, reason = reply.metadata.src_node_id, reason_of(reply.error.reason or "")
                 self.failures.setdefault(node, []).append(reason)
                 if reply.error.code != SET_ASIDE:
                     new[node] = [reason]

@@ -17,6 +17,11 @@ from task.settings import Block, SettingsError
 
 _OF_TREES = {strategy.__name__.lower(): strategy for strategy in (FedXgbBagging, FedXgbCyclic)}
 """Flower's strategies that combine XGBoost's trees."""
+STARTED_WITH = (
+    *("grid", "initial_arrays", "num_rounds"),
+    *("timeout", "train_config", "evaluate_fn"),
+)
+"""What our ServerApp gives to a strategy's ``start``, by name."""
 
 
 def find_strategy(name: str, setting: str = "strategy") -> tuple[type[Strategy], Method | None]:
@@ -32,7 +37,8 @@ def find_strategy(name: str, setting: str = "strategy") -> tuple[type[Strategy],
     Raises
     ------
     SettingsError
-        If there is no such strategy, or it is not a Flower ``Strategy``.
+        If there is no such strategy, or it is not a Flower ``Strategy``, or has a loop of its own
+        that does not take Flower's arguments.
     """
     method = find_method(name)
     path = method.strategy if method else name
@@ -57,6 +63,13 @@ def find_strategy(name: str, setting: str = "strategy") -> tuple[type[Strategy],
             f"{setting} = {name!r}: {strategy.__name__} combines XGBoost's trees, and nodes here "
             "train networks (take another strategy, such as fedavg)"
         )
+    try:
+        signature(strategy.start).bind(None, **dict.fromkeys(STARTED_WITH))
+    except TypeError as error:
+        raise SettingsError(
+            f"{setting} = {name!r}: {strategy.__name__}.start {error} (it needs the parameters of "
+            f"Flower's Strategy.start: {', '.join(STARTED_WITH)})"
+        ) from None
     return strategy, method or method_of(strategy)
 
 

@@ -2,6 +2,7 @@
 
 from task.backbones import efficientnet, random_features, torchvision_networks
 from task.models import papers, papers_cadis, papers_fedhead, papers_fedlgd, torchvision_models
+from task.models.checks import why_not_private, why_private_step_fails
 from task.models.last_layer import last_dense, last_dense_layer
 from task.models.registry import (
     ModelError,
@@ -31,4 +32,6 @@ __all__ = [
     "register",
     "torchvision_models",
     "torchvision_networks",
+    "why_not_private",
+    "why_private_step_fails",
 ]

@@ -1,7 +1,7 @@
 """Models by name: seeded construction, and a check that they fit the data."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 from task.backbones.frozen import Frozen
 from task.datasets.types import DataSpec
 from task.errors import ModelError as ModelError  # passed on
+from task.models.checks import check_model, initialise_lazy_layers
 from task.plugin import PluginError, import_object, located, plugged_in
 from task.settings import BackboneSettings, TaskSettings
 
@@ -69,12 +70,9 @@ def create_model(name: str, spec: DataSpec, seed: int | None = None) -> nn.Modul
     """
     name = architecture(name, spec)
     factory = _find_factory(name, spec)
-    if seed is None:
+    with nullcontext() if seed is None else _seeded(seed):
         model = factory(spec)
-    else:
-        with _seeded(seed):
-            model = factory(spec)
-    _check_output(name, model, spec)
+        _check(name, model, spec)
     return model
 
 
@@ -177,24 +175,19 @@ def _import_factory(name: str, path: str) -> ModelFactory:
     return build
 
 
-def _check_output(name: str, model: nn.Module, spec: DataSpec) -> None:
-    model.eval()
+def _check(name: str, model: nn.Module, spec: DataSpec) -> None:
+    """Give lazy layers their shapes, and check the model; see `task.models.checks`."""
     try:
-        with torch.inference_mode():
-            output = model(torch.zeros(2, *spec.shape))
+        initialise_lazy_layers(model, spec)
+        check_model(model, spec)
+    except ModelError as error:
+        raise ModelError(f"model={name!r}: {error}") from error
     except Exception as error:  # the model may be another package's
         raise ModelError(
             f"model={name!r} cannot take images of {_dimensions(spec)} from {spec.name!r} "
             f"({located(error, type(model).__module__)}); choose one of "
             f"{', '.join(model_names(spec))}"
         ) from error
-    model.train()
-    shape = tuple(getattr(output, "shape", ()))
-    if shape != (2, spec.num_classes):
-        raise ModelError(
-            f"model={name!r} returns an output of shape {shape} for a batch of 2, need "
-            f"(2, {spec.num_classes}): one logit for each class of {spec.name!r}"
-        )
 
 
 def _dimensions(spec: DataSpec) -> str:

@@ -16,7 +16,7 @@ from client.terms import LossTerm, Proximal, loss_terms
 from protocol.feddyn import DYNAMIC
 from protocol.hfldd import TRAIN_POOL
 from protocol.meeting import DESCRIBE, Requirement
-from protocol.registry import all_methods, built_in_methods, phases_of
+from protocol.registry import all_methods, built_in_methods, check_train_config, phases_of
 from task.backbones import fingerprint
 from task.models import create_model, model_of
 from task.settings import SettingsError, TrainSettings
@@ -290,3 +290,16 @@ def test_a_term_says_what_its_value_mixes():
     assert LossTerm.mixes == "minibatch"  # so that differential privacy refuses what says nothing
     assert Brightness.mixes == "minibatch"
     assert Proximal.mixes == "weights"
+
+
+def test_a_key_in_the_config_of_a_train_message_that_nothing_reads_is_refused(ask, with_model):
+    config = ConfigRecord({"lr": 0.1, "server-round": 1, "temperature": 2.0})
+    with pytest.raises(SettingsError, match=r"'temperature'.*local-epochs"):
+        ask("train", with_model(config=config))
+
+
+@pytest.mark.parametrize("name", sorted({*built_in_methods()}))
+def test_every_key_that_a_methods_train_phase_declares_is_one_that_nodes_read(name):
+    phase = phases_of(built_in_methods()[name])["train"]
+    keys = [field.alias for field in phase.request.configs["config"].model_fields.values()]
+    check_train_config(RecordDict({"config": ConfigRecord(dict.fromkeys(keys, 1))}))

@@ -286,7 +286,7 @@ def test_terms_that_mix_samples_are_refused_and_nothing_is_spent(private, sample
 def test_a_model_with_batch_norm_or_lstm_is_refused_with_the_remedy(private, samples):
     texts = DataSpec("texts", (7,), 3, (0.0,), (1.0,), "text", vocabulary=50)
     for model in (create_model("resnet8", SPEC), create_model("bilstm", texts)):
-        with pytest.raises(SettingsError, match=r"train.dp-noise = 0.7: the model .* convnet3"):
+        with pytest.raises(SettingsError, match=r"train.dp-noise = 0.7: layer .* convnet3"):
             private.fit(
                 model,
                 samples,

@@ -61,7 +61,7 @@ def test_the_network_sees_a_nodes_images_once_in_all_rounds_and_runs(weights_aft
     weights_after()
     before = len(shown)
     weights_after()
-    assert set(shown[before:]) == {2}  # zeros, to look at the shape of a model's output
+    assert set(shown[before:]) <= {1, 2}  # zeros, to check what the model returns
 
 
 @pytest.mark.parametrize("change", [{"backbone.trains": "all"}, {"train.augment": "shift"}])

@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from typer.testing import CliRunner
 
+from cli.main import app
 from fleet.local_federation import LocalFederation
 
 from .one_place import MODEL, SPLITS, head_of_all, split
@@ -32,7 +34,9 @@ py-modules = ["someones_strategies"]
 decay = "someones_strategies:Decay"
 """,
     "someones_strategies.py": '''
-from flwr.serverapp.strategy import FedAvg
+from flwr.app import MetricRecord
+from flwr.serverapp.strategy import FedAvg, Result
+
 
 class Decay(FedAvg):
     """FedAvg whose learning rate falls by a tenth each round; node trouble in round 1."""
@@ -45,6 +49,27 @@ class Decay(FedAvg):
             content["config"] = type(config)({**config, "lr": -1.0})
             messages[0].content = content
         return messages
+
+
+class OwnLoop(FedAvg):
+    """A loop of its own, which evaluates by itself and ends a round early."""
+
+    def start(self, grid, initial_arrays, num_rounds, timeout, train_config, **_):
+        result = Result(arrays=initial_arrays)
+        for number in range(1, num_rounds):
+            messages = self.configure_train(number, result.arrays, train_config, grid)
+            replies = grid.send_and_receive(messages, timeout=timeout)
+            result.arrays, _ = self.aggregate_train(number, replies)
+            result.evaluate_metrics_serverapp[number] = MetricRecord({"size": len(result.arrays)})
+        return result
+
+
+class OwnEvaluation(FedAvg):
+    """Flower's loop, with an evaluation in place of the ServerApp's."""
+
+    def start(self, *args, **kwargs):
+        evaluate = lambda number, arrays: MetricRecord({"size": len(arrays)})
+        return super().start(*args, **{**kwargs, "evaluate_fn": evaluate})
 ''',
 }
 
@@ -141,6 +166,22 @@ def test_a_strategy_of_another_package_runs_by_name_and_a_failing_node_does_not_
     assert any("Received 3 results and 0 failures" in line for line in outcome.lines)
     assert any("message: lr = -1.0: should be greater than 0" in line for line in outcome.lines)
     assert (folder / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["OwnLoop", "OwnEvaluation"])
+def test_a_strategy_with_a_loop_or_evaluation_of_its_own_leaves_report_and_export(
+    federation, name, tmp_path
+):
+    outcome, folder = run(federation, strategy=f"someones_strategies:{name}", num_rounds=3)
+    assert outcome.completed, outcome.lines[-20:]
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [0, 1, 2, 3][: 3 + (name == "OwnEvaluation")]
+    assert rows[-1]["accuracy"] > rows[0]["accuracy"]
+    assert (folder / "report.html").exists()
+    command = ["runs", "export", str(folder), "--format", "onnx", "--output", str(tmp_path)]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert (tmp_path / "model.onnx").exists()
 
 
 IN_CI = "one class a node"

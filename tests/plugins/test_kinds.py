@@ -110,9 +110,10 @@ def test_settings_have_a_table_among_those_of_the_run(install):
 HANDLER = (
     STRATEGY
     + '''
+from dataclasses import replace
 from flwr.app import Message, MetricRecord, RecordDict
-from protocol.method import Method, Phase
-from protocol.schema import Reply
+from protocol.method import TRAIN_PHASE, Method, Phase
+from protocol.schema import Reply, Request, TrainRequest
 from task.settings import Block
 
 class Answer(Block):
@@ -134,7 +135,13 @@ class Asking(FedAvg):
         return super().configure_train(server_round, arrays, config, grid)
 
 PHASE = Phase("query.ask", "nodes answer", (Reply(metrics=Answer),), "mine:ask")
-METHOD = Method("asking", "mine:Asking", phases=(PHASE,))
+
+class AskedRequest(TrainRequest):
+    """Config of a train message, with a key of its own."""
+    answers: tuple[int, ...] = ()
+
+TRAIN = replace(TRAIN_PHASE, request=Request({"config": AskedRequest}, ("arrays",)))
+METHOD = Method("asking", "mine:Asking", phases=(PHASE, TRAIN))
 '''
 )
 
@@ -151,6 +158,15 @@ def test_a_message_type_of_its_own_reaches_its_handler_and_its_replies_the_strat
     assert answers(sent) == [[42, 42, 42]] * 3
     assert "nodes answer" in (folder / "report.html").read_text()
     assert phases_of(find_method("asking"))["query.ask"].title == "nodes answer"
+
+
+def test_a_key_in_train_messages_that_its_phase_does_not_declare_is_refused(install, run, sent):
+    install(
+        "mine", HANDLER.replace("phases=(PHASE, TRAIN)", "phases=(PHASE,)"), asking="mine:METHOD"
+    )
+    with pytest.raises(SettingsError, match="'answers'"):
+        run(strategy="asking", num_rounds=1)
+    assert sent("train") == []
 
 
 def required(sent):

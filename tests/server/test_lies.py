@@ -17,7 +17,7 @@ from protocol.fedhead import AGGREGATE_SECTOR, HAND_OUT
 from protocol.hfldd import LABEL_KNOWLEDGE, RECEIVE, LabelKnowledge
 from protocol.meeting import DescribeConfig
 from protocol.registry import built_in_methods, phases_of
-from server.grid.failures import first_line
+from server.grid.failures import reason_of
 from server.grid.screening import ScreeningGrid
 from server.record.journal import Journal
 from server.rounds import Rounds
@@ -208,8 +208,8 @@ def test_a_reply_of_very_many_keys_is_not_compared_key_by_key():
 
 
 def test_a_long_error_is_read_in_part():
-    assert first_line("x" * 10**7) == "x" * 300
-    assert first_line("<class 'a.KeyError'>:<'lost'>") == "KeyError: lost"
+    assert reason_of("x" * 10**7) == f"{'x' * 296} ..."
+    assert reason_of("<class 'a.KeyError'>:<'lost'>") == "KeyError: lost"
 
 
 @pytest.mark.parametrize("name", [str(FIRST_NODE), f"node {FIRST_NODE}", "a\x1b[0m"])

@@ -84,6 +84,10 @@ from task.settings import SettingsError
         ({"strategy-args": '{"nosuch": 1}'}, "strategy-args = .*nosuch"),
         ({"model": "resnet9"}, "model='resnet9' is unknown here; choose auto, "),
         ({"dataset": "digit"}, "digit.*digits"),
+        (
+            {"strategy": "fedavg", "train.dp-noise": 1.0, "model": "resnet8"},
+            r"train\.dp-noise = 1, model = 'resnet8': layer '.*', a BatchNorm2d, ",
+        ),
     ],
 )
 def test_a_bad_setting_ends_the_run_before_any_node_is_asked(client_grid, tmp_path, settings, told):

@@ -1,0 +1,74 @@
+"""A model two of whose layers share their weights, with every strategy."""
+
+import json
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from safetensors.numpy import load_file
+from torch import nn
+from torch.nn import functional as F
+
+from protocol.registry import built_in_methods
+from server.app import main
+from task.settings import SettingsError
+from tests.matrix import strategies
+
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
+NODES = 4
+QUICK = {
+    "model": f"{__name__}:Tied",
+    "num-rounds": 2,
+    "min-nodes": NODES,
+    "partition.scheme": "iid",
+    "train.local-epochs": 1,
+    "train.batch-size": 64,
+    "patience-failed": 1,
+}
+CENTRAL = {name for name in built_in_methods() if name.startswith("dp-")}
+ELSEWHERE = {"analytic", "bulyan", *CENTRAL}
+"""One trains no network, one needs more nodes, and others refuse the model."""
+ALWAYS = {"dynafed", "fedadam", "feddyn", "fedfa", "fedmd", "fednova", "fedproto", "moon"}
+"""Those that treat what is trained in a way of their own, or store models on nodes."""
+
+
+class Tied(nn.Module):
+    def __init__(self, spec):
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(64, spec.num_classes)
+
+    def forward(self, images):
+        return self.head(torch.relu(self.second(F.relu(self.first(images.flatten(1))))))
+
+
+@pytest.fixture
+def play(client_grid, little_distillation, tmp_path):
+    def play(**settings):
+        config = {**QUICK, **little_distillation, "runs-dir": str(tmp_path), **settings}
+        play.grid = client_grid(NODES, config)
+        main(play.grid, Context(1, 1, {}, RecordDict(), config))
+        return tmp_path / "1"
+
+    return play
+
+
+@pytest.mark.parametrize(
+    "strategy", strategies(built_in_methods().keys() - ELSEWHERE, always=ALWAYS)
+)
+def test_shared_weights_train_with_every_strategy_and_stay_the_same(play, strategy):
+    folder = play(strategy=strategy)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+    assert [row["set_aside"] for row in rows] == [0, 0, 0]
+    if not built_in_methods()[strategy].personal:
+        model = load_file(folder / "model.safetensors")
+        assert (model["first.weight"] == model["second.weight"]).all()
+
+
+@pytest.mark.parametrize("strategy", sorted(CENTRAL))
+def test_noise_on_each_array_by_itself_is_refused_with_the_layer(play, strategy):
+    with pytest.raises(SettingsError, match=r"share 'second\.weight'"):
+        play(strategy=strategy)
+    assert play.grid.pushed == []
