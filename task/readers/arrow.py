@@ -102,8 +102,8 @@ def _shards(folder: Path) -> list[Path]:
     if (folder / SPLITS).is_file():
         splits = [str(name) for name in _json(folder / SPLITS).get("splits", [])]
         if len(splits) != 1 or "/" in splits[0] or splits[0].startswith("."):
-            names = printable(", ".join(splits))
-            raise DatasetError(f"{folder}: has the splits {names}; give the folder of one of them")
+            found = printable(", ".join(splits))
+            raise DatasetError(f"{folder}: has the splits {found}; give the folder of one of them")
         folder = folder / splits[0]
     if (folder / STATE).is_file():
         listed = _json(folder / STATE).get("_data_files", [])

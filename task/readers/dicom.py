@@ -4,6 +4,8 @@ Only elements that say how pixels are shown are read. Nothing of what the file s
 in memory, and no text of the file is repeated in an error.
 """
 
+import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import isfinite
@@ -60,21 +62,25 @@ class Dicom(ImageReader):
 
 @contextmanager
 def _without_texts() -> Iterator[None]:
-    """Replace errors of pydicom, which repeat what a file says."""
+    """Replace errors of pydicom, which repeat what a file says; its warnings are dropped."""
     try:
-        yield
-    except (UnreadableImageError, MissingPackageError):
+        from pydicom.config import disable_value_validation
+    except ImportError as error:
+        raise MissingPackageError("a DICOM file", "pydicom", "dicom") from error
+    logging.getLogger("pydicom").propagate = False
+    try:
+        with warnings.catch_warnings(action="ignore"), disable_value_validation():
+            yield
+    except UnreadableImageError:
         raise
     except Exception:  # a damaged file raises errors of many kinds
         raise UnreadableImageError("is a damaged DICOM file; export it again") from None
 
 
 def _dataset(file: BinaryIO, *, stop_before_pixels: bool) -> Any:
-    try:
-        from pydicom import dcmread
-        from pydicom.filereader import read_dataset
-    except ImportError as error:
-        raise MissingPackageError("a DICOM file", "pydicom", "dicom") from error
+    from pydicom import dcmread
+    from pydicom.filereader import read_dataset
+
     file.seek(PREAMBLE + len(PREFIX))
     # pydicom inflates a deflated file whole, whatever becomes of it.
     meta = read_dataset(file, False, True, stop_when=lambda tag, vr, length: tag >> 16 != 2)

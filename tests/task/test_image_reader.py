@@ -249,9 +249,8 @@ def test_other_modes_are_read_as_their_colours(tmp_path, mode):
     image.paste("white", (0, 0, 4, 6))
     suffix = "png" if mode in ("1", "L", "P", "RGB") else "tif"
     image.convert(mode).save(tmp_path / f"a.{suffix}")
-    assert (
-        open_image(tmp_path / f"a.{suffix}").pixels == np.asarray(image).transpose(2, 0, 1)
-    ).all()
+    read = open_image(tmp_path / f"a.{suffix}").pixels
+    assert (read == np.asarray(image).transpose(2, 0, 1)).all()
 
 
 def test_a_header_says_what_the_reader_will_do(tmp_path):
