@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def deep_stored(image: ImageFile, exif_of: Callable[[ImageFile], Image.Exif]) -> Stored:
+def deep_stored(
+    image: ImageFile, exif_of: Callable[[ImageFile], Image.Exif], *, is_grey: bool = False
+) -> Stored:
     """Describe a file by its header: what Pillow would reduce is scaled."""
     stored = stored_by_pillow(image, exif_of)
     treatments = (*(t for t in stored.treatments if t not in ("reduced", "scaled")), "scaled")
-    return replace(stored, mode=f"{stored.mode} 16 bits", treatments=treatments)
+    mode = "LA" if is_grey else stored.mode
+    return replace(stored, mode=f"{mode} 16 bits", treatments=treatments, is_grey=is_grey)
 
 
 def shown(pixels: "NDArray[np.float32]", orientation: int) -> "NDArray[np.float32]":

@@ -26,17 +26,21 @@ class DeepPng(ImageReader):
 
     def inspect(self, file: BinaryIO) -> Stored:
         """Describe the image by its header."""
+        is_grey = _is_grey(file)
         with Image.open(file) as image:
-            return deep_stored(image, Image.Image.getexif)
+            return deep_stored(image, Image.Image.getexif, is_grey=is_grey)
 
     def read(self, file: BinaryIO) -> Picture:
         """Decode the image with all bits."""
+        is_grey = _is_grey(file)
         with Image.open(file) as image:
             if "transparency" in image.info:
                 raise UnreadableImageError(
                     "has 16 bits a colour and one transparent colour; save it with an alpha channel"
                 )
-            stored = deep_stored(image, type(image).getexif)  # checks the data, too
+            stored = deep_stored(
+                image, type(image).getexif, is_grey=is_grey
+            )  # checks the data, too
             orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
         import numpy as np
         import torch
@@ -46,6 +50,12 @@ class DeepPng(ImageReader):
         content = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
         pixels = decode_png(content, ImageReadMode.UNCHANGED).numpy() / np.float32(65535)
         return Picture(shown(pixels, orientation), stored)
+
+
+def _is_grey(file: BinaryIO) -> bool:
+    colour = file.read(COLOUR + 1)[COLOUR]
+    file.seek(0)
+    return colour == GREY_ALPHA
 
 
 READER = DeepPng()
