@@ -15,7 +15,12 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
 from task.errors import DatasetError
-from task.readers import UnreadableImageError, data_reader, image_reader
+from task.readers import (
+    MissingPackageError,
+    UnreadableImageError,
+    data_reader,
+    image_reader,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -257,7 +262,9 @@ def _opened(file: Path | Encoded) -> Iterator[BinaryIO]:
             if path.stat().st_size > MAX_BYTES:
                 raise UnreadableImageError(f"has more than {MAX_BYTES:,} bytes; save it smaller")
             yield content
-    except DatasetError:
+    except MissingPackageError as error:  # no fault of the file, so a run must not skip it
+        raise DatasetError(f"{path}: {error}") from error
+    except UnusableFileError:
         raise
     except UnreadableImageError as error:
         raise UnusableFileError(path, "unreadable", str(error)) from error

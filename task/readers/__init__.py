@@ -32,8 +32,8 @@ class UnreadableImageError(ValueError):
 class MissingPackageError(DatasetError):
     """A reader's package is not installed here."""
 
-    def __init__(self, kind: str, package: str, extra: str) -> None:
-        super().__init__(f"{kind} needs {package} (pip install 'flwr-distill[{extra}]')")
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"needs the package {package} (pip install 'flwr-distill[{extra}]')")
 
 
 class ImageReader(ABC):

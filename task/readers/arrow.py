@@ -164,7 +164,8 @@ def _opened(file: Path) -> Iterator[Any]:
         import pyarrow
         from pyarrow import ipc, parquet
     except ImportError as error:
-        raise MissingPackageError(f"{file}: it", "pyarrow", "parquet") from error
+        missing = MissingPackageError("pyarrow", "parquet")
+        raise DatasetError(f"{file}: {missing}") from error
     try:
         if file.suffix == ".parquet":
             with parquet.ParquetFile(file) as table:

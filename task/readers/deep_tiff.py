@@ -47,7 +47,7 @@ class DeepTiff(ImageReader):
             import imagecodecs  # noqa: F401  # what tifffile decompresses with
             import tifffile
         except ImportError as error:
-            raise MissingPackageError("a TIFF with 16 bits a colour", "tifffile", "tiff") from error
+            raise MissingPackageError("tifffile", "tiff") from error
         import numpy as np
 
         file.seek(0)

@@ -66,7 +66,7 @@ def _without_texts() -> Iterator[None]:
     try:
         from pydicom.config import disable_value_validation
     except ImportError as error:
-        raise MissingPackageError("a DICOM file", "pydicom", "dicom") from error
+        raise MissingPackageError("pydicom", "dicom") from error
     logging.getLogger("pydicom").propagate = False
     try:
         with warnings.catch_warnings(action="ignore"), disable_value_validation():

@@ -54,7 +54,7 @@ def _lists(folder: Path) -> list[Path]:
 
 def _header(file: Path) -> list[str]:
     try:
-        with file.open(encoding="utf-8-sig", newline="") as content:
+        with file.open(encoding="utf-8-sig", errors="replace", newline="") as content:
             return _names(next(csv.reader(content), []))
     except (OSError, ValueError, csv.Error):
         return []

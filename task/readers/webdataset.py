@@ -130,7 +130,11 @@ def _sample(
         if reason := _unusable(member, ending):
             yield Finding("stray", printable(f"{shard.name}/{member.name}"), reason)
         elif ending == LABEL:
-            label = _content(archive, member).decode("utf-8-sig").strip()
+            try:
+                label = _content(archive, member).decode("utf-8-sig").strip()
+            except UnicodeDecodeError as error:
+                reason = "its label is not text; save it as UTF-8"
+                raise DatasetError(f"{shard}: {printable(member.name)}: {reason}") from error
         else:
             number += 1
             content = _content(archive, member) if with_images and number == 1 else b""
