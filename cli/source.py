@@ -1,4 +1,4 @@
-"""Loads the images for `flwr-distill distill` from a folder, an npz or a named data set."""
+"""Loads the images for `flwr-distill distill`: by class, from an npz, or a named data set."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,10 +41,10 @@ class Source:
 def load_source(source: str, *, data_root: Path | None, shape: str | None, seed: int) -> Source:
     """Load the images and hold some back.
 
-    `source` is the name of a data set, whose test part is held back; or a folder with a folder of
-    images per class, or an npz with ``images`` and ``labels``. From these, a fifth of each class,
+    `source` is the name of a data set, whose test part is held back; or images by class of any kind
+    that has a reader, or an npz with ``images`` and ``labels``. From these, a fifth of each class,
     rounded, is held back, and at least one image if there are two. `shape` (channels x height x
-    width) resizes the images of a folder.
+    width) resizes the images, but not those of an npz.
     """
     path = Path(source)
     is_file = path.suffix == ".npz"
@@ -60,7 +60,7 @@ def load_source(source: str, *, data_root: Path | None, shape: str | None, seed:
         dataset, names = _split(*_read_npz(path), seed), None
     else:
         raise DatasetError(
-            f"{source!r} is neither an existing folder or .npz file, nor one of the data sets "
+            f"{source!r} is neither images by class nor an existing .npz file, nor one of the data sets "
             f"{', '.join(dataset_names())}, nor your own as 'package.module:function'"
         )
     if dataset.spec.kind != "image":

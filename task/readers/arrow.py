@@ -18,8 +18,10 @@ from task.readers import DataReader, MissingPackageError, StoredImage
 
 ENDINGS = (".arrow", ".parquet")
 SPLITS, STATE = "dataset_dict.json", "state.json"
-BATCH = 16
+BATCH = 4
 """Rows of a Parquet file that are in memory at once."""
+BUFFER = 1 << 20
+"""Bytes of a Parquet file that are read at once; else whole groups of rows are."""
 ARROW_FILE = b"ARROW1"
 """Start of an Arrow file that is no stream."""
 SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
@@ -168,7 +170,7 @@ def _opened(file: Path) -> Iterator[Any]:
         raise DatasetError(f"{file}: {missing}") from error
     try:
         if file.suffix == ".parquet":
-            with parquet.ParquetFile(file) as table:
+            with parquet.ParquetFile(file, buffer_size=BUFFER) as table:
                 yield table
         else:
             with pyarrow.memory_map(str(file)) as content:

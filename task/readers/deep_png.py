@@ -38,9 +38,7 @@ class DeepPng(ImageReader):
                 raise UnreadableImageError(
                     "has 16 bits a colour and one transparent colour; save it with an alpha channel"
                 )
-            stored = deep_stored(
-                image, type(image).getexif, is_grey=is_grey
-            )  # checks the data, too
+            stored = deep_stored(image, type(image).getexif, is_grey=is_grey)
             orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
         import numpy as np
         import torch
