@@ -60,8 +60,8 @@ def load_source(source: str, *, data_root: Path | None, shape: str | None, seed:
         dataset, names = _split(*_read_npz(path), seed), None
     else:
         raise DatasetError(
-            f"{source!r} is neither images by class nor an existing .npz file, nor one of the data sets "
-            f"{', '.join(dataset_names())}, nor your own as 'package.module:function'"
+            f"{source!r} is neither images by class nor an existing .npz file, nor one of the data "
+            f"sets {', '.join(dataset_names())}, nor your own as 'package.module:function'"
         )
     if dataset.spec.kind != "image":
         raise DatasetError(

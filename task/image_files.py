@@ -306,7 +306,6 @@ def stored_by_pillow(image: ImageFile, exif_of: Callable[[ImageFile], Image.Exif
     """Describe a file by its header; refuse it if that does not say what its pixels mean."""
     if reason := _unknown_pixels(image):
         raise UnreadableImageError(reason)
-    is_reduced = _raw_mode(image).startswith(_SIXTEEN_BITS_A_COLOUR)
     orientation = exif_of(image).get(ExifTags.Base.Orientation, 1)
     height, width = image.height, image.width
     if orientation in range(5, 9) and image.format != "TIFF":  # whose size Pillow has turned
@@ -315,7 +314,7 @@ def stored_by_pillow(image: ImageFile, exif_of: Callable[[ImageFile], Image.Exif
         "turned": orientation in range(2, 9),
         "on background": image.has_transparency_data,
         "scaled": _is_deep(image),
-        "reduced": is_reduced,
+        "reduced": _is_reduced(image),
     }
     treatments = tuple(t for t in applies if applies[t])
     is_grey = Image.getmodebase(image.mode) == "L"
@@ -357,6 +356,14 @@ _SUBFILE_TYPE, _REDUCED_COPY = 254, 1
 def _is_deep(image: ImageFile) -> bool:
     """Whether Pillow reads more than 8 bits of each pixel."""
     return image.mode.startswith(("I", "F"))
+
+
+def _is_reduced(image: ImageFile) -> bool:
+    """Whether Pillow reads 8 of 16 bits a colour."""
+    if image.format == "PPM" and image.mode == "RGB":
+        largest = image.tile[0].args if image.tile else ()
+        return isinstance(largest, tuple) and int(largest[-1]) > 255
+    return _raw_mode(image).startswith(_SIXTEEN_BITS_A_COLOUR)
 
 
 def _raw_mode(image: ImageFile) -> str:

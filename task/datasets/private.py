@@ -75,6 +75,8 @@ def _read_images(
             if isinstance(sample, Finding):
                 skipped.append(sample)
                 continue
+            if sample.label not in label_of:
+                raise DatasetError(f"{path}: has changed while it was read; start the run again")
             images.append(read_image(sample.image, spec))
             labels.append(label_of[sample.label])
         except UnusableFileError as error:

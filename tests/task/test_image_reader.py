@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from PIL import Image, TiffImagePlugin
 from typer.testing import CliRunner
@@ -265,12 +266,15 @@ def test_a_header_says_what_the_reader_will_do(tmp_path):
 
 
 def test_colours_of_sixteen_bits_that_no_reader_keeps_are_read_with_eight_and_counted(tmp_path):
-    deep = UPRIGHT.astype(">u2") * 256 + 200
+    deep = UPRIGHT.astype(np.uint16) * 256 + 200
     (tmp_path / "a.ppm").write_bytes(b"P6 8 6 65535\n" + deep.astype(">u2").tobytes())
-    picture = open_image(tmp_path / "a.ppm")
-    np.testing.assert_allclose(picture.pixels, deep.transpose(2, 0, 1) / 257, atol=1)
-    assert picture.pixels.dtype == np.uint8
-    assert picture.stored.treatments == ("reduced",)
+    ink = np.concatenate([65535 - deep, np.zeros_like(deep[..., :1])], axis=2)
+    tifffile.imwrite(tmp_path / "a.tif", ink, photometric="separated")
+    for name in ("a.ppm", "a.tif"):
+        picture = open_image(tmp_path / name)
+        np.testing.assert_allclose(picture.pixels, deep.transpose(2, 0, 1) / 257, atol=1)
+        assert picture.pixels.dtype == np.uint8
+        assert picture.stored.treatments == ("reduced",)
 
 
 def test_an_orientation_behind_the_pixels_of_a_png_is_applied(tmp_path):
