@@ -91,7 +91,7 @@ def class_names(path: str | Path) -> tuple[str, ...]:
     path = Path(path)
     reader = data_reader(path)
     names = tuple(sorted(set(reader.classes(path)))) if reader else ()
-    if all(name.isdecimal() for name in names):
+    if all(name.isdecimal() and len(name) <= LONGEST_NAME for name in names):
         return ()
     for name in names:
         if not name or "," in name or not name.isprintable() or len(name) > LONGEST_NAME:

@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from pydicom import dcmread
 from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
@@ -25,11 +26,15 @@ from pydicom.uid import (
 from typer.testing import CliRunner
 
 from cli.main import app
-from task.datasets import DatasetError, DataSpec, load_private_data
+from cli.source import load_source
+from server.export.description import Description
+from server.export.prediction import ExportedModel
+from task.datasets import DatasetError, DataSpec, auxiliary_images, load_private_data
 from task.image_files import UnusableFileError, inspect_image, open_image
 from task.survey import survey
 
 RNG = np.random.default_rng(0)
+GREY = DataSpec("grey", (1, 6, 8), 2, (0.0,), (1.0,))
 CT = RNG.integers(0, 4096, (6, 8), dtype=np.uint16)
 SECRETS = ("Doe^Jane", "MRN-4711", "19600229", "St Elsewhere")
 
@@ -274,7 +279,7 @@ def test_nothing_of_a_patient_is_in_logs_errors_or_results(tmp_path, caplog, cap
     output = tmp_path / "results"
     with caplog.at_level(logging.DEBUG), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        load_private_data(own, DataSpec("grey", (1, 6, 8), 2, (0.0,), (1.0,)))
+        load_private_data(own, GREY)
         said = [survey(own, decode=decode).in_a_line() for decode in (True, False)]
         command = ["data", "check", str(own), "--output", str(output)]
         said.append(CliRunner().invoke(app, command, env={"COLUMNS": "200"}).output)
@@ -303,4 +308,22 @@ def test_without_pydicom_the_data_are_refused_with_the_extra(tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "pydicom", None)
     monkeypatch.setitem(sys.modules, "pydicom.config", None)
     with pytest.raises(DatasetError, match=r"flwr-distill\[dicom\]"):
-        load_private_data(tmp_path, DataSpec("grey", (1, 6, 8), 2, (0.0,), (1.0,)))
+        load_private_data(tmp_path, GREY)
+
+
+def test_every_command_shows_a_dicom_file_alike(tmp_path):
+    for label in "01":
+        for name in "ab":
+            dicom(tmp_path / label / f"{name}.dcm", WindowCenter=2000, WindowWidth=3000)
+    expected = torch.tensor(open_image(tmp_path / "0" / "a.dcm").pixels)
+    inputs = []
+    description = Description("none", GREY, ("0", "1"))
+    model = ExportedModel(description, lambda x: inputs.append(x[0]) or torch.zeros(1, 2))
+    model.probabilities(tmp_path / "0" / "a.dcm")  # predict
+    source = load_source(str(tmp_path), data_root=None, shape=None, seed=0)  # distill, audit
+    assert source.spec.shape == (1, 6, 8)
+    inputs.append(source.train.inputs[0] / 2 + 0.5)
+    inputs.append(auxiliary_images(str(tmp_path), GREY, 1, 0)[0])
+    inputs.append(load_private_data(tmp_path, GREY).to_samples(GREY).inputs[0])  # a node
+    for read in inputs:
+        torch.testing.assert_close(read, expected)

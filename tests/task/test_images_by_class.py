@@ -268,6 +268,7 @@ LISTS = {
     "twice": ("file,label\na.png,cat\na.png,dog\n", "line 3: a.png is in line 2"),
     "columns": ("file,label,label\na.png,cat,dog\n", "one column label"),
     "bytes": (b"file,label\n\xff.png,cat\n", "UTF-8"),
+    "long number": (f"file,label\na.png,{'9' * 5000}\n", "at most 60 characters"),
     "comma": ('file,label\na.png,"cat, old"\n', "cat, old"),
 }
 
