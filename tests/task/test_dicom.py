@@ -210,7 +210,7 @@ REFUSED = {
     "function": ({"WindowCenter": 4, "WindowWidth": 9, "VOILUTFunction": "Doe"}, "function"),
     "photometric": ({"PhotometricInterpretation": "Doe^Jane"}, "photometric"),
     "rows": ({"Rows": 60}, "decoded"),
-    "huge": ({"Rows": 65535, "Columns": 65535}, "pixels"),
+    "huge": ({"Rows": 65535, "Columns": 65535}, "65535 x 65535"),
     "none": ({"Rows": 0}, ""),
     "bits": ({"BitsAllocated": 32, "BitsStored": 32, "HighBit": 31}, "32 bits"),
     "samples": ({"SamplesPerPixel": 7}, "7 samples"),
@@ -275,6 +275,10 @@ def test_nothing_of_a_patient_is_in_logs_errors_or_results(tmp_path, caplog, cap
     odd = (own / "0" / "odd-window.dcm").read_bytes()
     (own / "0" / "odd-window.dcm").write_bytes(odd.replace(b"400 ", b"Doe "))
     (own / "0" / "odd-date.dcm").write_bytes(odd.replace(b"19600229", b"Doe^Jane"))
+    (own / "0" / "odd-syntax.dcm").write_bytes(odd.replace(b".10008.1.2.1\0", b".Doe^Jane^^.\0"))
+    dicom(own / "0" / "odd-frames.dcm", NumberOfFrames=1234)
+    odd = (own / "0" / "odd-frames.dcm").read_bytes()
+    (own / "0" / "odd-frames.dcm").write_bytes(odd.replace(b"1234", b"Doe "))
     caplog.clear()
     output = tmp_path / "results"
     with caplog.at_level(logging.DEBUG), warnings.catch_warnings(record=True) as warned:
