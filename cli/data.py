@@ -19,7 +19,7 @@ def _group() -> None:
 @data.command()
 def check(
     path: Annotated[
-        Path, typer.Argument(help="Folder with one folder of images per class, .npz or .csv file.")
+        Path, typer.Argument(help="Images by class (see docs/data.md), .npz or .csv file.")
     ],
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 1 if anything at all is wrong.")
@@ -36,9 +36,9 @@ def check(
     value are reported.
 
     Images are read as in a run: EXIF orientation applied, transparency put on white, more than 8
-    bits scaled to 0 to 1. The check counts these, and shows the range of all pixels. It writes a
-    picture with the first images of each class as read (classes.png) and all that is wrong
-    (findings.csv) to OUTPUT. Exits with 1 if a run would refuse the data.
+    bits scaled to 0 to 1, DICOM shown by its window. The check counts these, and shows the range of
+    all pixels. It writes a picture with the first images of each class as read (classes.png) and
+    all that is wrong (findings.csv) to OUTPUT. Exits with 1 if a run would refuse the data.
     """
     # Here, because every subcommand imports this file, and the node command must not import torch.
     from cli.data_check import look_through, refusal

@@ -39,6 +39,8 @@ TREATMENTS: dict[Treatment, str] = {
     "on background": f"with transparency, put on {BACKGROUND}",
     "scaled": "of more than 8 bits, scaled to 0 to 1",
     "reduced": "of 16 bits a colour, of which 8 are read",
+    "windowed": "shown by the window in the file",
+    "inverted": "with white as 0, inverted",
 }
 
 

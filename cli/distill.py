@@ -58,9 +58,9 @@ def distill(
 ) -> None:
     """Distil a set of images into a few virtual ones, and measure how good they are.
 
-    SOURCE is a named data set (digits, mnist, cifar10 ...); a folder with one folder of images per
-    class (./digits, to tell it from the name); or an .npz with the arrays images (uint8) and
-    labels.
+    SOURCE is a named data set (digits, mnist, cifar10 ...); images by class, such as a folder with
+    one folder of images per class (./digits, to tell it from the name), a folder with a list, a
+    WebDataset or Parquet files; or an .npz with the arrays images (uint8) and labels.
 
     Writes virtual.safetensors, a picture of the images (virtual.png) and summary.json to OUTPUT.
 

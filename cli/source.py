@@ -1,6 +1,5 @@
-"""Loads the images for `flwr-distill distill` from a folder, an npz or a named data set."""
+"""Loads the images for `flwr-distill distill`: by class, from an npz, or a named data set."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +18,8 @@ from task.datasets import (
 )
 from task.datasets.npz import read_npz, read_npz_images
 from task.datasets.registry import dataset_names
-from task.image_files import UnusableFileError, class_folders, inspect_image, visible
+from task.image_files import Finding, UnusableFileError, class_names, inspect_image
+from task.readers import DataReader, data_reader
 from task.settings import PrivateSettings
 from task.survey import skipped_in_a_line
 
@@ -41,10 +41,10 @@ class Source:
 def load_source(source: str, *, data_root: Path | None, shape: str | None, seed: int) -> Source:
     """Load the images and hold some back.
 
-    `source` is the name of a data set, whose test part is held back; or a folder with a folder of
-    images per class, or an npz with ``images`` and ``labels``. From these, a fifth of each class,
+    `source` is the name of a data set, whose test part is held back; or images by class of any kind
+    that has a reader, or an npz with ``images`` and ``labels``. From these, a fifth of each class,
     rounded, is held back, and at least one image if there are two. `shape` (channels x height x
-    width) resizes the images of a folder.
+    width) resizes the images, but not those of an npz.
     """
     path = Path(source)
     is_file = path.suffix == ".npz"
@@ -52,17 +52,16 @@ def load_source(source: str, *, data_root: Path | None, shape: str | None, seed:
         raise DatasetError(f"shape={shape} is for folders; {source} has a shape of its own")
     if source in dataset_names() or (":" in source and not path.exists()):
         dataset, names = load_dataset(source, data_root), None
-    elif path.is_dir():
-        folders = [folder.name for folder in class_folders(path)]
-        names = None if all(name.isdecimal() for name in folders) else tuple(folders)
-        spec = _spec_of_folder(path, folders, shape)
+    elif reader := data_reader(path):
+        names = class_names(path)
+        spec = _spec_of_images(path, reader, shape)
         dataset = _split(load_private_data(path, spec), spec, seed)
     elif is_file and path.exists():
         dataset, names = _split(*_read_npz(path), seed), None
     else:
         raise DatasetError(
-            f"{source!r} is neither an existing folder or .npz file, nor one of the data sets "
-            f"{', '.join(dataset_names())}, nor your own as 'package.module:function'"
+            f"{source!r} is neither images by class nor an existing .npz file, nor one of the data "
+            f"sets {', '.join(dataset_names())}, nor your own as 'package.module:function'"
         )
     if dataset.spec.kind != "image":
         raise DatasetError(
@@ -89,38 +88,39 @@ def _read_npz(path: Path) -> tuple[RawSamples, DataSpec]:
     return raw, replace(spec, num_classes=int(raw.labels.max()) + 1)
 
 
-def _spec_of_folder(root: Path, folders: list[str], shape: str | None) -> DataSpec:
-    numbered = all(name.isdecimal() for name in folders)
-    num_classes = max(map(int, folders)) + 1 if numbered else len(folders)
+def _spec_of_images(path: Path, reader: DataReader, shape: str | None) -> DataSpec:
+    classes = reader.classes(path)
+    numbered = all(name.isdecimal() for name in classes)
+    num_classes = max(map(int, classes), default=0) + 1 if numbered else len(classes)
     if num_classes > MOST_CLASSES:
-        raise DatasetError(f"{root}: has a class {num_classes - 1}, need 0 to {MOST_CLASSES - 1}")
+        raise DatasetError(f"{path}: has a class {num_classes - 1}, need 0 to {MOST_CLASSES - 1}")
     if shape is None:
-        files = (file for folder in folders for file in visible(root / folder))
-        return _spec(root.name, _common_shape(root, files), num_classes)
+        return _spec(path.name, _common_shape(path, reader), num_classes)
     checked = PrivateSettings.checked({"shape": shape}, "command line").shape
     channels, height, width = (int(side) for side in checked.split("x"))
-    return _spec(root.name, (channels, height, width), num_classes)
+    return _spec(path.name, (channels, height, width), num_classes)
 
 
-def _common_shape(root: Path, files: Iterable[Path]) -> tuple[int, int, int]:
-    """Shape of all images of a folder, from their headers; grey only if all of them are grey."""
+def _common_shape(path: Path, reader: DataReader) -> tuple[int, int, int]:
+    """Shape of all images, from their headers; grey only if all of them are grey."""
     sizes, greys, skipped = set(), set(), []
-    for file in files:
+    for sample in reader.images(path):
         try:
-            stored = inspect_image(file)
+            if isinstance(sample, Finding):
+                skipped.append(sample)
+                continue
+            stored = inspect_image(sample.image)
         except UnusableFileError as error:
             skipped.append(error.finding)
         else:
             sizes.add(stored.size)
             greys.add(stored.is_grey)
     if not sizes:
-        raise DatasetError(
-            f"{root}: its class folders have no usable image{skipped_in_a_line(skipped)}"
-        )
+        raise DatasetError(f"{path}: has no usable image{skipped_in_a_line(skipped)}")
     if len(sizes) > 1:
         examples = ", ".join(f"{height}x{width}" for height, width in sorted(sizes)[:3])
         raise DatasetError(
-            f"{root}: its images have {len(sizes)} sizes ({examples}, ...); give one size for all, "
+            f"{path}: its images have {len(sizes)} sizes ({examples}, ...); give one size for all, "
             "as in --shape 3x32x32"
         )
     ((height, width),) = sizes

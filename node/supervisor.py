@@ -384,10 +384,10 @@ def _log_policy(policy: Policy) -> None:
 def _log_data(folder: Path, policy: Policy) -> None:
     """Log what a folder of images holds, for those who start the node; it never ends the node."""
     from task.errors import DatasetError  # here: imports Pillow
-    from task.survey import survey_class_folders
+    from task.survey import survey
 
     try:
-        found = survey_class_folders(folder)
+        found = survey(folder, decode=False)
         lines = [found.in_a_line()]
         for name in policy.classes or ():
             if (count := found.counts.get(name, 0)) < policy.fewest_of_a_class:

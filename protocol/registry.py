@@ -137,6 +137,7 @@ def plugin_paths() -> list[str]:
     for method in all_methods().values():
         if method.package:
             paths += [phase.handler for phase in method.phases]
+            paths += method.readers
             for table in (method.terms, method.models, method.datasets, method.distillers):
                 paths += table.values()
     return paths

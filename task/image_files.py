@@ -1,18 +1,30 @@
 """Image files by class, and the one reader of image files.
 
-Nothing here imports torch, so that a node's supervisor can look at its data.
+Formats that Pillow does not read, or not without loss, have readers in `task.readers`. Nothing here
+imports NumPy or torch before pixels are read, so that a node's supervisor can look at its data.
 """
 
+import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
 from task.errors import DatasetError
+from task.readers import (
+    MissingPackageError,
+    UnreadableImageError,
+    data_reader,
+    image_reader,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 LONGEST_NAME = 60
 """Characters of a class's name."""
@@ -21,7 +33,12 @@ LONGEST = 200
 BACKGROUND = "white"
 """What transparent pixels are shown on."""
 
-Treatment = Literal["turned", "on background", "scaled", "reduced"]
+MAX_BYTES = 1 << 30
+"""Size of an image file; of uncompressed pixels Pillow's limit allows about as many."""
+MAX_PAGES = 64
+"""Pages of a TIFF that may be smaller copies of its first one."""
+
+Treatment = Literal["turned", "on background", "scaled", "reduced", "windowed", "inverted"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +79,9 @@ def class_folders(root: Path) -> list[Path]:
 
 
 def class_names(path: str | Path) -> tuple[str, ...]:
-    """Names of the class folders below a path, sorted; empty if they are numbers or not there.
+    """Names of the classes of images, sorted; empty if they are numbers or there are no images.
+
+    They are those of class folders, or what the data's reader says.
 
     Raises
     ------
@@ -70,15 +89,15 @@ def class_names(path: str | Path) -> tuple[str, ...]:
         If a name cannot stand in ``private.classes``.
     """
     path = Path(path)
-    folders = [folder for folder in visible(path) if folder.is_dir()] if path.is_dir() else []
-    names = tuple(folder.name for folder in folders)
-    if all(name.isdecimal() for name in names):
+    reader = data_reader(path)
+    names = tuple(sorted(set(reader.classes(path)))) if reader else ()
+    if all(name.isdecimal() and len(name) <= LONGEST_NAME for name in names):
         return ()
     for name in names:
-        if "," in name or not name.isprintable() or len(name) > LONGEST_NAME:
+        if not name or "," in name or not name.isprintable() or len(name) > LONGEST_NAME:
             raise DatasetError(
-                f"{path}: class folder {name!r} needs another name: printable, without a comma, at "
-                f"most {LONGEST_NAME} characters"
+                f"{path}: class {name[:LONGEST]!r} needs another name: printable, without a comma, "
+                f"at most {LONGEST_NAME} characters"
             )
     return names
 
@@ -115,17 +134,16 @@ class Stored:
         Pillow's mode of the stored pixels, such as ``RGB``, or the type of an array's values.
     treatments : tuple[Treatment, ...]
         ``turned`` as its EXIF orientation says; transparency put ``on background``; more than 8
-        bits ``scaled`` to 0 to 1; or 16 bits a colour ``reduced`` to 8, which Pillow reads of them.
+        bits ``scaled`` to 0 to 1; or 16 bits a colour ``reduced`` to 8, which Pillow reads of them;
+        grey values ``windowed``, or ``inverted`` because they are stored with white as 0.
+    is_grey : bool
+        Whether it has no colours.
     """
 
     size: tuple[int, int]
     mode: str
-    treatments: tuple[Treatment, ...] = ()
-
-    @property
-    def is_grey(self) -> bool:
-        """Whether it has no colours."""
-        return Image.getmodebase(self.mode) == "L"
+    treatments: tuple[Treatment, ...]
+    is_grey: bool
 
 
 @dataclass(frozen=True)
@@ -134,65 +152,87 @@ class Picture:
 
     Parameters
     ----------
-    image : Image.Image
-        Upright and opaque. Its mode is ``L`` or ``RGB``, or ``F`` for grey values from 0 to 1 of
-        files with more than 8 bits per pixel.
+    pixels : ndarray
+        Upright and opaque, (1 or 3, H, W): uint8, or float32 from 0 to 1 of files with more than
+        8 bits for each channel.
     stored : Stored
         What it was read from.
     """
 
-    image: Image.Image
+    pixels: "NDArray[np.uint8 | np.float32]"
     stored: Stored
 
     def pixel_range(self) -> tuple[float, float]:
         """Darkest and brightest value of all channels, from 0 to 1."""
-        largest = 1 if self.image.mode == "F" else 255
-        extrema: Any = self.image.getextrema()  # of one channel no tuple of pairs
-        pairs = [extrema] if len(self.image.getbands()) == 1 else extrema
-        return min(low for low, _ in pairs) / largest, max(high for _, high in pairs) / largest
+        largest = 255 if self.pixels.dtype == "uint8" else 1
+        return float(self.pixels.min()) / largest, float(self.pixels.max()) / largest
 
     def in_8_bits(self) -> Image.Image:
         """Return the image for the eye, in ``L`` or ``RGB``."""
-        if self.image.mode == "F":
-            return self.image.point(lambda value: value * 255).convert("L")
-        return self.image
+        pixels = self.pixels
+        if pixels.dtype != "uint8":
+            pixels = (pixels * 255).round().astype("uint8")
+        return Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
 
 
-def open_image(path: Path) -> Picture:
+@dataclass(frozen=True)
+class Encoded:
+    """An image file within another file.
+
+    Parameters
+    ----------
+    path : Path
+        The other file, and its name there.
+    content : bytes
+        The image file.
+    """
+
+    path: Path
+    content: bytes
+
+
+def open_image(file: Path | Encoded) -> Picture:
     """Read an image file as a viewer shows it; links are followed. The one reader of all commands.
 
     Its EXIF orientation is applied. Transparent pixels are put on `BACKGROUND`. Grey of 16 bits is
-    divided by 65,535, and floats from 0 to 1 are kept. Of several frames the first one is read.
+    divided by 65,535, and floats from 0 to 1 are kept. Of an animation the first frame is read.
 
     Raises
     ------
     UnusableFileError
-        If it is no image file or cannot be decoded; is larger than Pillow's limit against
-        decompression bombs; has pixels of an unknown range; or shows nothing on `BACKGROUND`.
+        If it is no image file or cannot be decoded; is larger than `MAX_BYTES`, or than Pillow's
+        limit against decompression bombs; has pixels of an unknown range, or several pages; or
+        shows nothing on `BACKGROUND`.
+    DatasetError
+        If its reader needs a package that is missing.
     """
-    with _opened(path) as image:
-        largest = _largest(image)
-        stored = _stored(image, path, type(image).getexif)
-        ImageOps.exif_transpose(image, in_place=True)
-        if "scaled" in stored.treatments:
-            shown = _scaled(image, largest, path)
-        else:
-            opaque = _on_background(image) if "on background" in stored.treatments else image
-            shown = opaque.convert("L" if stored.is_grey else "RGB")
-            if _has_vanished(image, shown):
-                reason = f"shows nothing on {BACKGROUND}, where transparency is put; save it on a "
-                raise UnusableFileError(path, "unreadable", f"{reason}dark background")
-        return Picture(shown, stored)
+    with _opened(file) as content:
+        if reader := image_reader(content):
+            return reader.read(content)
+        with Image.open(content) as image:
+            return _read(image)
 
 
-def inspect_image(path: Path) -> Stored:
+def inspect_image(file: Path | Encoded) -> Stored:
     """Read the header of an image file alone; raise UnusableFileError as `open_image` does.
 
     Damage behind the header is not found.
     """
-    with _opened(path) as image:
-        # A PNG's own getexif decodes it, because an orientation may follow the pixels.
-        return _stored(image, path, Image.Image.getexif)
+    with _opened(file) as content:
+        if reader := image_reader(content):
+            return reader.inspect(content)
+        with Image.open(content) as image:
+            # A PNG's own getexif decodes it, because an orientation may follow the pixels.
+            return stored_by_pillow(image, Image.Image.getexif)
+
+
+def check_size(height: int, width: int) -> None:
+    """Raise UnreadableImageError for an image beyond Pillow's limit against decompression bombs."""
+    if Image.MAX_IMAGE_PIXELS and height * width > 2 * Image.MAX_IMAGE_PIXELS:
+        raise UnreadableImageError(
+            f"has {height} x {width} pixels, need at most {2 * Image.MAX_IMAGE_PIXELS:,}; save it "
+            "smaller"
+        )
 
 
 def float_problem(lowest: float, highest: float) -> str:
@@ -206,18 +246,28 @@ def float_problem(lowest: float, highest: float) -> str:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[ImageFile]:
+def _opened(file: Path | Encoded) -> Iterator[BinaryIO]:
+    path = file if isinstance(file, Path) else file.path
     try:
+        if isinstance(file, Encoded):
+            yield io.BytesIO(file.content)
+            return
         if path.is_dir():
             reason = "is a folder within a class folder; move its images up, or remove it"
             raise UnusableFileError(path, "stray", reason)
         if not path.is_file():  # a pipe would be waited for
             reason = "is neither a file nor a link to one; remove it"
             raise UnusableFileError(path, "stray", reason)
-        with Image.open(path) as image:
-            yield image
+        with path.open("rb") as content:
+            if path.stat().st_size > MAX_BYTES:
+                raise UnreadableImageError(f"has more than {MAX_BYTES:,} bytes; save it smaller")
+            yield content
+    except MissingPackageError as error:  # no fault of the file, so a run must not skip it
+        raise DatasetError(f"{path}: {error}") from error
     except UnusableFileError:
         raise
+    except UnreadableImageError as error:
+        raise UnusableFileError(path, "unreadable", str(error)) from error
     except UnidentifiedImageError as error:
         if path.suffix.lower() not in Image.registered_extensions():
             reason = "is not an image; move it elsewhere"
@@ -230,11 +280,32 @@ def _opened(path: Path) -> Iterator[ImageFile]:
         raise UnusableFileError(path, "unreadable", reason) from error
 
 
-def _stored(image: ImageFile, path: Path, exif_of: Callable[[ImageFile], Image.Exif]) -> Stored:
+def _read(image: ImageFile) -> Picture:
+    import numpy as np  # here: a supervisor only inspects files, and must stay small
+
+    largest = _largest(image)
+    stored = stored_by_pillow(image, type(image).getexif)
+    ImageOps.exif_transpose(image, in_place=True)
+    if "scaled" in stored.treatments:
+        shown = image.convert("F").point(lambda value: value / largest)
+    else:
+        opaque = _on_background(image) if "on background" in stored.treatments else image
+        shown = opaque.convert("L" if stored.is_grey else "RGB")
+        if _has_vanished(image, shown):
+            raise UnreadableImageError(VANISHED)
+    pixels = np.asarray(shown)
+    if "scaled" in stored.treatments and (problem := float_problem(pixels.min(), pixels.max())):
+        raise UnreadableImageError(problem)
+    return Picture(pixels[None] if stored.is_grey else pixels.transpose(2, 0, 1), stored)
+
+
+VANISHED = f"shows nothing on {BACKGROUND}, where transparency is put; save it on a dark background"
+
+
+def stored_by_pillow(image: ImageFile, exif_of: Callable[[ImageFile], Image.Exif]) -> Stored:
     """Describe a file by its header; refuse it if that does not say what its pixels mean."""
     if reason := _unknown_pixels(image):
-        raise UnusableFileError(path, "unreadable", reason)
-    is_reduced = _raw_mode(image).startswith(_SIXTEEN_BITS_A_COLOUR)
+        raise UnreadableImageError(reason)
     orientation = exif_of(image).get(ExifTags.Base.Orientation, 1)
     height, width = image.height, image.width
     if orientation in range(5, 9) and image.format != "TIFF":  # whose size Pillow has turned
@@ -243,9 +314,11 @@ def _stored(image: ImageFile, path: Path, exif_of: Callable[[ImageFile], Image.E
         "turned": orientation in range(2, 9),
         "on background": image.has_transparency_data,
         "scaled": _is_deep(image),
-        "reduced": is_reduced,
+        "reduced": _is_reduced(image),
     }
-    return Stored((height, width), image.mode, tuple(t for t in applies if applies[t]))
+    treatments = tuple(t for t in applies if applies[t])
+    is_grey = Image.getmodebase(image.mode) == "L"
+    return Stored((height, width), image.mode, treatments, is_grey)
 
 
 def _unknown_pixels(image: ImageFile) -> str:
@@ -257,12 +330,40 @@ def _unknown_pixels(image: ImageFile) -> str:
     if _is_deep(image) and (image.has_transparency_data or _is_inverted(image)):
         remedy = "save it as plain grey"
         return f"has more than 8 bits, and a transparent value or white as 0; {remedy}"
+    if image.format == "TIFF" and _has_pages(image):
+        return "has several pages; save each as a file of its own"
     return ""
+
+
+def _has_pages(image: ImageFile) -> bool:
+    """Whether a TIFF has pages besides its first one and smaller copies of that."""
+    try:
+        for page in range(1, MAX_PAGES):
+            image.seek(page)
+            kind = getattr(image, "tag_v2", {}).get(_SUBFILE_TYPE, 0)
+            if not kind & _REDUCED_COPY:
+                return True
+    except EOFError:
+        return False
+    finally:
+        image.seek(0)
+    return True
+
+
+_SUBFILE_TYPE, _REDUCED_COPY = 254, 1
 
 
 def _is_deep(image: ImageFile) -> bool:
     """Whether Pillow reads more than 8 bits of each pixel."""
     return image.mode.startswith(("I", "F"))
+
+
+def _is_reduced(image: ImageFile) -> bool:
+    """Whether Pillow reads 8 of 16 bits a colour."""
+    if image.format == "PPM" and image.mode == "RGB":
+        largest = image.tile[0].args if image.tile else ()
+        return isinstance(largest, tuple) and int(largest[-1]) > 255
+    return _raw_mode(image).startswith(_SIXTEEN_BITS_A_COLOUR)
 
 
 def _raw_mode(image: ImageFile) -> str:
@@ -283,17 +384,6 @@ def _largest(image: ImageFile) -> int:
 
 def _is_inverted(image: ImageFile) -> bool:
     return getattr(image, "tag_v2", {}).get(ExifTags.Base.PhotometricInterpretation) == 0
-
-
-def _scaled(image: Image.Image, largest: int, path: Path) -> Image.Image:
-    """Grey of more than 8 bits, from 0 to 1."""
-    import numpy as np  # here: a supervisor only inspects files, and must stay small
-
-    shown = image.convert("F").point(lambda value: value / largest)
-    pixels = np.asarray(shown)
-    if problem := float_problem(pixels.min(), pixels.max()):
-        raise UnusableFileError(path, "unreadable", problem)
-    return shown
 
 
 def _on_background(image: Image.Image) -> Image.Image:

@@ -93,6 +93,17 @@ def plugged_in(kind: str, name: str) -> str | None:
     return next(iter(paths.values()), None)
 
 
+def plugged_in_readers() -> list[str]:
+    """``module:attribute`` of the readers that installed packages bring; see `task.readers`."""
+    paths: list[str] = []
+    for point in installed_plugins():
+        try:
+            paths += getattr(load_plugin(point), "readers", ())
+        except PluginError:
+            continue  # a broken plug-in must not stop others; its own users get the error
+    return paths
+
+
 def located(error: Exception, *paths: str) -> str:
     """Format an error in a line, with the file and line where it comes from.
 

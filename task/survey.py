@@ -1,12 +1,12 @@
 """What a node's own data hold, and what of it cannot be used.
 
-For folders of images it imports neither torch nor NumPy: a node's supervisor looks at its data too.
+Of headers of images it imports neither torch nor NumPy: a node's supervisor looks at its data too.
 """
 
 import hashlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from PIL import Image
@@ -18,13 +18,11 @@ from task.image_files import (
     Stored,
     Treatment,
     UnusableFileError,
-    beside_class_folders,
-    class_folders,
     inspect_image,
     open_image,
     printable,
-    visible,
 )
+from task.readers import DataReader, data_reader
 from task.words import counted
 
 CLASSES_IN_A_LINE = 10
@@ -40,7 +38,7 @@ class Survey:
     Parameters
     ----------
     path : Path
-        Folder of class folders, ``.npz`` or ``.csv`` file.
+        Images by class, ``.npz`` or ``.csv`` file.
     counts : dict[str, int]
         Usable samples of each class, by its name or label.
     sizes : Counter[tuple[int, int]]
@@ -118,63 +116,61 @@ class Survey:
 
     def add_picture(self, place: str, label: str, picture: Picture) -> None:
         """Count an image, and compare its pixels as read with those of all others."""
-        image = picture.image
         low, high = picture.pixel_range()
         self.pixel_range = min(self.pixel_range[0], low), max(self.pixel_range[1], high)
-        pixels = image if image.mode == "F" else image.convert("RGB")
-        content = f"{image.size}".encode() + pixels.tobytes()
+        pixels = picture.pixels
+        if pixels.dtype == "uint8" and len(pixels) == 1:  # the same in colour is a duplicate
+            pixels = pixels.repeat(3, axis=0)
+        content = f"{pixels.shape}".encode() + pixels.tobytes()
         self.add_image(place, label, picture.stored, content)
 
 
-def survey(path: Path, watch: Watch | None = None) -> Survey:
-    """Look through a node's data: a folder with one folder of images per class, npz or CSV.
+def survey(path: Path, watch: Watch | None = None, *, decode: bool = True) -> Survey:
+    """Look through a node's data: images by class of any kind that has a reader, npz or CSV.
 
-    All images are decoded and compared with each other, in one pass. From a folder or a CSV file
-    one sample at a time is in memory, with a few hundred bytes about each earlier one; an npz is
-    read whole.
+    All images are decoded and compared with each other, in one pass. One sample at a time is in
+    memory, with a few hundred bytes about each earlier one; an npz is read whole. With
+    ``decode=False`` only the headers of image files are read: damage behind a header and duplicates
+    are not found.
 
     Raises
     ------
     DatasetError
         If the data cannot be read at all.
     """
-    if path.is_dir():
-        return survey_class_folders(path, decode=True, watch=watch)
+    if reader := data_reader(path):
+        return _survey_images(path, reader, decode=decode, watch=watch)
     if path.suffix == ".npz" and path.is_file():
         return _survey_npz(path, watch)
     if path.suffix == ".csv" and path.is_file():
         return _survey_csv(path, watch)
     raise DatasetError(
-        f"{str(path)!r} is neither a folder of images by class nor an existing .npz or .csv file"
+        f"{str(path)!r} is neither a folder nor a file of images by class, nor an existing .npz or "
+        ".csv file"
     )
 
 
-def survey_class_folders(root: Path, *, decode: bool = False, watch: Watch | None = None) -> Survey:
-    """Look through folders of images by class.
-
-    With ``decode=False`` only the images' headers are read: damage behind a header and duplicates
-    are not found. Raises DatasetError if there are no class folders, or one cannot be listed.
-    """
-    folders = {folder: visible(folder) for folder in class_folders(root)}
-    total = sum(map(len, folders.values()))
-    found = Survey(root, findings=beside_class_folders(root))
-    for folder, files in folders.items():
-        label = printable(folder.name)
-        found.counts[label] = 0
-        for file in files:
-            shown = None
-            place = printable(f"{folder.name}/{file.name}")
-            try:
-                if decode:
-                    picture = open_image(file)
-                    shown = picture.in_8_bits()
-                    found.add_picture(place, label, picture)
-                else:
-                    found.add_image(place, label, inspect_image(file))
-            except UnusableFileError as error:
-                found.findings.append(error.finding)
-            if watch:
-                watch(total, label, shown)
+def _survey_images(
+    path: Path, reader: DataReader, *, decode: bool, watch: Watch | None = None
+) -> Survey:
+    total = reader.number(path)
+    found = Survey(path, counts={printable(name): 0 for name in reader.classes(path)})
+    for sample in reader.images(path):
+        if isinstance(sample, Finding):
+            found.findings.append(sample)
+            continue
+        label, shown = printable(sample.label), None
+        try:
+            if decode:
+                picture = open_image(sample.image)
+                shown = picture.in_8_bits()
+                found.add_picture(sample.place, label, picture)
+            else:
+                found.add_image(sample.place, label, inspect_image(sample.image))
+        except UnusableFileError as error:
+            found.findings.append(replace(error.finding, place=sample.place))
+        if watch:
+            watch(total, label, shown)
     return found
 
 
@@ -203,15 +199,12 @@ def _survey_npz(path: Path, watch: Watch | None) -> Survey:
     found = Survey(path, counts={str(label): 0 for label in np.unique(raw.labels)})
     is_scaled = raw.images.dtype != np.uint8
     mode = str(images.dtype) if images.dtype != np.uint8 else {1: "L", 3: "RGB"}[channels]
-    stored = Stored((height, width), mode, ("scaled",) if is_scaled else ())
-    largest = 1 if is_scaled else 255
-    found.pixel_range = raw.images.min() / largest, raw.images.max() / largest
+    stored = Stored((height, width), mode, ("scaled",) if is_scaled else (), channels == 1)
     for number, (pixels, label) in enumerate(zip(raw.images, raw.labels, strict=True)):
-        found.add_image(f"image {number}", str(label), stored, pixels.tobytes())
+        picture = Picture(pixels, stored)
+        found.add_picture(f"image {number}", str(label), picture)
         if watch:
-            shown = np.rint(pixels * (255 / largest)).astype(np.uint8)
-            image = Image.fromarray(shown[0] if channels == 1 else shown.transpose(1, 2, 0))
-            watch(len(raw), str(label), image)
+            watch(len(raw), str(label), picture.in_8_bits())
     return found
 
 

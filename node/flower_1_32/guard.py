@@ -88,7 +88,7 @@ from task.errors import DatasetError
 from task.file_state import read_once
 from task.image_files import class_names
 from task.settings import SettingsError
-from task.survey import survey, survey_class_folders
+from task.survey import survey
 from task.words import counted
 
 _POLL = 0.01
@@ -165,8 +165,7 @@ class Guard:
     def _count_samples(self) -> list[int]:
         """Samples of each class of the node's data."""
         (data,) = self._own_files()
-        found = survey_class_folders(data) if data.is_dir() else survey(data)
-        return list(found.counts.values())
+        return list(survey(data, decode=False).counts.values())
 
     def _identify_data(self) -> DataSet:
         (data,) = self._own_files()

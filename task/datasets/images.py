@@ -8,26 +8,24 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from task.datasets.types import DatasetError, DataSpec, Pixels, RawSamples
-from task.image_files import open_image
+from task.image_files import Encoded, open_image
 
 _MODES = {1: "L", 3: "RGB"}
 _GREY = np.array([0.299, 0.587, 0.114], np.float32)
 """Weights of red, green and blue, which are Pillow's too."""
 
 
-def read_image(path: Path, spec: DataSpec) -> Pixels:
+def read_image(file: Path | Encoded, spec: DataSpec) -> Pixels:
     """Read an image file as pixels (C, H, W) in the spec's channels and size.
 
     They are uint8, or float32 from 0 to 1 where the file has more than 8 bits per pixel. Raises
     `task.image_files.UnusableFileError` if it is no image or cannot be decoded.
     """
-    return fit_image(open_image(path).image, spec)
+    return fit_array(open_image(file).pixels, spec)
 
 
-def fit_image(image: Image.Image, spec: DataSpec) -> Pixels:
+def fit_image(image: Image.Image, spec: DataSpec) -> NDArray[np.uint8]:
     """Convert to the spec's channels and resize (bilinear) to its size: (C, H, W)."""
-    if image.mode == "F":
-        return _fit_floats(np.asarray(image)[None], spec)
     channels, height, width = _convertible(spec)
     fitted = image.convert(_MODES[channels]).resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(fitted, dtype=np.uint8).reshape(height, width, channels).transpose(2, 0, 1)

@@ -83,4 +83,4 @@ def test_a_table_that_cannot_be_standardised_is_refused_and_constants_are_shown(
 def test_a_path_without_data_is_named(check, tmp_path):
     result, _ = check(tmp_path / "none")
     assert result.exit_code == 1
-    assert "none' is neither a folder of images by class nor" in result.stderr
+    assert "none' is neither a folder nor a file of images by class" in result.stderr

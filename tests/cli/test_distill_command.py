@@ -149,8 +149,8 @@ def test_real_start_needs_permission(tmp_path: Path) -> None:
         (["digits", "--shape", "1x8x8"], "shape=1x8x8 is for folders"),
         (["digits", "--output", "/dev/null"], "/dev/null"),
         (["mnist", "--data-root", "/no/such"], "dataset='mnist' was not found; tried /no/such"),
-        (["no/such/folder"], "neither an existing folder or .npz file, nor one of the data sets"),
-        (["no/such/file.npz"], "neither an existing folder or .npz file"),
+        (["no/such/folder"], "nor one of the data sets"),
+        (["no/such/file.npz"], "nor an existing .npz file"),
         (["no_such:module"], "no_such"),
     ],
 )
@@ -214,7 +214,7 @@ def test_empty_and_unreadable_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="has no class folders"):
         load(tmp_path)
     (tmp_path / "3").mkdir()
-    with pytest.raises(DatasetError, match=r"class folders have no usable image$"):
+    with pytest.raises(DatasetError, match=r"no usable image$"):
         load(tmp_path)
     (tmp_path / "3" / "a.png").write_text("no image")
     with pytest.raises(DatasetError, match=r"skipped 1 .* 3/a\.png: not a readable image"):

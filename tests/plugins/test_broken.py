@@ -4,6 +4,7 @@ import re
 
 import pytest
 from flwr.app import Context, Message, RecordDict
+from PIL import Image
 
 from client.app import app
 from protocol.registry import all_methods, find_method, handlers
@@ -14,6 +15,7 @@ from task.datasets import load_dataset
 from task.models import ModelError, create_model
 from task.plugin import PluginError
 from task.settings import SettingsError
+from task.survey import survey
 
 METHOD = "from protocol.method import Method, Phase\nfrom task.settings import Block\n"
 STRATEGY = "from flwr.serverapp.strategy import FedAvg\nclass Mine(FedAvg): pass\n"
@@ -271,3 +273,14 @@ def test_runs_of_other_methods_go_on_beside_a_broken_package_which_is_named_once
     folder = run(strategy="fedavg", num_rounds=1)
     assert len(rows(folder)) == 2
     assert caplog.text.count("method 'mine' of someones==1.0") == 1
+
+
+def test_a_broken_reader_is_logged_and_others_read_on(install, tmp_path, caplog):
+    source = "from protocol.method import Method\nMETHOD = Method('r', readers=('mine:LOST',))\n"
+    install("mine", source, r="mine:METHOD")
+    for name in "ab":
+        (tmp_path / "own" / name).mkdir(parents=True)
+        Image.new("L", (4, 2)).save(tmp_path / "own" / name / "1.png")
+    found = survey(tmp_path / "own")
+    assert found.counts == {"a": 1, "b": 1}
+    assert "mine:LOST" in caplog.text

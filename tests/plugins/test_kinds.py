@@ -4,14 +4,18 @@ import json
 
 import pytest
 
+from cli.source import load_source
 from distill.registry import distiller
 from protocol.method import Method
 from protocol.registry import all_methods, find_method, method_of, phases_of
 from server.settings import RunSettings, composed_settings
 from strategies.common.registry import find_strategy
-from task.datasets import load_dataset
+from task.datasets import DatasetError, DataSpec, load_dataset, load_private_data
+from task.datasets.images import read_image
+from task.image_files import class_names
 from task.models import create_model
 from task.settings import SettingsError
+from task.survey import survey
 
 STRATEGY = '''
 from flwr.serverapp.strategy import FedAvg
@@ -395,3 +399,78 @@ def test_handlers_of_a_package_join_ours(install):
     before = handlers()
     install("mine", HANDLER, asking="mine:METHOD")
     assert handlers() == before | {"query.ask": "mine:ask"}
+
+
+READERS = '''
+import json
+
+import numpy as np
+from protocol.method import Method
+from task.image_files import Picture, Stored
+from task.readers import DataReader, ImageReader, StoredImage, UnreadableImageError
+
+
+class Raw(ImageReader):
+    """Eight grey pixels behind a mark."""
+
+    def recognises(self, file):
+        return file.read(3) == b"RAW"
+
+    def inspect(self, file):
+        return Stored((2, 4), "RAW", (), is_grey=True)
+
+    def read(self, file):
+        content = file.read()[3:]
+        if len(content) != 8:
+            raise UnreadableImageError(f"has {len(content)} pixels, need 8")
+        return Picture(np.frombuffer(content, np.uint8).reshape(1, 2, 4), self.inspect(file))
+
+
+class Index(DataReader):
+    """A JSON file: name of an image to its class."""
+
+    title = "an index"
+
+    def recognises(self, path):
+        return path.name == "index.json"
+
+    def classes(self, path):
+        return sorted(set(json.loads(path.read_text()).values()))
+
+    def images(self, path):
+        for name, label in json.loads(path.read_text()).items():
+            yield StoredImage(name, label, path.parent / name)
+
+
+RAW, INDEX = Raw(), Index()
+METHOD = Method("reading", readers=("mine:RAW", "mine:INDEX"))
+'''
+
+
+@pytest.fixture
+def index(tmp_path):
+    """Four images of a format of a package's own, in two classes, and a damaged one."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    labels = {}
+    for number in range(4):
+        (folder / f"{number}.raw").write_bytes(b"RAW" + bytes(range(number, 8 + number)))
+        labels[f"{number}.raw"] = "ab"[number % 2]
+    (folder / "cut.raw").write_bytes(b"RAW")
+    (folder / "index.json").write_text(json.dumps({**labels, "cut.raw": "a"}))
+    return folder / "index.json"
+
+
+def test_a_reader_of_images_is_found_by_every_command(install, index, caplog):
+    spec = DataSpec("own", (1, 2, 4), 2, (0.0,), (1.0,))
+    with pytest.raises(DatasetError):
+        load_private_data(index, spec)
+    install("mine", READERS, reading="mine:METHOD")
+    raw = load_private_data(index, spec)
+    assert raw.images[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
+    assert raw.labels.tolist() == [0, 1, 0, 1]
+    assert "cut.raw: has 0 pixels, need 8" in caplog.text
+    assert class_names(index) == ("a", "b")
+    assert survey(index).counts == {"a": 2, "b": 2}
+    assert load_source(str(index), data_root=None, shape=None, seed=0).class_names == ("a", "b")
+    assert read_image(index.with_name("3.raw"), spec)[0, 0, 0] == 3

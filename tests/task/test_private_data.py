@@ -174,7 +174,7 @@ def test_a_label_beyond_the_classes_is_named(tmp_path):
 def test_named_class_folders_must_be_as_many_as_the_classes(tmp_path, names):
     for name in names:
         _save_image(tmp_path / name / "a.png")
-    with pytest.raises(DatasetError, match=f"has {len(names)} class folders.*3 classes"):
+    with pytest.raises(DatasetError, match=f"has {len(names)} classes.*3 classes"):
         load_private_data(tmp_path, GREY)
 
 
@@ -186,7 +186,7 @@ def test_a_folder_without_class_folders_is_refused(tmp_path):
 
 def test_class_folders_without_images_are_refused(tmp_path):
     (tmp_path / "0").mkdir()
-    with pytest.raises(DatasetError, match=r"have no usable image$"):
+    with pytest.raises(DatasetError, match=r"no usable image$"):
         load_private_data(tmp_path, GREY)
 
 

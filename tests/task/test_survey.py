@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from task.datasets import DatasetError
-from task.survey import survey, survey_class_folders
+from task.survey import survey
 
 
 def save(path, seed=0, size=(8, 6), mode="RGB"):
@@ -145,8 +145,9 @@ def test_names_that_would_write_to_the_terminal_are_escaped(tmp_path):
 
 def test_a_line_for_the_log_needs_headers_alone_and_neither_torch_nor_numpy(pets):
     code = (
-        "import sys; from pathlib import Path; from task.survey import survey_class_folders as s\n"
-        "print(s(Path(sys.argv[1])).in_a_line()); print({'torch', 'numpy'} & sys.modules.keys())"
+        "import sys; from pathlib import Path; from task.survey import survey\n"
+        "print(survey(Path(sys.argv[1]), decode=False).in_a_line())\n"
+        "print({'torch', 'numpy'} & sys.modules.keys())"
     )
     command = [sys.executable, "-c", code, str(pets)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -159,6 +160,6 @@ def test_a_line_for_the_log_needs_headers_alone_and_neither_torch_nor_numpy(pets
 def test_many_classes_make_no_long_line(tmp_path):
     for label in range(30):
         (tmp_path / str(label)).mkdir()
-    line = survey_class_folders(tmp_path).in_a_line()
+    line = survey(tmp_path, decode=False).in_a_line()
     assert line.endswith(" and 20 more)")
     assert len(line) < 200

@@ -1,0 +1,159 @@
+"""Readers of images: of formats that Pillow does not read, and of ways to store images by class.
+
+Ours are the ``READER`` of each module in this package; an installed package names its own
+(`protocol.method.Method.readers`). Nothing here imports NumPy or torch: a node's supervisor looks
+at its data too.
+"""
+
+import importlib
+import logging
+import pkgutil
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from task.errors import DatasetError
+from task.plugin import PluginError, import_object, plugged_in_readers
+
+if TYPE_CHECKING:
+    from task.image_files import Encoded, Finding, Picture, Stored
+
+logger = logging.getLogger("task")
+
+
+class UnreadableImageError(ValueError):
+    """An image file cannot be read or must not be; says why, with the remedy, but not where."""
+
+
+class MissingPackageError(DatasetError):
+    """A reader's package is not installed here."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"needs the package {package} (pip install 'flwr-distill[{extra}]')")
+
+
+class ImageReader(ABC):
+    """Reads image files of one format. Files are open, and start at their first byte.
+
+    Methods raise `UnreadableImageError`, or whatever a damaged file makes a decoder raise.
+    """
+
+    @abstractmethod
+    def recognises(self, file: BinaryIO) -> bool:
+        """Whether a file is of this format; read a few bytes of it at most."""
+
+    @abstractmethod
+    def inspect(self, file: BinaryIO) -> "Stored":
+        """Describe the image by the file's header alone."""
+
+    @abstractmethod
+    def read(self, file: BinaryIO) -> "Picture":
+        """Decode the image as a viewer shows it."""
+
+
+@dataclass(frozen=True)
+class StoredImage:
+    """An image of a node's data, and its class.
+
+    Parameters
+    ----------
+    place : str
+        Where it is in the data, for findings.
+    label : str
+        Name of its class, or its number in decimal digits.
+    image : Path or Encoded
+        For `task.image_files.open_image`.
+    """
+
+    place: str
+    label: str
+    image: "Path | Encoded"
+
+
+class DataReader(ABC):
+    """Reads images by class from a file or folder of one kind.
+
+    Methods raise `DatasetError` if the data cannot be read at all.
+    """
+
+    title: str
+    """What it reads, for errors: "a folder of Parquet files"."""
+
+    @abstractmethod
+    def recognises(self, path: Path) -> bool:
+        """Whether a file or folder, which may be missing, is of this kind."""
+
+    @abstractmethod
+    def classes(self, path: Path) -> list[str]:
+        """Names of all classes, or their numbers in decimal digits; some may have no image."""
+
+    @abstractmethod
+    def images(self, path: Path) -> "Iterator[StoredImage | Finding]":
+        """Give one image at a time, always in the same order, and what cannot be one."""
+
+    def number(self, path: Path) -> int:
+        """Number of what `images` gives, for a progress bar; 0 if it is unknown."""
+        return 0
+
+
+def image_reader(file: BinaryIO) -> ImageReader | None:
+    """Reader of an open file's format; None if there is none, so that Pillow reads it."""
+    readers = [reader for reader in _readers() if isinstance(reader, ImageReader)]
+    for reader in readers:
+        recognised = reader.recognises(file)
+        file.seek(0)
+        if recognised:
+            return reader
+    return None
+
+
+def data_reader(path: Path) -> DataReader | None:
+    """Reader of images at a path; None if they are of no kind with a reader.
+
+    A folder that no other reader knows is one of class folders.
+
+    Raises
+    ------
+    DatasetError
+        If several readers recognise it.
+    """
+    readers = [r for r in _readers() if isinstance(r, DataReader) and r.recognises(path)]
+    if len(readers) > 1:
+        titles = " and ".join(reader.title for reader in readers)
+        raise DatasetError(f"{path}: is {titles} at once; keep one of them there")
+    if readers:
+        return readers[0]
+    return _class_folders() if path.is_dir() else None
+
+
+def _readers() -> list[object]:
+    """All readers, ours first."""
+    return [*_built_in(), *_plugged_in(tuple(sys.path))]
+
+
+@cache
+def _built_in() -> list[object]:
+    names = (f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__))
+    modules = map(importlib.import_module, names)
+    return [module.READER for module in modules if hasattr(module, "READER")]
+
+
+@cache
+def _plugged_in(path: tuple[str, ...]) -> list[object]:
+    """Readers of packages that are installed on Python's path; broken ones are logged."""
+    readers = []
+    for name in plugged_in_readers():
+        try:
+            readers.append(import_object(name))
+        except PluginError as error:
+            logger.warning("the reader %s is not used: %s", name, error)
+    return readers
+
+
+def _class_folders() -> DataReader:
+    module = importlib.import_module(f"{__name__}.class_folders")
+    return cast(DataReader, module.CLASS_FOLDERS)
