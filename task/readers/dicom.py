@@ -67,7 +67,8 @@ def _without_texts() -> Iterator[None]:
         from pydicom.config import disable_value_validation
     except ImportError as error:
         raise MissingPackageError("pydicom", "dicom") from error
-    logging.getLogger("pydicom").propagate = False
+    log = logging.getLogger("pydicom")
+    disabled, log.disabled = log.disabled, True
     try:
         with warnings.catch_warnings(action="ignore"), disable_value_validation():
             yield
@@ -75,6 +76,8 @@ def _without_texts() -> Iterator[None]:
         raise
     except Exception:  # a damaged file raises errors of many kinds
         raise UnreadableImageError("is a damaged DICOM file; export it again") from None
+    finally:
+        log.disabled = disabled
 
 
 def _dataset(file: BinaryIO, *, stop_before_pixels: bool) -> Any:

@@ -283,6 +283,7 @@ def test_nothing_of_a_patient_is_in_logs_errors_or_results(tmp_path, caplog, cap
     odd = (own / "0" / "odd-frames.dcm").read_bytes()
     (own / "0" / "odd-frames.dcm").write_bytes(odd.replace(b"1234", b"Doe "))
     caplog.clear()
+    capfd.readouterr()  # what writing these files says
     output = tmp_path / "results"
     with caplog.at_level(logging.DEBUG), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
