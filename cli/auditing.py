@@ -84,7 +84,10 @@ def report(options: Options, console: Console) -> None:
             seed=options.seed,
             progress=update,
         )
-    attacked = attack(halves, num_classes=source.spec.num_classes, seed=options.seed)
+    with progress_bar("attacks", console) as update:
+        attacked = attack(
+            halves, num_classes=source.spec.num_classes, seed=options.seed, progress=update
+        )
     found = findings(attacked, options.seed)
     console.print(_table(found))
     most = strongest(found)

@@ -19,6 +19,7 @@ from distill.formation import Formation
 from distill.kip import RIDGE as KIP_RIDGE
 from distill.membership import Flags, Floats, left_out_scores
 from distill.ntk import ntk
+from distill.registry import Progress
 from distill.shadows import bank, features_of
 
 ATTACKS = (
@@ -55,6 +56,7 @@ def attack_scores(
     formation: int = 1,
     seed: int = 0,
     networks: Sequence[Network] = (),
+    progress: Progress | None = None,
 ) -> Floats:
     """Log-likelihood ratios of membership, float64 (attacks, sets, n); see `ATTACKS`.
 
@@ -78,6 +80,9 @@ def attack_scores(
         Of the sets' draws.
     networks : Sequence[Network]
         That later versions were refreshed with, in place of the bank's.
+    progress : callable, optional (default: None)
+        Gets, after each set of each version is attacked by a trained network, which takes longest,
+        how many are, and of how many; and 0.
     """
     coarse = Formation.of(formation, images.shape).coarse(images)
     targets = functional.one_hot(virtual_labels, num_classes).double() - 1 / num_classes
@@ -93,11 +98,16 @@ def attack_scores(
         scale = real.std(0).square().sum().sqrt().clamp_min(1e-12)
         of_virtual.append((torch.cat(parts) - real.mean(0)) / scale)
         of_real.append((real - real.mean(0)) / scale)
-        margins = torch.stack([_margins(own, targets, images, labels) for own in virtual])
+        margins = []
+        for own in virtual:
+            margins.append(_margins(own, targets, images, labels))
+            if progress:
+                done = len(ratios) * len(virtual) + len(margins)
+                progress(done, len(versions) * len(virtual), 0.0)
         seen = (
             _nearness(coarse, labels, virtual, virtual_labels),
             _by_class(labels, of_real[-1], of_virtual[-1], _alikeness),
-            margins,
+            torch.stack(margins),
         )
         ratios.append([left_out_scores(each.numpy(), members) for each in seen])
     real, means = torch.cat(of_real, 1), torch.cat(of_virtual, 2)

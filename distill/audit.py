@@ -230,11 +230,16 @@ def _decoded(arrived: Sequence[VirtualData]) -> Tensor:
 
 
 def attack(
-    halves: Halves, *, num_classes: int, seed: int, networks: Sequence[Network] = ()
+    halves: Halves,
+    *,
+    num_classes: int,
+    seed: int,
+    networks: Sequence[Network] = (),
+    progress: Progress | None = None,
 ) -> Attacked:
     """Guess each half from what it became, with all others as shadows (`distill.attacks`).
 
-    The arguments are those of `distilled_halves`, which the attacker knows. Each seventh score
+    `progress` gets how far the attacks are. The other arguments are those of `distilled_halves`, which the attacker knows. Each seventh score
     joins six attacks. Of refreshed data all versions are attacked, and the first alone, which may
     tell more than with the others beside it.
     """
@@ -250,6 +255,7 @@ def attack(
             formation=halves.formation,
             seed=seed,
             networks=known,
+            progress=progress,
         )
         parts += [scores, scores.sum(axis=0)[None]]
     scores = np.concatenate(parts)
