@@ -86,7 +86,8 @@ def attack_scores(
     """
     coarse = Formation.of(formation, images.shape).coarse(images)
     targets = functional.one_hot(virtual_labels, num_classes).double() - 1 / num_classes
-    ratios, of_real, of_virtual = [], [], []
+    ratios: list[list[Floats]] = []
+    of_real, of_virtual = [], []
     for virtual, network in zip(versions, (None, *networks), strict=True):
         features = matched_features(images, formation, seed, network)
         real = features(images)

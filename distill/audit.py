@@ -239,9 +239,9 @@ def attack(
 ) -> Attacked:
     """Guess each half from what it became, with all others as shadows (`distill.attacks`).
 
-    `progress` gets how far the attacks are. The other arguments are those of `distilled_halves`, which the attacker knows. Each seventh score
-    joins six attacks. Of refreshed data all versions are attacked, and the first alone, which may
-    tell more than with the others beside it.
+    `progress` gets how far the attacks are. The other arguments are those of `distilled_halves`,
+    which the attacker knows. Each seventh score joins six attacks. Of refreshed data all versions
+    are attacked, and the first alone, which may tell more than with the others beside it.
     """
     parts = []
     for known in (networks, ()) if networks else ((),):
