@@ -51,7 +51,7 @@ help:
 	@echo "make mutants what small changes of the code the fast tests notice: twenty minutes"
 	@echo "make lint    ruff and mypy alone"
 	@echo "make bench   the benchmarks, as tables"
-	@echo "make settings writes pyproject.toml's run config and docs/settings.md anew, from the code"
+	@echo "make settings writes the run config in both pyproject.toml and docs/settings.md anew, from the code"
 	@echo "make setup   install into $(VENV)"
 
 $(READY): requirements.lock pyproject.toml
