@@ -26,8 +26,8 @@ from typer.testing import CliRunner
 from benchmarks.in_process import run_in_process
 from cli.judge import JUDGES, QUICK
 from cli.main import app
-from cli.run import PRESETS
 from distill.own_network import own_network
+from fleet.own_app import PRESETS
 from fleet.run_config import read_run_config
 from task.models import create_model
 from task.settings import TaskSettings
@@ -98,7 +98,6 @@ def folder(tmp_path, monkeypatch):
     save_file(model.state_dict(), run / "model.safetensors")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
-    (tmp_path / "presets").symlink_to(ROOT / "presets")
     (tmp_path / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
     for name in (
         "ca.crt",
