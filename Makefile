@@ -148,7 +148,7 @@ test-chart: $(READY)
 	PYTHONPATH=.chart $(BIN)/python -m pytest tests/deploy/test_chart.py
 
 test-wheel: $(READY)
-	WHEEL_PYTHONS="$(WHEEL_PYTHONS)" $(BIN)/pytest -m wheel
+	WHEEL_PYTHONS="$(WHEEL_PYTHONS)" $(BIN)/pytest -m wheel tests/wheel
 
 # An environment for each, as `uv` resolves our ranges at one end; the tests' own tools are pinned.
 test-lowest: RESOLUTION := lowest-direct

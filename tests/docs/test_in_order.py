@@ -7,7 +7,6 @@ words in `UNTIL`.
 
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
