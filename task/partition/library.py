@@ -1,8 +1,7 @@
 """Partitions by flwr-datasets' partitioners: equal shares, Dirichlet proportions, shards."""
 
 import warnings
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -57,7 +56,7 @@ def shards(request: Request) -> list[Indices]:
     return _run(partitioner, request)
 
 
-def _partitioners() -> ModuleType:
+def _partitioners() -> Any:
     """The partitioners of flwr-datasets, which is an extra."""
     try:
         from flwr_datasets import partitioner

@@ -29,7 +29,8 @@ ELSEWHERE = {
 ONLINE = "online. In another terminal"
 LITTLE = (
     'dataset="digits" model="auto" min-nodes=2 num-rounds=1 partition.classes=5 hfldd.groups=2 '
-    'hfldd.auxiliary="noise" hfldd.auxiliary-size=50 hfldd.distill-steps=2 hfldd.distilled-size=20 train.local-epochs=1'
+    'hfldd.auxiliary="noise" hfldd.auxiliary-size=50 hfldd.distill-steps=2 hfldd.distilled-size=20 '
+    "train.local-epochs=1"
 )
 
 
