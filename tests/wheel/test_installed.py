@@ -54,6 +54,9 @@ def test_an_installed_wheel_bundles_our_packages_and_nothing_else_of_site_packag
 
 
 @pytest.mark.slow
-def test_an_installed_wheel_finds_the_presets(site):
+def test_an_installed_wheel_finds_the_presets_and_the_app_for_flower(site):
+    app = Path(site.type("flwr-distill app").strip())
+    assert app.is_relative_to(site.folder)
+    assert (app / "pyproject.toml").exists()
     said = site.type("flwr-distill run --preset hfldd-mnist", fails=True)
     assert "hfldd-mnist-c10" in said
