@@ -57,7 +57,7 @@ NOT_HERE = {
     r"flwr-distill (demo|status|up)$": "run in README's order, or with the options given there",
     r"flwr run (\.|\"\$\(flwr-distill app\)\")$": "needs a SuperLink in Flower's own configuration",
     r"flwr run \. my-federation": "tests/flower, on several Flowers",
-    r"flwr run (\.|\"\$\(flwr-distill app\)\") local": "minutes: tests/end_to_end/test_simulation.py",
+    r"flwr run (\.|\"\$\(flwr-distill app\)\") local": "tests/end_to_end/test_simulation.py",
     r"(\w+=\S+ )*make (demo .+|test.*)": "minutes, or what runs this test",
     r"make PYTHON=": "installs everything anew: .ci/run does",
     r"flwr-distill demo --strategy fedhead": "minutes: tests/end_to_end",
