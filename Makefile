@@ -17,10 +17,14 @@ UV := 0.11.33
 # The Flower of requirements.lock, and the one of `make test-flower`: 1.32.1, or a newer one.
 FLOWER := 1.32.1
 VERSION ?= $(FLOWER)
+# Those that `make test-wheel` installs the wheel for, by version or path.
+WHEEL_PYTHONS ?= 3.11 3.12 3.13
 OTHER := .flower/$(VERSION)
 
 COMPILE := $(BIN)/uv pip compile --quiet --no-header --no-annotate --no-emit-index-url \
 	--universal --python-version 3.11 --all-extras pyproject.toml
+
+FAST := -m "not slow and not faults and not docker and not matrix and not wheel"
 
 OUT ?= gpu-results
 PARTS ?=
@@ -33,7 +37,7 @@ ROUNDS ?=
 STRATEGY ?= hfldd
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-matrix test-attacks test-faults test-faults-all test-docker test-flower test-chart gpu-kit gpu images fuzz mutants lint bench settings lock proto clean
+.PHONY: help setup demo test test-matrix test-attacks test-faults test-faults-all test-docker test-flower test-chart test-wheel test-lowest test-newest gpu-kit gpu images fuzz mutants lint bench settings lock proto clean
 
 help:
 	@echo "make demo    train on digits with FedAvg and HFLDD or FedHEAD, real processes; compare"
@@ -45,13 +49,17 @@ help:
 	@echo "make test-flower VERSION=1.42.0  installs that Flower beside ours, and runs the app on its own"
 	@echo "             SuperLink and SuperNodes; minutes"
 	@echo "make test-chart  renders the Helm chart, and holds it to Kubernetes' schemas"
+	@echo "make test-wheel  installs the wheel for each of WHEEL_PYTHONS=\"$(WHEEL_PYTHONS)\", with all that it"
+	@echo "             needs, and does with it what README shows; minutes and 7 GB for each"
+	@echo "make test-lowest, make test-newest  the fast tests with the lowest and the newest versions that"
+	@echo "             pyproject.toml allows; minutes and 7 GB for each"
 	@echo "make gpu-kit DATA_ROOT=DIR  builds .gpu-kit for a GPU machine without internet (MNIST in DIR)"
 	@echo "make gpu     everything that needs a GPU, in eight minutes (PARTS=\"doctor tests\" OUT=$(OUT))"
 	@echo "make fuzz    settings, links, virtual data, checkpoints, replies: ten minutes of hostile bytes"
 	@echo "make mutants what small changes of the code the fast tests notice: twenty minutes"
 	@echo "make lint    ruff and mypy alone"
 	@echo "make bench   the benchmarks, as tables"
-	@echo "make settings writes pyproject.toml's run config and docs/settings.md anew, from the code"
+	@echo "make settings writes the run config in both pyproject.toml and docs/settings.md anew, from the code"
 	@echo "make setup   install into $(VENV)"
 
 $(READY): requirements.lock pyproject.toml
@@ -75,7 +83,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest -m "not slow and not faults and not docker and not matrix" -n 2
+	$(BIN)/pytest $(FAST) -n 2
 	$(BIN)/pytest -m "slow or (faults and not all_faults)" -n 3 --dist loadfile
 
 test-faults: $(READY)
@@ -138,6 +146,18 @@ test-chart: $(READY)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --target .chart \
 		helm-python-sdk==0.2.2 kubernetes-validate==1.37.0
 	PYTHONPATH=.chart $(BIN)/python -m pytest tests/deploy/test_chart.py
+
+test-wheel: $(READY)
+	WHEEL_PYTHONS="$(WHEEL_PYTHONS)" $(BIN)/pytest -m wheel tests/wheel
+
+# An environment for each, as `uv` resolves our ranges at one end; the tests' own tools are pinned.
+test-lowest: RESOLUTION := lowest-direct
+test-newest: RESOLUTION := highest
+test-lowest test-newest: test-%: $(READY)
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python .ranges/$*
+	$(BIN)/uv pip install --quiet --python .ranges/$*/bin/python --resolution $(RESOLUTION) \
+		--upgrade --editable ".[simulation,partitions,backbones,test]"
+	.ranges/$*/bin/python -m pytest $(FAST) -n 2
 
 images:
 	docker build $(if $(PYTHON_IMAGE),--build-arg PYTHON_IMAGE=$(PYTHON_IMAGE)) \

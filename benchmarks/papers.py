@@ -48,8 +48,8 @@ from rich.progress import (
 from rich.table import Table as Printed
 
 from benchmarks.in_process import Node, Settings, run_in_process
-from cli.run import PRESETS
 from client.simulation import SIMULATED
+from fleet.own_app import PRESETS
 from protocol.registry import all_methods, find_method
 from server.record.checkpoint import checkpoints
 from task.datasets import DatasetError, load_dataset

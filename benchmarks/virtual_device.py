@@ -133,6 +133,7 @@ class VirtualDevice:
         """By address: an operation gets another Python object for the same generator."""
 
     def __enter__(self) -> Self:
+        torch._C._ensureCUDADeviceGuardSet()  # first: an older PyTorch has none, and stays as it is
         patch = self._patches.enter_context
         patch(mock.patch.object(VirtualDevice, "current", self))
         for name, value in self._of_torch_cuda().items():
@@ -142,7 +143,6 @@ class VirtualDevice:
         patch(mock.patch.object(torch.backends.cudnn, "is_acceptable", return_value=False))
         foreach = [*optimizer._foreach_supported_types, VirtualTensor]
         patch(mock.patch.object(optimizer, "_foreach_supported_types", foreach))
-        torch._C._ensureCUDADeviceGuardSet()
         # torch.tensor(..., device="cuda") first makes a CPU tensor, as without a mode.
         self._patches.callback(
             torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors()

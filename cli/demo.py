@@ -15,9 +15,9 @@ from cli.results import results_table
 from cli.run_log import RunLog
 from cli.up import start
 from fleet.local_federation import LocalFederation
+from fleet.own_app import APP_DIR
 from task.words import counted
 
-APP_DIR = Path(__file__).resolve().parent.parent
 SECTORED = ("fedhead", "fedhead-plus")
 FEDHEAD_TASK: dict[str, int | float | str] = {
     "partition.scheme": "dirichlet",

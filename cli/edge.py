@@ -23,8 +23,8 @@ from cli.options import (
     StateDir,
     node_option,
 )
-from cli.run import APP_DIR
 from fleet.line import why_another
+from fleet.own_app import APP_DIR
 from fleet.run_config import RunConfigError, read_run_config
 from node.settings import NodeError, load_settings
 from task.settings import RunConfigValue, SettingsError

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from cli.app import app as app_folder
 from cli.audit import audit
 from cli.certs import certs
 from cli.data import data
@@ -59,6 +60,7 @@ for command in (
     *(up, status, stop, register, run, report, predict),
 ):
     app.command()(command)
+app.command("app")(app_folder)
 # Flower's own parser reads the arguments, `--help` included.
 app.command(
     add_help_option=False,

@@ -25,12 +25,10 @@ from cli.errors import exit_on, fail
 from cli.options import DEFAULT_FEDERATION_DIR, FederationDir, Timeout
 from cli.results import results_table
 from cli.run_log import RunLog
+from fleet.own_app import APP_DIR, PRESETS
 from fleet.run_config import RunConfigError, read_run_config
 from fleet.submission import RunError, RunOutcome, submit
 from task.settings import RunConfigValue, SettingsError
-
-APP_DIR = Path(__file__).resolve().parent.parent
-PRESETS = APP_DIR / "presets"
 
 
 def run(
@@ -46,7 +44,7 @@ def run(
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option(help="Settings of a paper: a file of presets/, by name.", metavar="NAME"),
+        typer.Option(help="Settings of a paper, by name, as in hfldd-mnist-c1.", metavar="NAME"),
     ] = None,
     superlink: Address = None,
     root_certificates: Authority = None,
@@ -96,7 +94,7 @@ def _preset(name: str) -> Path:
         return PRESETS / f"{name}.toml"
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise RunConfigError(f"preset={name}: {hint}There are {', '.join(names) or 'none here'}")
+    raise RunConfigError(f"preset={name}: {hint}There are {', '.join(names)}")
 
 
 def _check(overrides: dict[str, RunConfigValue]) -> None:

@@ -6,11 +6,10 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
 
 from links.loopback import is_loopback
 from links.records import NodeName
@@ -25,6 +24,9 @@ from protocol.messages import (
     REAL_PER_VIRTUAL,
 )
 from task.auxiliary_names import OWN_FILE
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 NodeConfigValue = bool | int | float | str
 DATA_ROOT = "data-root"

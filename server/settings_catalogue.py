@@ -1,12 +1,14 @@
 """Every run-config key with its type, bounds, default and meaning, read off the settings' classes.
 
 ``python -m server.settings_catalogue`` (``make settings``) rewrites what is made of them: the run
-config that ``pyproject.toml`` declares, and the page ``docs/settings.md``.
+config that ``pyproject.toml`` declares, the app's settings in the installed package, and the page
+``docs/settings.md``.
 """
 
 import json
 import re
 import textwrap
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ from task.settings import Block
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = ROOT / "pyproject.toml"
+APP = ROOT / "flwr_distill" / "app" / "pyproject.toml"
 PAGE = ROOT / "docs" / "settings.md"
 
 CORE = "core"
@@ -242,6 +245,16 @@ def declared_in(pyproject: str) -> str:
     return _DECLARED_TABLES.sub(lambda _: written, pyproject, count=1)
 
 
+def packaged(pyproject: str) -> str:
+    """Give the text of the packaged app's ``pyproject.toml``: what Flower reads of a project's."""
+    project = tomllib.loads(pyproject)["project"]
+    keys = ("name", "version", "description", "license")
+    lines = [f"{key} = {json.dumps(project[key])}" for key in keys]
+    _, app, tables = pyproject.partition("[tool.flwr.app]\n")
+    note = "# Written by `make settings` from the project's own pyproject.toml; do not edit."
+    return "\n".join([note, "[project]", *lines, "", app + tables])
+
+
 def page() -> str:
     """Give the text of ``docs/settings.md``."""
     parts = [_INTRODUCTION]
@@ -261,9 +274,9 @@ def page() -> str:
 
 
 def main() -> None:
-    """Rewrite the run config in ``pyproject.toml``, and the page, where they have changed."""
-    pyproject = PYPROJECT.read_text(encoding="utf-8")
-    for file, text in ((PYPROJECT, declared_in(pyproject)), (PAGE, page())):
+    """Rewrite the files that are made of the settings, where they have changed."""
+    declared = declared_in(PYPROJECT.read_text(encoding="utf-8"))
+    for file, text in ((PYPROJECT, declared), (APP, packaged(declared)), (PAGE, page())):
         if not file.exists() or file.read_text(encoding="utf-8") != text:
             file.write_text(text, encoding="utf-8")
 

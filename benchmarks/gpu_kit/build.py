@@ -54,7 +54,7 @@ def closure(requirements: Iterable[str], without: Collection[str] = ()) -> dict[
     Parameters
     ----------
     requirements : Iterable[str]
-        As in a project file: ``flwr[simulation]>=1.32``.
+        As in a project file: ``flwr>=1.32``.
     without : Collection[str] (default: ())
         Canonical names to leave out, with what only they need.
     """
@@ -78,8 +78,7 @@ def closure(requirements: Iterable[str], without: Collection[str] = ()) -> dict[
 def wheels() -> dict[str, str]:
     """Versions of the packages that the kit brings, by name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    # No part of `make gpu` uses Ray, which the extra brings.
-    requirements = [text.replace("[simulation]", "") for text in project["dependencies"]]
+    requirements = [*project["dependencies"], *project["optional-dependencies"]["partitions"]]
     present = closure(PRESENT).keys() - REPLACED
     return closure(requirements + TEST_TOOLS, present | UNUSED)
 

@@ -1,11 +1,14 @@
 """Packs app bundles, and has a SuperLink bound those that it is sent."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from flwr.cli.build import build_fab_from_files
 
+from fleet.own_app import APP_DIR
 from node.flower.app_config import app_config
+from node.own_modules import PACKAGES, ROOT
 
 
 def bound_bundles() -> None:
@@ -17,19 +20,28 @@ def bound_bundles() -> None:
 
 
 def app_bundle(app_dir: Path) -> bytes:
-    """Pack an app as ``flwr run`` does, but without a look into hidden folders.
+    """Pack an app as ``flwr run`` does, but without hidden folders, and our own with its code.
 
-    Flower looks at each file of a virtual environment before it leaves them all out.
+    Flower matches each file of a virtual environment before it leaves them all out. Our own app's
+    folder has settings alone: its code is our packages, wherever they are installed.
 
     Raises
     ------
     ValueError
         If Flower cannot pack it; says why.
     """
-    files: dict[str, bytes | Path] = {}
-    for folder, folders, names in os.walk(app_dir):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for file in (Path(folder, name) for name in names):
-            if not file.is_symlink():
-                files[file.relative_to(app_dir).as_posix()] = file
+    files: dict[str, bytes | Path] = {
+        file.relative_to(app_dir).as_posix(): file for file in _files(app_dir)
+    }
+    if app_dir == APP_DIR:
+        for package in PACKAGES:
+            modules = (file for file in _files(Path(ROOT, package)) if file.suffix == ".py")
+            files |= {file.relative_to(ROOT).as_posix(): file for file in modules}
     return build_fab_from_files(files)[0]
+
+
+def _files(top: Path) -> Iterator[Path]:
+    """All files of a folder that are no links, and in no hidden folder."""
+    for folder, folders, names in os.walk(top):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (file for name in names if not (file := Path(folder, name)).is_symlink())

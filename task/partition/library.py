@@ -1,7 +1,7 @@
 """Partitions by flwr-datasets' partitioners: equal shares, Dirichlet proportions, shards."""
 
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,20 +13,16 @@ if TYPE_CHECKING:
 
 def iid(request: Request) -> list[Indices]:
     """Equal shares of the samples."""
-    from flwr_datasets.partitioner import IidPartitioner
-
-    return _run(IidPartitioner(request.num_partitions), request)
+    return _run(_partitioners().IidPartitioner(request.num_partitions), request)
 
 
 def dirichlet(request: Request) -> list[Indices]:
     """Each class split by proportions from Dirichlet(alpha)."""
-    from flwr_datasets.partitioner import DirichletPartitioner
-
     if not 0 < request.alpha < np.inf:
         raise PartitionError(
             f"partition.alpha must be > 0, got {request.alpha} (try 0.1 for strong label skew)"
         )
-    partitioner = DirichletPartitioner(
+    partitioner = _partitioners().DirichletPartitioner(
         request.num_partitions,
         partition_by="label",
         alpha=float(request.alpha),
@@ -44,8 +40,6 @@ def dirichlet(request: Request) -> list[Indices]:
 
 def shards(request: Request) -> list[Indices]:
     """Some shards per node of the samples sorted by label."""
-    from flwr_datasets.partitioner import ShardPartitioner
-
     num_shards = request.num_partitions * request.classes_per_node
     if request.classes_per_node < 1 or num_shards > len(request.labels):
         raise PartitionError(
@@ -53,13 +47,25 @@ def shards(request: Request) -> list[Indices]:
             f"shards ({len(request.labels)} samples on {request.num_partitions} nodes), "
             f"got {request.classes_per_node}"
         )
-    partitioner = ShardPartitioner(
+    partitioner = _partitioners().ShardPartitioner(
         request.num_partitions,
         partition_by="label",
         num_shards_per_partition=request.classes_per_node,
         seed=request.seed,
     )
     return _run(partitioner, request)
+
+
+def _partitioners() -> Any:
+    """The partitioners of flwr-datasets, which is an extra."""
+    try:
+        from flwr_datasets import partitioner
+    except ImportError as error:
+        raise PartitionError(
+            "partition.scheme: iid, dirichlet and shards need flwr-datasets ("
+            "pip install 'flwr-distill[partitions]', on the nodes)"
+        ) from error
+    return partitioner
 
 
 def _run(partitioner: "Partitioner", request: Request) -> list[Indices]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cli.run import PRESETS
+from fleet.own_app import PRESETS
 from fleet.run_config import read_run_config
 from node.settings import NodeSettings
 from server.settings import RunSettings

@@ -53,17 +53,17 @@ def test_docker_compose_takes_every_combination_of_files(files):
     assert {"node-0", "superlink"} <= services.keys() or "node" in services
 
 
-def test_the_image_has_what_the_project_needs_but_nothing_of_simulations(tmp_path):
+def test_the_image_has_what_the_project_needs_with_partitions_and_without_simulations(tmp_path):
     dockerfile = (ROOT / "docker/Dockerfile").read_text()
     (command,) = re.findall(r"^RUN (python -c .*?requirements\.txt)", dockerfile, re.M | re.S)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     environment = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
     subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, check=True)
     found = (tmp_path / "requirements.txt").read_text().splitlines()
-    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    (flower,) = {each for each in needed if each.startswith("flwr[")}
-    assert {each for each in needed if each != flower} < set(found)
-    assert flower.replace("[simulation]", "") in found
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = settings["project"]["optional-dependencies"]
+    needed = [*settings["project"]["dependencies"], *extras["partitions"]]
+    assert sorted(found) == sorted([*needed, *settings["build-system"]["requires"]])
 
 
 def test_the_base_image_is_pinned_by_the_same_digest_everywhere():

@@ -26,8 +26,8 @@ from typer.testing import CliRunner
 from benchmarks.in_process import run_in_process
 from cli.judge import JUDGES, QUICK
 from cli.main import app
-from cli.run import PRESETS
 from distill.own_network import own_network
+from fleet.own_app import PRESETS
 from fleet.run_config import read_run_config
 from task.models import create_model
 from task.settings import TaskSettings
@@ -55,13 +55,15 @@ NOT_HERE = {
     r"flwr-distill audit ": "minutes: tests/cli/test_audit_command.py",
     r"flwr-distill doctor .*--superlink": "needs another machine: tests/cli/test_doctor_network.py",
     r"flwr-distill (demo|status|up)$": "run in README's order, or with the options given there",
-    r"flwr run \.$": "needs a SuperLink in Flower's own configuration",
+    r"flwr run (\.|\"\$\(flwr-distill app\)\")$": "needs a SuperLink in Flower's own configuration",
     r"flwr run \. my-federation": "tests/flower, on several Flowers",
-    r"flwr run \. local .*--federation-config": "minutes: tests/end_to_end/test_simulation.py",
+    r"flwr run (\.|\"\$\(flwr-distill app\)\") local": "tests/end_to_end/test_simulation.py",
     r"(\w+=\S+ )*make (demo .+|test.*)": "minutes, or what runs this test",
     r"make PYTHON=": "installs everything anew: .ci/run does",
+    r"flwr-distill demo --strategy fedhead": "minutes: tests/end_to_end",
     r"(export|source) ": "for the commands that follow",
     r"make proto": "rewrites the sources that are in git: tests/links/test_proto.py",
+    r"uv build$": "tests/wheel",
     r"tensorboard ": "another project's server; tests/server/record/test_report.py reads its files",
     r"pip install": "changes the environment: tests/plugins/conftest.py installs the same folder",
     r"(mkdir|mv) ": "of the reader's own folders",
@@ -98,7 +100,6 @@ def folder(tmp_path, monkeypatch):
     save_file(model.state_dict(), run / "model.safetensors")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
-    (tmp_path / "presets").symlink_to(ROOT / "presets")
     (tmp_path / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
     for name in (
         "ca.crt",

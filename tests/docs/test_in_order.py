@@ -7,12 +7,10 @@ words in `UNTIL`.
 
 import shutil
 import subprocess
-import sys
-import sysconfig
-import venv
-from pathlib import Path
 
 import pytest
+
+from tests.environments import shared_environment
 
 from .pages import ROOT, commands, files
 from .reader import Reader
@@ -48,28 +46,9 @@ def clone(tmp_path):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
-    set_up(folder / ".venv")
+    shared_environment(folder / ".venv", editable=True)
+    (folder / ".venv" / ".ready").touch()
     return folder
-
-
-def set_up(environment):
-    """A virtual environment with all that is installed in this one, and what pip adds to it."""
-    venv.create(environment, symlinks=True)
-    shared = sysconfig.get_path("purelib")
-    own = sysconfig.get_path("purelib", vars={"base": str(environment)})
-    (Path(own) / "shared.pth").write_text(f"import site; site.addsitedir({shared!r})\n")
-    for script in (Path(sys.prefix) / "bin").iterdir():
-        here = environment / "bin" / script.name
-        if here.exists() or script.is_dir():
-            continue
-        content = script.read_bytes()
-        if content.startswith(f"#!{sys.prefix}".encode()):
-            _, _, code = content.partition(b"\n")
-            here.write_bytes(f"#!{environment}/bin/python\n".encode() + code)
-            here.chmod(0o755)
-        else:
-            here.symlink_to(script)
-    (environment / ".ready").touch()
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cli.run import APP_DIR
 from fleet.certificates import CertificateFolder
 from fleet.flower_1_32.registration import SecureControl
 from fleet.local_federation import LocalFederation, free_ports
+from fleet.own_app import APP_DIR
 from fleet.servers import Addresses, ServerCertificate, serverapps_command, superlink_command
 from fleet.submission import submit
 from node.nursery import NODE

@@ -52,7 +52,7 @@ from rich.console import Console
 
 APP_DIR = Path(__file__).resolve().parents[2]
 FOLDERS = ("distill", "strategies", "links", "protocol", "client", "server", "task")
-FAST = "not slow and not faults and not docker and not matrix"
+FAST = "not slow and not faults and not docker and not matrix and not wheel"
 APPROVED = ("tests/golden/", "tests/server/test_settings_catalogue.py")
 COPIES = 2  # mutants at once
 LAST_START = 18 * 60  # seconds after which no mutant is begun

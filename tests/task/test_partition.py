@@ -1,4 +1,5 @@
 import json
+import sys
 import time
 
 import numpy as np
@@ -401,3 +402,13 @@ def test_a_class_with_fewer_samples_than_holders_is_refused():
 def test_the_settings_know_every_scheme():
     file = "clients.json"
     assert all(PartitionSettings(scheme=s, index_file=file).scheme == s for s in SCHEMES)
+
+
+@pytest.mark.parametrize("scheme", LIBRARY_SCHEMES)
+def test_without_flwr_datasets_its_schemes_name_the_extra_and_the_others_work(scheme, monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr_datasets", None)
+    labels = _labels(10, 4)
+    with pytest.raises(PartitionError, match=r"flwr-distill\[partitions\]") as caught:
+        partition_indices(labels, 4, scheme=scheme, classes_per_node=1)
+    assert "\n" not in str(caught.value)
+    assert len(partition_indices(labels, 4, scheme="pathological", classes_per_node=2)) == 4

@@ -1,15 +1,14 @@
 """The papers' settings as run-config files."""
 
 import tomllib
-from pathlib import Path
 
 import pytest
 
+from fleet.own_app import PRESETS
 from server.settings import RunSettings
 from strategies.common.registry import find_strategy
 
-ROOT = Path(__file__).resolve().parents[2]
-PRESETS = sorted((ROOT / "presets").glob("*.toml"))
+PRESET_FILES = sorted(PRESETS.glob("*.toml"))
 
 
 def flat(table, prefix=""):
@@ -20,7 +19,7 @@ def flat(table, prefix=""):
             yield prefix + key, value
 
 
-@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", PRESET_FILES, ids=lambda path: path.stem)
 def test_a_preset_is_a_valid_run_config_of_declared_keys(path):
     preset = dict(flat(tomllib.loads(path.read_text())))
     settings = RunSettings.from_run_config(preset)
@@ -30,7 +29,7 @@ def test_a_preset_is_a_valid_run_config_of_declared_keys(path):
 
 def test_hfldd_presets_hold_the_papers_numbers():
     for classes in (1, 2, 10):
-        path = ROOT / "presets" / f"hfldd-mnist-c{classes}.toml"
+        path = PRESETS / f"hfldd-mnist-c{classes}.toml"
         settings = RunSettings.from_run_config(dict(flat(tomllib.loads(path.read_text()))))
         assert (settings.min_nodes, settings.num_rounds, settings.hfldd.groups) == (100, 300, 10)
         assert settings.partition.classes == classes
