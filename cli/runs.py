@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
@@ -45,8 +44,8 @@ def list_runs(runs_dir: RunsDir = DEFAULT_RUNS_DIR) -> None:
         "rounds",
         "accuracy",
         "server",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
+        box=None,
+        padding=(0, 1, 0, 0),
     )
     for run, name in zip(all_runs, shown, strict=True):
         last = run.rows[-1] if run.rows else {}
