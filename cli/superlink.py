@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
+from pathlib import Path
 
 import typer
 
@@ -24,7 +26,18 @@ def superlink(context: typer.Context) -> None:
         fail(f"{reason}. {stock}", "superlink")
     from fleet.flower_1_32.linkstate import main, why_unbound  # imports Flower
 
+    _make_folder_of_database(context.args)
     sys.argv = [STOCK, *context.args]
     if reason := why_unbound():
         fail(reason, "superlink")
     main()
+
+
+def _make_folder_of_database(arguments: list[str]) -> None:
+    """Make the folder of the file after ``--database``, for which SQLite's error names no file."""
+    for option, value in pairwise(arguments):
+        if option == "--database" and not value.startswith(":"):
+            try:
+                Path(value).parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                fail(f"--database {value}: {error.strerror} (name another file)", "superlink")

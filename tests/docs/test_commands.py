@@ -66,7 +66,7 @@ NOT_HERE = {
     r"uv build$": "tests/wheel",
     r"tensorboard ": "another project's server; tests/server/record/test_report.py reads its files",
     r"pip install": "changes the environment: tests/plugins/conftest.py installs the same folder",
-    r"(mkdir|mv) ": "of the reader's own folders",
+    r"(mkdir|mv|cp) ": "of the reader's own folders",
 }
 """Patterns of commands that are not run, and why; their options are checked all the same."""
 

@@ -1,21 +1,24 @@
 """The pages' sequences of commands, typed as they stand there, with real processes.
 
-The tutorial is typed from its first command to its last; of README and of docs/recovery.md the
-commands that need a federation. What stays running, or takes minutes, is left once it has said the
-words in `UNTIL`.
+The tutorial is typed from its first command to its last, and so is "Without Docker", on hosts and
+ports of this machine; of README and of docs/recovery.md the commands that need a federation. What
+stays running, or takes minutes, is left once it has said the words in `UNTIL`.
 """
 
+import re
 import shutil
 import subprocess
 
 import pytest
 
+from fleet.local_federation import free_ports
 from tests.environments import shared_environment
 
 from .pages import ROOT, commands, files
 from .reader import Reader
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
+DEPLOY = ROOT / "docs" / "deploy.md"
 IN_ORDER = {
     "README.md": [
         "make demo",
@@ -88,3 +91,23 @@ def test_a_federation_of_the_readme_runs_is_stopped_and_resumes(reader):
     reader.type(stop)
     said = reader.type(resumed, until="/50  ")
     assert "round   1/50" not in said
+
+
+def test_a_federation_without_docker_is_made_by_the_commands_of_its_section(reader):
+    lines = DEPLOY.read_text().splitlines()
+    start = lines.index("## Without Docker")
+    end = next(i for i, line in enumerate(lines) if i > start and line.startswith("## "))
+    typed = [each.text for each in commands(DEPLOY) if each.fenced and start < each.line < end]
+    ports = dict(zip(("9091", "9092", "9093", "9200"), map(str, free_ports(4)), strict=True))
+    here = {"fl.example.org": "localhost", "ward-3.example.org": "localhost", **ports}
+    here["num-rounds=20"] = "num-rounds=1"
+    stays = {"superlink": "Starting Fleet API", "node": "Mailbox: listening"}
+    reader.type("source .venv/bin/activate")
+    said = ""
+    for text in typed:
+        for name, other in here.items():
+            text = text.replace(name, other)
+        if key := re.search(r"SHA256:[\w+/]{20,}", said):
+            text = text.replace("SHA256:...", key[0])
+        said = reader.type(text, until=stays.get(text.split()[1]))
+    assert re.search(r"hfldd .* %", said)
