@@ -13,9 +13,8 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
 from task.errors import DatasetError
+from task.labels import in_order, is_position, names_problem
 
-LONGEST_NAME = 60
-"""Characters of a class's name."""
 LONGEST = 200
 """Characters of a name or a decoder's message that are repeated."""
 BACKGROUND = "white"
@@ -54,32 +53,36 @@ class UnusableFileError(DatasetError):
 
 
 def class_folders(root: Path) -> list[Path]:
-    """Folders of the classes in sorted order; hidden ones are skipped."""
-    folders = [path for path in visible(root) if path.is_dir()]
-    if not folders:
-        raise DatasetError(f"{root}: has no class folders; sort the images into one per class")
-    return folders
-
-
-def class_names(path: str | Path) -> tuple[str, ...]:
-    """Names of the class folders below a path, sorted; empty if they are numbers or not there.
+    """Folders of the classes, by name as `task.labels.in_order`; hidden ones are skipped.
 
     Raises
     ------
     DatasetError
-        If a name cannot stand in ``private.classes``.
+        If there are none, or their names cannot be told apart.
     """
-    path = Path(path)
-    folders = [folder for folder in visible(path) if folder.is_dir()] if path.is_dir() else []
-    names = tuple(folder.name for folder in folders)
-    if all(name.isdecimal() for name in names):
+    names = in_order(path.name for path in visible(root) if path.is_dir())
+    if not names:
+        raise DatasetError(f"{root}: has no class folders; sort the images into one per class")
+    if problem := names_problem(names):
+        raise DatasetError(f"{root}: class folders: {problem}")
+    return [root / name for name in names]
+
+
+def class_names(path: str | Path) -> tuple[str, ...]:
+    """Names of the class folders below a path, in order; empty if they are positions or not there.
+
+    Raises
+    ------
+    DatasetError
+        As `class_folders`, or if a name cannot stand in ``private.classes``.
+    """
+    if not Path(path).is_dir():
         return ()
-    for name in names:
-        if "," in name or not name.isprintable() or len(name) > LONGEST_NAME:
-            raise DatasetError(
-                f"{path}: class folder {name!r} needs another name: printable, without a comma, at "
-                f"most {LONGEST_NAME} characters"
-            )
+    names = tuple(folder.name for folder in class_folders(Path(path)))
+    if all(map(is_position, names)):
+        return ()
+    if odd := [name for name in names if "," in name]:
+        raise DatasetError(f"{path}: class folder {odd[0]!r} needs another name, without a comma")
     return names
 
 

@@ -25,6 +25,7 @@ from task.image_files import (
     printable,
     visible,
 )
+from task.labels import in_order
 from task.words import counted
 
 CLASSES_IN_A_LINE = 10
@@ -233,7 +234,7 @@ def _survey_csv(path: Path, watch: Watch | None) -> Survey:
             found.add(f"line {row.line}", label, values.tobytes())
         if watch:
             watch(0, label, None)
-    found.counts = dict(sorted(found.counts.items()))
+    found.counts = {label: found.counts[label] for label in in_order(found.counts)}
     for name, low, high in zip(names, lowest.tolist(), highest.tolist(), strict=True):
         place = printable(f"column {name}")
         if problem := column_problem(low, high):

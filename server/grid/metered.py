@@ -26,8 +26,7 @@ from server.grid.spool import Spool
 from server.grid.together import name_companions
 from server.record.journal import Journal
 from server.roster import TooFewNodesError
-from strategies.common.directory import listed
-from task.words import counted
+from task.words import counted, listed
 
 if TYPE_CHECKING:
     from flwr.supercore.run import Run
