@@ -20,6 +20,7 @@ from task.datasets import (
 from task.datasets.npz import read_npz, read_npz_images
 from task.datasets.registry import dataset_names
 from task.image_files import UnusableFileError, class_folders, inspect_image, visible
+from task.labels import LabelMap, is_position
 from task.settings import PrivateSettings
 from task.survey import skipped_in_a_line
 
@@ -51,14 +52,13 @@ def load_source(source: str, *, data_root: Path | None, shape: str | None, seed:
     if shape is not None and (source in dataset_names() or is_file):
         raise DatasetError(f"shape={shape} is for folders; {source} has a shape of its own")
     if source in dataset_names() or (":" in source and not path.exists()):
-        dataset, names = load_dataset(source, data_root), None
+        dataset = load_dataset(source, data_root)
     elif path.is_dir():
         folders = [folder.name for folder in class_folders(path)]
-        names = None if all(name.isdecimal() for name in folders) else tuple(folders)
         spec = _spec_of_folder(path, folders, shape)
         dataset = _split(load_private_data(path, spec), spec, seed)
     elif is_file and path.exists():
-        dataset, names = _split(*_read_npz(path), seed), None
+        dataset = _split(*_read_npz(path), seed)
     else:
         raise DatasetError(
             f"{source!r} is neither an existing folder or .npz file, nor one of the data sets "
@@ -72,14 +72,16 @@ def load_source(source: str, *, data_root: Path | None, shape: str | None, seed:
         dataset.spec,
         dataset.train.to_samples(dataset.spec),
         dataset.test.to_samples(dataset.spec),
-        names or tuple(map(str, range(dataset.spec.num_classes))),
+        dataset.spec.class_names,
     )
 
 
-def _spec(name: str, shape: tuple[int, int, int], num_classes: int) -> DataSpec:
+def _spec(
+    name: str, shape: tuple[int, int, int], num_classes: int, labels: LabelMap | None = None
+) -> DataSpec:
     # Normalised as on nodes with ``dataset="private"``.
     half = (0.5,) * shape[0]
-    return DataSpec(name, shape, num_classes, half, half)
+    return DataSpec(name, shape, num_classes, half, half, labels=labels or LabelMap())
 
 
 def _read_npz(path: Path) -> tuple[RawSamples, DataSpec]:
@@ -90,16 +92,17 @@ def _read_npz(path: Path) -> tuple[RawSamples, DataSpec]:
 
 
 def _spec_of_folder(root: Path, folders: list[str], shape: str | None) -> DataSpec:
-    numbered = all(name.isdecimal() for name in folders)
+    numbered = all(map(is_position, folders))
     num_classes = max(map(int, folders)) + 1 if numbered else len(folders)
+    labels = LabelMap(() if numbered else tuple(folders))
     if num_classes > MOST_CLASSES:
         raise DatasetError(f"{root}: has a class {num_classes - 1}, need 0 to {MOST_CLASSES - 1}")
     if shape is None:
         files = (file for folder in folders for file in visible(root / folder))
-        return _spec(root.name, _common_shape(root, files), num_classes)
+        return _spec(root.name, _common_shape(root, files), num_classes, labels)
     checked = PrivateSettings.checked({"shape": shape}, "command line").shape
     channels, height, width = (int(side) for side in checked.split("x"))
-    return _spec(root.name, (channels, height, width), num_classes)
+    return _spec(root.name, (channels, height, width), num_classes, labels)
 
 
 def _common_shape(root: Path, files: Iterable[Path]) -> tuple[int, int, int]:

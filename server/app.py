@@ -93,7 +93,9 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
             meet_nodes(screening, roster, settings.min_nodes, settings.phase_timeout, first)
             getattr(strategy, "check_nodes", lambda count: None)(len(roster.nodes))
             record = checkpoint.record if checkpoint else None
-            recorder = RunRecorder(folder, settings, screening.ledger, journal, record)
+            recorder = RunRecorder(
+                folder, settings, screening.ledger, journal, record, directory.class_name
+            )
             rounds_of: Callable[..., Rounds] = Rounds
             if commands is not None:
                 rounds_of = partial(EdgeRounds, commands=commands)

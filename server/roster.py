@@ -128,7 +128,7 @@ class Roster:
         return able
 
     def check_class_names(self) -> None:
-        """Raise SettingsError if class names are up to the nodes, and these state different ones."""
+        """Raise SettingsError if naming the classes is up to the nodes, and these disagree."""
         if len(set(self._stated.values())) < 2:
             return
         folders = {self.directory.name(node): (listed(n),) for node, n in self._stated.items()}
@@ -140,7 +140,10 @@ class Roster:
         )
 
     def _settle_class_names(self, answers: Mapping[int, Description]) -> None:
-        """Take the names that more than half of the nodes state which can take part and have any."""
+        """Take the names that most nodes state: more than half of those that name classes.
+
+        Nodes that cannot take part have no say.
+        """
         if self.directory.class_names:
             return
         self._stated = {n: about.class_names for n, about in answers.items() if about.class_names}
@@ -159,6 +162,8 @@ class Roster:
         run = self.directory.class_names
         if about.class_names in ((), run):
             return ()
+        if not run:
+            return ("nodes name classes differently, and no names have a majority",)
         difference = LabelMap(about.class_names).difference(LabelMap(run))
         return (f"{difference} (rename its class folders, or set private.classes to all names)",)
 

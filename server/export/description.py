@@ -1,7 +1,7 @@
 """What an exported model file says of itself, so that it can be used without its run."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Self
 
 from pydantic import TypeAdapter, ValidationError
@@ -35,8 +35,9 @@ class Description:
     def of(cls, run: RunFiles) -> Self:
         """Describe a run's model, from the run's files; needs no data."""
         spec = TypeAdapter(DataSpec).validate_python(run.about["spec"])
-        names = run.about.get("classes") or map(str, range(spec.num_classes))
-        return cls(run.settings["model"], spec, tuple(names))
+        names = tuple(run.class_names) or spec.class_names
+        labels = replace(spec.labels, classes=names)
+        return cls(run.settings["model"], replace(spec, labels=labels), names)
 
     def to_json(self) -> str:
         """Return it as the text that stands in a model file."""
@@ -53,4 +54,6 @@ class Description:
         names, expected = description.classes, description.spec.num_classes
         if len(names) != expected or not all(map(str.isprintable, names)):
             raise ValueError(f"classes: need {expected} printable names, got {len(names)}")
+        if description.spec.labels.classes not in ((), names):
+            raise ValueError("classes: not those of its label map")
         return description

@@ -395,10 +395,11 @@ class HFLDD(RobustFedAvg):
         self._say_if_few_train({node: classes for node, classes in held.items() if classes})
         lacking = self._clusters.lacking_classes(held)
         if lacking:
-            lines = [
-                f"that of node {head} lacks {listed([str(label) for label in labels])}"
+            names = {
+                head: [self._directory.class_name(label) for label in labels]
                 for head, labels in lacking.items()
-            ]
+            }
+            lines = [f"that of node {head} lacks {listed(names[head])}" for head in lacking]
             text = (
                 "%d of %s cannot see all classes that nodes hold "
                 "(fewer, larger clusters would: %s): %s"
