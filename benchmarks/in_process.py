@@ -109,7 +109,7 @@ def run_in_process(
     Parameters
     ----------
     run_config : Mapping[str, bool | int | float | str]
-        Flat, as for ``-c``.
+        Flat, as for ``-c``. Without ``min-nodes``, all nodes are needed.
     nodes : Sequence[Mapping[str, bool | int | float | str]]
         Node config of each.
     runs_dir : Path, optional (default: None)
@@ -119,7 +119,7 @@ def run_in_process(
     """
     with only_errors(), tempfile.TemporaryDirectory() as temporary:
         folder = runs_dir or Path(temporary)
-        config = {**run_config, "runs-dir": str(folder), "min-nodes": len(nodes)}
+        config = {"min-nodes": len(nodes), **run_config, "runs-dir": str(folder)}
 
         def node(place: int, node_config: Settings) -> Node:
             state = str(folder / "nodes")

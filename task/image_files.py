@@ -13,7 +13,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
 from task.errors import DatasetError
-from task.labels import in_order, is_position, names_problem
+from task.labels import in_order, is_position, names_problem, same_number
 
 LONGEST = 200
 """Characters of a name or a decoder's message that are repeated."""
@@ -58,13 +58,13 @@ def class_folders(root: Path) -> list[Path]:
     Raises
     ------
     DatasetError
-        If there are none, or their names cannot be told apart.
+        If there are none, or two are the same number, such as ``1`` and ``01``.
     """
     names = in_order(path.name for path in visible(root) if path.is_dir())
     if not names:
         raise DatasetError(f"{root}: has no class folders; sort the images into one per class")
-    if problem := names_problem(names):
-        raise DatasetError(f"{root}: class folders: {problem}")
+    if problem := same_number(names):
+        raise DatasetError(f"{root}: class folders {problem}")
     return [root / name for name in names]
 
 
@@ -81,6 +81,8 @@ def class_names(path: str | Path) -> tuple[str, ...]:
     names = tuple(folder.name for folder in class_folders(Path(path)))
     if all(map(is_position, names)):
         return ()
+    if problem := names_problem(names):
+        raise DatasetError(f"{path}: class folders: {problem}")
     if odd := [name for name in names if "," in name]:
         raise DatasetError(f"{path}: class folder {odd[0]!r} needs another name, without a comma")
     return names

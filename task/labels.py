@@ -81,8 +81,8 @@ def is_number(name: str) -> bool:
 
 
 def is_position(name: str) -> bool:
-    """Whether a name may be the position of a class: it is digits alone."""
-    return name.isascii() and name.isdecimal()
+    """Whether a name may be the position of a class: a whole number without leading zeros."""
+    return name.isascii() and name.isdecimal() and str(int(name)) == name
 
 
 def positions(number: int) -> tuple[str, ...]:
@@ -94,16 +94,22 @@ def names_problem(names: Sequence[str]) -> str:
     """Say why names cannot serve in a label map, or nothing if they can."""
     if len(names) > MOST_NAMES:
         return f"there are {len(names):,}, need at most {MOST_NAMES:,}"
-    numbers: dict[Decimal, str] = {}
     for name in names:
         if not name or not name.isprintable() or len(name) > LONGEST_NAME:
             shown = f"{name!a:.{LONGEST_NAME}}"
             return f"{shown} needs another name: printable, of 1 to {LONGEST_NAME} characters"
-        if is_number(name) and (other := numbers.setdefault(Decimal(name), name)) != name:
-            return f"{other} and {name} are the same number; write it in one way, on all nodes"
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         return f"{twice!r} is there twice; give each a name of its own"
+    return same_number(names)
+
+
+def same_number(names: Iterable[str]) -> str:
+    """Say which names are one number, such as ``1`` and ``01``; nothing if none are."""
+    numbers: dict[Decimal, str] = {}
+    for name in names:
+        if is_number(name) and (other := numbers.setdefault(Decimal(name), name)) != name:
+            return f"{other} and {name} are the same number; write it in one way, on all nodes"
     return ""
 
 

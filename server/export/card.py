@@ -13,7 +13,7 @@ from task.datasets import DataSpec
 from task.labels import positions
 from task.words import counted
 
-_MARKS = re.compile(r"[\`*\[\]<>|]")
+_MARKS = re.compile(r"[\\`*\[\]<>|]")
 VALUES = {"image": "pixels in [0, 1]", "text": "token ids", "table": "values in float64"}
 
 
@@ -76,7 +76,7 @@ def _by_position(spec: DataSpec) -> str:
 
 def _plain(name: str) -> str:
     """A name, which may be a node's, without a meaning in Markdown."""
-    return _MARKS.sub(r"\\g<0>", name)
+    return _MARKS.sub(r"\\\g<0>", name)
 
 
 def _as_read(run: RunFiles) -> list[str]:

@@ -63,7 +63,7 @@ class DataSpec:
         named = (self.labels.classes, self.num_classes), (self.labels.columns, self.shape[0])
         for names, expected in named:
             if names and len(names) != expected:
-                raise DatasetError(f"{self.name!r} has {len(names)} names for {expected}: {names}")
+                raise DatasetError(f"{self.name!r} has {len(names)} names, need {expected}")
 
     @property
     def class_names(self) -> tuple[str, ...]:
