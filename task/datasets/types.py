@@ -57,7 +57,7 @@ class DataSpec:
     kind: Literal["image", "text", "table"] = "image"
     vocabulary: int = 0
     safe_changes: tuple[Change, ...] = ("shift", "scale", "rotate", "cutout")
-    labels: LabelMap = field(default_factory=LabelMap)
+    labels: LabelMap = field(default_factory=LabelMap, repr=False)
 
     def __post_init__(self) -> None:
         named = (self.labels.classes, self.num_classes), (self.labels.columns, self.shape[0])
@@ -157,11 +157,13 @@ class Dataset:
 
 
 def fingerprint_of(spec: DataSpec, *parts: RawSamples) -> bytes:
-    """Hash of what was read, 16 bytes: pixels, labels and their order, scale and classes.
+    """Hash of what was read, 16 bytes: pixels, labels and their order, scale, classes and columns.
 
     Unlike `task.file_state.state_of` it is the same for a copy. It reveals what can be guessed.
     """
     digest = hashlib.blake2b(repr(spec).encode(), digest_size=16)
+    if spec.labels != LabelMap():  # which may be thousands of names
+        digest.update(spec.labels.digest.encode())
     for array in (array for part in parts for array in (part.images, part.labels)):
         digest.update(f"{array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)
