@@ -164,7 +164,7 @@ def test_a_node_whose_table_has_other_names_is_left_out_with_both_versions(tmp_p
     config = {**TABLES, "data-root": str(tmp_path / "server"), "num-rounds": 1}
     same = write_table(tmp_path / "server")
     odd = {**write_table(tmp_path / "odd", **own), "name": "ward-9"}
-    run_in_process({**config, "min-nodes": 2}, [same, same, odd], tmp_path / "runs")
+    run_in_process(config, [same, same, odd], tmp_path / "runs", min_nodes=2)
     about = read_run(tmp_path / "runs" / "1").about
     assert len(about["nodes"]) == 2
     (warning,) = [text for text in about["warnings"] if "ward-9" in text]
@@ -179,8 +179,8 @@ def test_pictures_for_a_named_set_are_sorted_by_its_labels_and_not_by_other_name
     for site, names in enumerate([tuple(map(str, range(10))), words]):
         write_site(tmp_path / str(site), names.__getitem__, range(10))
     nodes = [{"data": str(tmp_path / str(site))} for site in range(2)]
-    config = {**PICTURES, "dataset": "digits", "min-nodes": 1}
-    run_in_process(config, nodes, tmp_path / "runs")
+    config = {**PICTURES, "dataset": "digits"}
+    run_in_process(config, nodes, tmp_path / "runs", min_nodes=1)
     about = read_run(tmp_path / "runs" / "1").about
     assert [node["name"] for node in about["nodes"].values()] == ["node-0"]
     assert any("node-1" in text for text in about["warnings"])
@@ -206,7 +206,8 @@ def test_a_resumed_run_keeps_the_names_that_its_nodes_agreed_on(tmp_path, five_s
     run_in_process(config, nodes[:2], tmp_path / "runs")
     run = tmp_path / "runs" / "1"
     assert read_run(run).class_names == NAMES
-    run_in_process({**config, "num-rounds": 2, "resume": "1"}, nodes, tmp_path / "runs")
+    config |= {"num-rounds": 2, "resume": "1"}
+    run_in_process(config, nodes, tmp_path / "runs", min_nodes=2)
     assert read_run(run).class_names == NAMES
     assert len(read_run(run).about["nodes"]) == 2
 
