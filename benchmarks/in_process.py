@@ -103,6 +103,7 @@ def run_in_process(
     nodes: Sequence[Settings],
     runs_dir: Path | None = None,
     wrap: Callable[[int, Node], Node] = lambda place, node: node,
+    min_nodes: int | None = None,
 ) -> list[dict[str, Any]]:
     """Run a strategy on nodes in this process; return the lines of ``metrics.jsonl``.
 
@@ -116,10 +117,13 @@ def run_in_process(
         For the run's folder, ``1``, and the nodes' files; None keeps nothing.
     wrap : callable, optional
         Replaces a node, given its index and itself.
+    min_nodes : int, optional (default: None)
+        Nodes that must be able to take part; None for all.
     """
     with only_errors(), tempfile.TemporaryDirectory() as temporary:
         folder = runs_dir or Path(temporary)
-        config = {**run_config, "runs-dir": str(folder), "min-nodes": len(nodes)}
+        needed = min_nodes or len(nodes)
+        config = {**run_config, "runs-dir": str(folder), "min-nodes": needed}
 
         def node(place: int, node_config: Settings) -> Node:
             state = str(folder / "nodes")

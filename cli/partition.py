@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cli.errors import exit_on
@@ -78,22 +80,21 @@ def partition(
                 "partition.index-file": str(index_file or ""),
             }
         )
-        num_classes = data_spec(settings).num_classes
+        names = data_spec(settings).class_names
         parts = (partition_samples(settings, node, nodes).labels for node in range(nodes))
-        counts = np.array([np.bincount(labels, minlength=num_classes) for labels in parts])
-        Console().print(_table(counts))
+        counts = np.array([np.bincount(labels, minlength=len(names)) for labels in parts])
+        Console().print(_table(counts, names))
         if plot is not None:
             title = f"{dataset}, {scheme}: {counts.sum():,} samples on {nodes} nodes"
             partition_picture(counts, title).savefig(plot, dpi=120)
             typer.echo(f"Written to {plot}")
 
 
-def _table(counts: NDArray[np.int64]) -> Table:
+def _table(counts: NDArray[np.int64], names: Sequence[str]) -> Table:
     """One row for each node, and one for all."""
-    num_classes = counts.shape[1]
-    by_class = num_classes <= MOST_COLUMNS
+    by_class = len(names) <= MOST_COLUMNS
     table = Table(title="Samples of each class on each node")
-    classes = [*map(str, range(num_classes))] if by_class else ["classes held"]
+    classes = map(escape, names) if by_class else ["classes held"]
     table.add_column("node")
     for name in (*classes, "samples"):
         table.add_column(name, justify="right", overflow="fold")

@@ -39,6 +39,7 @@ def predict(
     with exit_on(ModelFileError, DatasetError, command="predict"):
         exported = read_model(model)
         classes = exported.description.classes
+        table.caption = f"label map {exported.description.spec.labels.digest}"
         for image in images:
             top = exported.probabilities(image).topk(min(1 + NEXT_BEST, len(classes)))
             best, *others = (

@@ -18,7 +18,8 @@ from task.datasets import (
 )
 from task.datasets.npz import read_npz, read_npz_images
 from task.datasets.registry import dataset_names
-from task.image_files import Finding, UnusableFileError, class_names, inspect_image
+from task.image_files import Finding, UnusableFileError, inspect_image
+from task.labels import LabelMap, in_order, is_position
 from task.readers import DataReader, data_reader
 from task.settings import PrivateSettings
 from task.survey import skipped_in_a_line
@@ -51,13 +52,12 @@ def load_source(source: str, *, data_root: Path | None, shape: str | None, seed:
     if shape is not None and (source in dataset_names() or is_file):
         raise DatasetError(f"shape={shape} is for folders; {source} has a shape of its own")
     if source in dataset_names() or (":" in source and not path.exists()):
-        dataset, names = load_dataset(source, data_root), None
+        dataset = load_dataset(source, data_root)
     elif reader := data_reader(path):
-        names = class_names(path)
         spec = _spec_of_images(path, reader, shape)
         dataset = _split(load_private_data(path, spec), spec, seed)
     elif is_file and path.exists():
-        dataset, names = _split(*_read_npz(path), seed), None
+        dataset = _split(*_read_npz(path), seed)
     else:
         raise DatasetError(
             f"{source!r} is neither images by class nor an existing .npz file, nor one of the data "
@@ -71,14 +71,16 @@ def load_source(source: str, *, data_root: Path | None, shape: str | None, seed:
         dataset.spec,
         dataset.train.to_samples(dataset.spec),
         dataset.test.to_samples(dataset.spec),
-        names or tuple(map(str, range(dataset.spec.num_classes))),
+        dataset.spec.class_names,
     )
 
 
-def _spec(name: str, shape: tuple[int, int, int], num_classes: int) -> DataSpec:
+def _spec(
+    name: str, shape: tuple[int, int, int], num_classes: int, labels: LabelMap | None = None
+) -> DataSpec:
     # Normalised as on nodes with ``dataset="private"``.
     half = (0.5,) * shape[0]
-    return DataSpec(name, shape, num_classes, half, half)
+    return DataSpec(name, shape, num_classes, half, half, labels=labels or LabelMap())
 
 
 def _read_npz(path: Path) -> tuple[RawSamples, DataSpec]:
@@ -89,16 +91,17 @@ def _read_npz(path: Path) -> tuple[RawSamples, DataSpec]:
 
 
 def _spec_of_images(path: Path, reader: DataReader, shape: str | None) -> DataSpec:
-    classes = reader.classes(path)
-    numbered = all(name.isdecimal() for name in classes)
-    num_classes = max(map(int, classes), default=0) + 1 if numbered else len(classes)
+    names = in_order(reader.classes(path))
+    numbered = all(map(is_position, names))
+    num_classes = max(map(int, names), default=0) + 1 if numbered else len(names)
+    labels = LabelMap(() if numbered else names)
     if num_classes > MOST_CLASSES:
         raise DatasetError(f"{path}: has a class {num_classes - 1}, need 0 to {MOST_CLASSES - 1}")
     if shape is None:
-        return _spec(path.name, _common_shape(path, reader), num_classes)
+        return _spec(path.name, _common_shape(path, reader), num_classes, labels)
     checked = PrivateSettings.checked({"shape": shape}, "command line").shape
     channels, height, width = (int(side) for side in checked.split("x"))
-    return _spec(path.name, (channels, height, width), num_classes)
+    return _spec(path.name, (channels, height, width), num_classes, labels)
 
 
 def _common_shape(path: Path, reader: DataReader) -> tuple[int, int, int]:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from logging import INFO, WARNING
+from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -16,7 +17,7 @@ from client.features import as_seen
 from client.lacks import lacking
 from client.local_round import LocalRound, build_model, received_arrays
 from client.secure_sums import summed
-from client.session import Session, held_out
+from client.session import Session, held_out, task_of
 from client.together import trained_together, trains_together
 from links import introduce
 from protocol.meeting import Continuation, Requirement, identity, place_secrets
@@ -37,7 +38,8 @@ from task.datasets import DatasetError
 from task.evaluation import evaluate_model
 from task.image_files import class_names
 from task.plugin import PluginError, import_object, located, raised_in
-from task.settings import SettingsError, TaskSettings
+from task.settings import SettingsError
+from task.source import data_spec
 from task.words import counted
 
 Handler = Callable[[Message, Context], Message]
@@ -188,13 +190,14 @@ def _missing(what: str, context: Context) -> SettingsError:
 
 
 def _class_names(context: Context) -> list[str]:
-    """Names of this node's class folders, if nothing says yet which labels they are."""
+    """Names of all classes by this node's class folders, if the run has not named them."""
     path = context.node_config.get("data")
-    if path is None or TaskSettings.from_run_config(context.run_config).private.classes:
+    if path is None or not Path(str(path)).is_dir():
         return []
     try:
-        return list(class_names(str(path)))
-    except DatasetError:
+        spec = data_spec(task_of(context), str(context.node_config.get("data-root", "")))
+        return [] if spec.labels.classes else list(class_names(str(path)) or spec.class_names)
+    except (DatasetError, SettingsError):
         return []  # it is among what the node lacks
 
 

@@ -28,6 +28,9 @@ def lacking(context: Context, requirement: Requirement | None) -> list[str]:
     reasons = _failing(
         [
             lambda: introduce(Session.of(context)),
+            lambda: (requirement or Requirement()).check_labels(
+                data_spec(task_of(context), data_root).labels
+            ),
             lambda: _check_model(context.run_id, task_of(context), data_root, requirement),
             lambda: _import_code(requirement),
         ]

@@ -296,7 +296,7 @@ def _local_data(
         train, test = (place(part.to_samples(spec), device) for part in (own.train, own.test))
         return LocalData(spec, train, test, fingerprint_of(spec, own.train, own.test))
     if path := node.get("data"):
-        raw = load_private_data(str(path), spec, task.private.class_names)
+        raw = load_private_data(str(path), spec)
     elif task.dataset == PRIVATE:
         raise SettingsError(
             'node config: data is not set, and dataset = "private" means that every node brings '
@@ -311,7 +311,7 @@ def _local_data(
         raw = partition_samples(task, identity, int(node["num-partitions"]), data_root)
     fingerprint, samples = fingerprint_of(spec, raw), raw.to_samples(spec)
     chosen = _chosen_by_owner(node, len(samples))
-    used = _in_used_classes(samples, node, task, spec)
+    used = _in_used_classes(samples, node, spec)
     if not used.all():
         samples, chosen = samples.subset(used.nonzero().flatten()), chosen[used]
     samples = place(samples, device)
@@ -347,12 +347,12 @@ def _chosen_by_owner(node: Mapping[str, NodeConfigValue], num_samples: int) -> T
 
 
 def _in_used_classes(
-    samples: Samples, node: Mapping[str, NodeConfigValue], task: TaskSettings, spec: DataSpec
+    samples: Samples, node: Mapping[str, NodeConfigValue], spec: DataSpec
 ) -> Tensor:
     """Which samples are of classes that the node's owner lets runs use, bool (n,)."""
     if names := str(node.get(CLASSES, "")):
         rule, path = f"classes = {names}", str(node["data"])
-        labels = labels_of(path, names.split(","), spec, task.private.class_names)
+        labels = labels_of(path, names.split(","), spec)
         used = torch.isin(samples.labels, torch.tensor(labels, dtype=torch.int64))
     elif fewest := int(node.get(FEWEST_OF_A_CLASS, 0)):
         rule, sizes = f"fewest-of-a-class = {fewest}", samples.labels.bincount()

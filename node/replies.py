@@ -36,6 +36,7 @@ from protocol.messages import (
 )
 from protocol.registry import COMMON
 from protocol.secure_sums import SECURE
+from task.labels import positions
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class OwnWords:
     identity : Mapping[str, object]
         Name, data set, partition and sector, where it has them.
     class_names : list of str
-        Of its class folders; see :func:`task.datasets.private.class_names`.
+        Of its class folders; see :func:`task.image_files.class_names`.
     certificate : bytes
         For links; empty without one.
     address : str
@@ -224,7 +225,8 @@ def _check_own_words(reply: RecordDict, own: OwnWords) -> None:
     for key in ("secret", "resumed-secret"):
         if key in config and config[key] != own.secrets.get(key):
             raise ValueError(f"{key} is not the node's own")
-    if config.get("class-names", []) not in ([], own.class_names):
+    stated = cast(list[str], config.get("class-names", []))
+    if stated not in ([], own.class_names or list(positions(len(stated)))):
         raise ValueError("class-names are not those of the node's folders")
     classes = cast(list[int], config.get("classes", []))
     if classes != sorted(set(classes)):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from flwr.app import MetricRecord
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from links.records import Introduction, NodeId, NodeName, NotAnId, Printable
 from links.store import SECRET_BYTES, NodeStore
@@ -20,7 +20,7 @@ from protocol.messages import (
 )
 from protocol.method import Method, Phase
 from protocol.schema import Count, Reply, Request
-from task.image_files import LONGEST_NAME
+from task.labels import LONGEST_NAME, MOST_NAMES, LabelError, LabelMap, names_problem
 from task.settings import Block
 
 DESCRIBE = "query.describe"
@@ -32,9 +32,18 @@ CONTINUE = "query.continue_run"
 
 MOST_REASONS = 8
 LONGEST_REASON = 300
-MOST_CLASSES = 10_000
-ClassName = Annotated[Printable, Field(min_length=1, max_length=LONGEST_NAME)]
-Label = Annotated[int, Field(ge=0, lt=MOST_CLASSES)]
+Name = Annotated[Printable, Field(min_length=1, max_length=LONGEST_NAME)]
+
+
+def _distinct(names: list[str]) -> list[str]:
+    if problem := names_problem(names):
+        raise ValueError(problem)
+    return names
+
+
+Names = Annotated[list[Name], Field(max_length=MOST_NAMES), AfterValidator(_distinct)]
+"""Of classes or columns, as a label map can have them."""
+Label = Annotated[int, Field(ge=0, lt=MOST_NAMES)]
 Secret = Annotated[bytes, Field(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
 Reason = Annotated[Printable, Field(min_length=1, max_length=LONGEST_REASON)]
 
@@ -55,6 +64,8 @@ class Requirement(Block):
     resumes : str (default: "")
         Flower's id of the run that this one resumes, for which nodes show the secret that they
         showed in it; empty for none.
+    classes, columns : list of str (default: [])
+        The run's label map; empty where its data have no names, or nodes say them first.
     """
 
     method: str = ""
@@ -62,6 +73,22 @@ class Requirement(Block):
     settings: str = "{}"
     frozen: str = ""
     resumes: Annotated[str, Field(pattern=r"^[0-9]{0,20}$")] = ""
+    classes: Names = Field(default_factory=list)
+    columns: Names = Field(default_factory=list)
+
+    def check_labels(self, own: LabelMap) -> None:
+        """Check that the names in a copy of the run's data set are the run's.
+
+        Raises
+        ------
+        LabelError
+            If they are not; it shows both.
+        """
+        run = LabelMap(tuple(self.classes), tuple(self.columns))
+        if run == LabelMap():  # the server knows no names
+            return
+        if difference := own.difference(run):
+            raise LabelError(f"{difference} (give all the same names, or leave this data set out)")
 
 
 class DescribeMetrics(Block):
@@ -87,8 +114,8 @@ class DescribeConfig(Block):
     dataset : str, optional (default: None)
         Its own data set, used in place of the run's.
     class_names : list of str (default: [])
-        Names of its class folders, sorted; empty if they are numbers, or ``private.classes`` says
-        what they mean.
+        Names of all classes by its class folders, in order; if these are numbers, ``0`` and so on.
+        Empty if the run has named the classes, or the node's data do not.
     classes : list of int, optional (default: None)
         Labels among its training samples; None with differential privacy.
     lacks : list of str (default: [])
@@ -105,8 +132,8 @@ class DescribeConfig(Block):
 
     name: NodeName | None = None
     dataset: Annotated[NotAnId, Field(min_length=1, max_length=200)] | None = None
-    class_names: list[ClassName] = Field(default_factory=list, max_length=MOST_CLASSES)
-    classes: Annotated[list[Label], Field(max_length=MOST_CLASSES)] | None = None
+    class_names: Names = Field(default_factory=list)
+    classes: Annotated[list[Label], Field(max_length=MOST_NAMES)] | None = None
     lacks: list[Reason] = Field(default_factory=list, max_length=MOST_REASONS)
     secret: Secret | None = None
     resumed_secret: Secret | None = None
@@ -128,7 +155,10 @@ class ContinueMetrics(Block):
 
 
 def requirement_of(
-    method: Method | None, settings: Block | None = None, frozen: str = ""
+    method: Method | None,
+    settings: Block | None = None,
+    frozen: str = "",
+    labels: LabelMap | None = None,
 ) -> Requirement | None:
     """What a run needs on nodes; None if its code is ours and it needs nothing else.
 
@@ -140,15 +170,19 @@ def requirement_of(
         The method's.
     frozen : str (default: "")
         See `Requirement`.
+    labels : LabelMap, optional (default: None)
+        The run's label map, where the server knows names.
     """
+    names = labels or LabelMap()
+    of_all = Requirement(frozen=frozen, classes=list(names.classes), columns=list(names.columns))
     if method is None or not (method.needs or (method.package and (method.phases or method.terms))):
-        return Requirement(frozen=frozen) if frozen else None
-    return Requirement(
-        method=method.name,
-        package=method.package,
-        settings=json.dumps(settings.model_dump(by_alias=True) if settings else {}),
-        frozen=frozen,
-    )
+        return None if of_all == Requirement() else of_all
+    of_method = {
+        "method": method.name,
+        "package": method.package,
+        "settings": json.dumps(settings.model_dump(by_alias=True) if settings else {}),
+    }
+    return of_all.model_copy(update=of_method)
 
 
 def identity(node_config: Mapping[str, Any]) -> tuple[MetricRecord, dict[str, Any]]:

@@ -55,8 +55,8 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
     task = Task.of(settings)
     check_private_model(settings, task.model, task.spec)
     frozen = fingerprint(task.model)
-    requirement = requirement_of(method, settings.of_method(method), frozen)
-    directory = Directory(requirement, settings.most_samples)
+    requirement = requirement_of(method, settings.of_method(method), frozen, task.spec.labels)
+    directory = Directory(requirement, settings.most_samples, task.class_names)
     strategy = strategy_of_run(settings, strategy_class, method, task, directory)
     start = None
     if starting:
@@ -88,11 +88,15 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
             )
             first = checkpoint.nodes.values() if checkpoint else ()
             directory.resumes = str(checkpoint.run_id) if checkpoint else ""
-            roster = Roster(directory, task.tested, settings.private.class_names)
+            if checkpoint:
+                directory.class_names = tuple(checkpoint.record.get("classes", task.class_names))
+            roster = Roster(directory, task.tested, task.spec.num_classes)
             meet_nodes(screening, roster, settings.min_nodes, settings.phase_timeout, first)
             getattr(strategy, "check_nodes", lambda count: None)(len(roster.nodes))
             record = checkpoint.record if checkpoint else None
-            recorder = RunRecorder(folder, settings, screening.ledger, journal, record)
+            recorder = RunRecorder(
+                folder, settings, screening.ledger, journal, record, directory.class_name
+            )
             rounds_of: Callable[..., Rounds] = Rounds
             if commands is not None:
                 rounds_of = partial(EdgeRounds, commands=commands)

@@ -37,6 +37,7 @@ from server.rounds import Rounds
 from server.settings import RunSettings
 from strategies.common.waiting import TooFewNodesError
 from task.backbones import fingerprint
+from task.labels import LabelError
 from task.settings import SettingsError
 
 THREADS = 8
@@ -46,7 +47,7 @@ LAST_WORDS = 5.0
 """Seconds for which a run that has failed still says why."""
 PATIENCE = 3
 """Phases here that a run waits for the next message: one above takes longer than one here."""
-REFUSED = (EdgeError, TooFewNodesError, NothingUsableError, QuorumError)
+REFUSED = (EdgeError, LabelError, TooFewNodesError, NothingUsableError, QuorumError)
 """What ends an answer, and not the run."""
 
 
@@ -253,12 +254,13 @@ class EdgeRounds(Rounds):
                 "the server (install the same version of the package, or copy the file, that "
                 "brings it)"
             )
+        requirement.check_labels(self.task.spec.labels)
         config: dict[str, Any] = {}
         held = [self.roster.nodes[node].classes for node in self._connected()]
         if None not in held:
             config["classes"] = sorted({label for labels in held for label in labels or ()})
-        if self.roster.class_names and not self.settings.private.classes:
-            config["class-names"] = list(self.roster.class_names)
+        if not self.task.class_names and self.roster.directory.class_names:
+            config["class-names"] = list(self.roster.directory.class_names)
         metrics = MetricRecord({NUM_EXAMPLES: self._samples()})
         return RecordDict({METRICS: metrics, CONFIG: ConfigRecord(config)})
 

@@ -1,7 +1,7 @@
 """Meets the nodes of a run: ids, names, order, and who cannot take part."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
@@ -9,10 +9,12 @@ from logging import INFO, WARNING
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from strategies.common.directory import Description, Directory, by_reason, listed
+from strategies.common.directory import Description, Directory, by_reason
 from strategies.common.retries import Retries
 from strategies.common.waiting import TooFewNodesError, connected_nodes
+from task.labels import LabelMap, in_order
 from task.settings import SettingsError
+from task.words import listed
 
 MOST_CLASSES = 100
 """Class names in the setting that an error suggests."""
@@ -28,9 +30,8 @@ class Roster:
         Asks nodes who they are.
     tested : tuple[int, ...] (default: ())
         Classes that the model is tested on; it is a warning if no node holds one.
-    class_names : tuple[str, ...] (default: ())
-        Names of the classes by label: the setting's, else those of the class folders of the first
-        nodes that have names. Empty if classes have none.
+    num_classes : int, optional (default: None)
+        Number of classes, which class folders must be; None for any.
     nodes : dict[int, Description]
         What each node that takes part says of itself. A node that returns with a new id is listed
         twice.
@@ -43,11 +44,12 @@ class Roster:
 
     directory: Directory = field(default_factory=Directory)
     tested: tuple[int, ...] = ()
-    class_names: tuple[str, ...] = ()
+    num_classes: int | None = None
     nodes: dict[int, Description] = field(default_factory=dict)
     left_out: dict[int, tuple[str, ...]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     _retries: Retries = field(default_factory=Retries)
+    _stated: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def names(self) -> dict[int, str]:
@@ -102,7 +104,7 @@ class Roster:
         unknown = [node for node in grid.get_node_ids() if node not in self.nodes]
         answers = self.directory.look_up(grid, unknown, timeout)
         self._settle_class_names(answers)
-        lacks = {node: about.lacks or self._odd_folders(about) for node, about in answers.items()}
+        lacks = {node: about.lacks or self._odd_names(about) for node, about in answers.items()}
         for node in unknown:
             self.left_out.pop(node, None)
             if lacks[node]:
@@ -120,29 +122,45 @@ class Roster:
         self._warn([node for node in grid.get_node_ids() if node in self.nodes])
         return able
 
-    def _settle_class_names(self, answers: Mapping[int, Description]) -> None:
-        """Take the class names of the first nodes that have some, if they agree."""
-        told = {node: about.class_names for node, about in answers.items() if about.class_names}
-        if not self.nodes and len(set(told.values())) > 1:
-            folders = {self.directory.name(node): (listed(n),) for node, n in told.items()}
-            names = sorted({name for names in told.values() for name in names})
-            shown = ",".join(names[:MOST_CLASSES]) + ",..." * (len(names) > MOST_CLASSES)
-            raise SettingsError(
-                f'private.classes = "", but nodes have different class folders: '
-                f'{"; ".join(by_reason(folders))} (set private.classes="{shown}")'
-            )
-        if told and not self.class_names:
-            self.class_names = next(iter(told.values()))
-
-    def _odd_folders(self, about: Description) -> tuple[str, ...]:
-        """Why a node's class folders do not fit this run; empty if they do."""
-        if about.class_names in ((), self.class_names):
-            return ()
-        own, run = listed(about.class_names), listed(self.class_names)
-        return (
-            f"its class folders are {own}, those of the run are {run} (start a run with all names "
-            "in private.classes)",
+    def check_class_names(self) -> None:
+        """Raise SettingsError if naming the classes is up to the nodes, and these disagree."""
+        if len(set(self._stated.values())) < 2:
+            return
+        folders = {self.directory.name(node): (listed(n),) for node, n in self._stated.items()}
+        names = in_order(name for names in self._stated.values() for name in names)
+        shown = ",".join(names[:MOST_CLASSES]) + ",..." * (len(names) > MOST_CLASSES)
+        raise SettingsError(
+            f'private.classes = "", but nodes have different class folders: '
+            f'{"; ".join(by_reason(folders))} (set private.classes="{shown}")'
         )
+
+    def _settle_class_names(self, answers: Mapping[int, Description]) -> None:
+        """Take the names that most nodes state: more than half of those that name classes.
+
+        Nodes that cannot take part have no say.
+        """
+        if self.directory.class_names:
+            return
+        self._stated = {n: about.class_names for n, about in answers.items() if about.class_names}
+        able = Counter(
+            names
+            for node, names in self._stated.items()
+            if not answers[node].lacks and self.num_classes in (None, len(names))
+        )
+        for names, votes in able.most_common(1):
+            if 2 * votes > able.total():
+                self.directory.class_names = names
+                log(INFO, "Classes, as most nodes name them: %s", listed(names))
+
+    def _odd_names(self, about: Description) -> tuple[str, ...]:
+        """Why the names of a node's classes do not fit this run; empty if they do."""
+        run = self.directory.class_names
+        if about.class_names in ((), run):
+            return ()
+        if not run:
+            return ("nodes name classes differently, and no names have a majority",)
+        difference = LabelMap(about.class_names).difference(LabelMap(run))
+        return (f"{difference} (rename its class folders, or set private.classes to all names)",)
 
     def _warn(self, connected: Sequence[int]) -> None:
         """Find what may be wrong, and log what is new."""
@@ -192,8 +210,7 @@ class Roster:
         lacking = [label for label in self.tested if label not in held]
         if not lacking or not self.nodes:
             return []
-        named = dict(enumerate(self.class_names))
-        classes = listed([named.get(label, str(label)) for label in lacking])
+        classes = listed([self.directory.class_name(label) for label in lacking])
         return [
             f"No node holds {'class' if len(lacking) == 1 else 'classes'} {classes}, so the model "
             "cannot learn what the test set has of it (let nodes hold all classes: partition.*, or "
@@ -211,17 +228,20 @@ def meet_nodes(
     TooFewNodesError
         If fewer nodes connect within `timeout` seconds, or fewer can take part.
     SettingsError
-        If nodes' class folders have different names, and no setting says what they mean.
+        If too few can take part because their class folders differ, and no setting names classes.
     """
     nodes = connected_nodes(grid, min_nodes, timeout)
     roster.meet_new(grid, timeout, first)
     if len(roster.nodes) < min_nodes:
+        roster.check_class_names()
         lacks = {roster.directory.name(node): why for node, why in roster.left_out.items()}
         raise TooFewNodesError(
             f"min-nodes = {min_nodes}, but only {len(roster.nodes)} of {_count(len(nodes))} can "
             f"take part: {'; '.join(by_reason(lacks))} (give these nodes what they lack, or lower "
             "min-nodes)"
         )
+    if not roster.directory.class_names:
+        log(INFO, "Neither run nor nodes name the classes: they are called by their positions")
     num_examples = sum(about.num_examples for about in roster.nodes.values())
     log(INFO, "%s: %d training samples", _count(len(roster.nodes)), num_examples)
 

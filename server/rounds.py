@@ -292,7 +292,11 @@ class Rounds:
             nodes=self.roster.identities,
             arrays=self.task.whole(arrays),
             state=state_of(self.strategy),
-            record={**self.recorder.state_dict(), "data": self.task.fingerprint},
+            record={
+                **self.recorder.state_dict(),
+                "data": self.task.fingerprint,
+                "classes": list(self.roster.directory.class_names),
+            },
             keys=self.roster.keys,
         )
         keep, best = self.settings.keep_checkpoints, self.recorder.best_round

@@ -80,6 +80,11 @@ class Task:
             fingerprint=_fingerprint(data),
         )
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes by label; empty if it is up to the nodes what they are called."""
+        return self.spec.class_names if self.data else self.spec.labels.classes
+
     def check_data(self, settings: RunSettings) -> None:
         """Check that the server's data set is still what was read at first.
 

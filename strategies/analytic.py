@@ -41,12 +41,12 @@ from protocol.meeting import one_line
 from protocol.messages import NUM_EXAMPLES
 from protocol.replies import number, usable
 from strategies.common.checked import CheckedFedAvg
-from strategies.common.directory import Directory, listed
+from strategies.common.directory import Directory
 from strategies.common.run import Run
 from task.backbones import fingerprint
 from task.models import last_dense, last_dense_layer
 from task.settings import SettingsError
-from task.words import counted
+from task.words import counted, listed
 
 _SCALED = (UNIT, BY_CLASS, COUNTS)
 

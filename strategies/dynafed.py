@@ -20,6 +20,7 @@ from distill.virtual_data import VirtualData
 from protocol.arrays import Arrays, arrays_of, as_tensors
 from protocol.dynafed import DynaFedSettings
 from strategies.common.checked import CheckedFedAvg, Update
+from strategies.common.directory import Directory
 from strategies.common.draws import round_generator
 from strategies.common.images import require_images
 from strategies.common.run import Run
@@ -66,7 +67,7 @@ class DynaFed(CheckedFedAvg):
     trajectory. A round whose model does not move adds nothing to it.
     """
 
-    run_arguments = ("model", "spec", "seed", "device")
+    run_arguments = ("model", "spec", "seed", "device", "directory")
     state_keys = ("trajectory",)
 
     def __init__(
@@ -83,6 +84,7 @@ class DynaFed(CheckedFedAvg):
         tune_lr: float = 1e-4,
         seed: int = 0,
         device: torch.device | str = "cpu",
+        directory: Directory | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -104,6 +106,7 @@ class DynaFed(CheckedFedAvg):
         self.virtual: VirtualData | None = None
         """The server's virtual data; None until they are distilled."""
         self._payload = b""
+        self._directory = directory or Directory()
         self._spec = spec
         self._model = copy.deepcopy(model).to(device)
         # Each parameter once, also if layers share it: a trajectory is of parameters.
@@ -147,7 +150,7 @@ class DynaFed(CheckedFedAvg):
 
     def artifacts(self) -> dict[str, bytes]:
         """Files of the run's result: the virtual data, and a picture of them."""
-        return virtual_files(self._payload)
+        return virtual_files(self._payload, self._directory.class_name)
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, besides the global model."""

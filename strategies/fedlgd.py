@@ -32,6 +32,7 @@ from protocol.messages import ARRAYS, CONFIG, METRICS
 from protocol.replies import usable
 from strategies.agreement import Agreement
 from strategies.common.checked import RobustFedAvg, Update
+from strategies.common.directory import Directory
 from strategies.common.formation import chosen_formation
 from strategies.common.run import Run
 from strategies.common.virtual_files import virtual_files
@@ -74,7 +75,9 @@ class FedLGD(RobustFedAvg):
     Distillation". A node that fails, or sends arrays that are not finite, is left out of the round.
     """
 
-    run_arguments = ("model", "spec", "device", "phase_timeout", "seed", "aggregator")
+    run_arguments = (
+        *("model", "spec", "device", "phase_timeout", "seed", "directory", "aggregator"),
+    )
 
     def __init__(
         self,
@@ -95,6 +98,7 @@ class FedLGD(RobustFedAvg):
         phase_timeout: float = 600.0,
         seed: int = 0,
         device: torch.device | str = "cpu",
+        directory: Directory | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -115,6 +119,7 @@ class FedLGD(RobustFedAvg):
         self._model = copy.deepcopy(model).to(device)
         self._device = device
         self._payload = b""
+        self._directory = directory or Directory()
         self._holders: set[int] = set()
         self._selected = False
         self._content: RecordDict
@@ -199,7 +204,7 @@ class FedLGD(RobustFedAvg):
 
     def artifacts(self) -> dict[str, bytes]:
         """Files of the run's result: the server's virtual data, and a picture of them."""
-        return virtual_files(self._payload)
+        return virtual_files(self._payload, self._directory.class_name)
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, besides the global model."""

@@ -15,6 +15,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
 from task.errors import DatasetError
+from task.labels import in_order, is_position, names_problem, same_number
 from task.readers import (
     MissingPackageError,
     UnreadableImageError,
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-LONGEST_NAME = 60
-"""Characters of a class's name."""
 LONGEST = 200
 """Characters of a name or a decoder's message that are repeated."""
 BACKGROUND = "white"
@@ -71,34 +70,40 @@ class UnusableFileError(DatasetError):
 
 
 def class_folders(root: Path) -> list[Path]:
-    """Folders of the classes in sorted order; hidden ones are skipped."""
-    folders = [path for path in visible(root) if path.is_dir()]
-    if not folders:
+    """Folders of the classes, by name as `task.labels.in_order`; hidden ones are skipped.
+
+    Raises
+    ------
+    DatasetError
+        If there are none, or two are the same number, such as ``1`` and ``01``.
+    """
+    names = in_order(path.name for path in visible(root) if path.is_dir())
+    if not names:
         raise DatasetError(f"{root}: has no class folders; sort the images into one per class")
-    return folders
+    if problem := same_number(names):
+        raise DatasetError(f"{root}: class folders {problem}")
+    return [root / name for name in names]
 
 
 def class_names(path: str | Path) -> tuple[str, ...]:
-    """Names of the classes of images, sorted; empty if they are numbers or there are no images.
+    """Names of the classes of images, in order; empty if they are positions or not there.
 
     They are those of class folders, or what the data's reader says.
 
     Raises
     ------
     DatasetError
-        If a name cannot stand in ``private.classes``.
+        If the data cannot be read, or a name cannot stand in ``private.classes``.
     """
     path = Path(path)
     reader = data_reader(path)
-    names = tuple(sorted(set(reader.classes(path)))) if reader else ()
-    if all(name.isdecimal() and len(name) <= LONGEST_NAME for name in names):
+    names = in_order(reader.classes(path)) if reader else ()
+    if all(map(is_position, names)):
         return ()
-    for name in names:
-        if not name or "," in name or not name.isprintable() or len(name) > LONGEST_NAME:
-            raise DatasetError(
-                f"{path}: class {name[:LONGEST]!r} needs another name: printable, without a comma, "
-                f"at most {LONGEST_NAME} characters"
-            )
+    if problem := names_problem(names):
+        raise DatasetError(f"{path}: classes: {problem}")
+    if odd := [name for name in names if "," in name]:
+        raise DatasetError(f"{path}: class {odd[0]!r} needs another name, without a comma")
     return names
 
 

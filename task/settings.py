@@ -18,6 +18,8 @@ from pydantic import (
     field_validator,
 )
 
+from task.labels import MOST_NAMES, names_problem
+
 RunConfigValue = bool | int | float | str
 Precision = Literal["float32", "tf32", "bf16"]
 Change = Literal["shift", "scale", "rotate", "shear", "flip", "colour", "cutout"]
@@ -125,12 +127,13 @@ class PrivateSettings(Block):
     num_classes : int (default: 10)
         Number of classes over all nodes; not used if ``classes`` is set.
     classes : str (default: "")
-        Names of the classes over all nodes, by label: ``cat,dog,fish``. Nodes name their class
-        folders so. Not needed if folders are named by numbers, or alike on all nodes.
+        Names of the classes over all nodes, in the order of the model's outputs: ``cat,dog,fish``
+        or ``1,2,3,4``. Nodes name their class folders so. Not needed if folders are named by
+        numbers from 0, or alike on all nodes.
     """
 
     shape: str = "3x32x32"
-    num_classes: Annotated[int, Field(ge=2)] = 10
+    num_classes: Annotated[int, Field(ge=2, le=MOST_NAMES)] = 10
     classes: str = ""
 
     @field_validator("shape")
@@ -144,8 +147,9 @@ class PrivateSettings(Block):
     @classmethod
     def _are_distinct_names(cls, classes: str) -> str:
         names = _listed(classes)
-        if classes and (len(names) < 2 or not all(names) or len(set(names)) < len(names)):
-            raise ValueError('must be two or more different names, as in "cat,dog,fish"')
+        problem = "there is one" if len(names) == 1 else names_problem(names)
+        if problem:
+            raise ValueError(f'must be two or more names, as in "cat,dog,fish" ({problem})')
         return classes
 
     @property

@@ -16,6 +16,7 @@ from task.datasets import (
 from task.datasets.images import fit_samples
 from task.datasets.types import check_raw_samples
 from task.file_state import read_once
+from task.labels import LabelMap
 from task.partition import check_partition, partition_indices
 from task.settings import TaskSettings
 
@@ -30,8 +31,10 @@ def data_spec(settings: TaskSettings, data_root: str = "") -> DataSpec:
     if settings.dataset == PRIVATE:
         channels, height, width = (int(side) for side in settings.private.shape.split("x"))
         half = (0.5,) * channels
-        num_classes = len(settings.private.class_names) or settings.private.num_classes
-        return DataSpec(PRIVATE, (channels, height, width), num_classes, half, half)
+        names = settings.private.class_names
+        num_classes = len(names) or settings.private.num_classes
+        shape = channels, height, width
+        return DataSpec(PRIVATE, shape, num_classes, half, half, labels=LabelMap(names))
     return _dataset(settings.dataset, data_root or settings.data_root, settings.download).spec
 
 

@@ -22,6 +22,7 @@ from task.image_files import (
     open_image,
     printable,
 )
+from task.labels import in_order
 from task.readers import DataReader, data_reader
 from task.words import counted
 
@@ -226,7 +227,7 @@ def _survey_csv(path: Path, watch: Watch | None) -> Survey:
             found.add(f"line {row.line}", label, values.tobytes())
         if watch:
             watch(0, label, None)
-    found.counts = dict(sorted(found.counts.items()))
+    found.counts = {label: found.counts[label] for label in in_order(found.counts)}
     for name, low, high in zip(names, lowest.tolist(), highest.tolist(), strict=True):
         place = printable(f"column {name}")
         if problem := column_problem(low, high):

@@ -1,6 +1,7 @@
 """Model card: training data and settings, accuracy, privacy."""
 
 import hashlib
+import re
 
 from server.export.description import Description
 from server.page.comparison import accuracy_of, best
@@ -9,8 +10,10 @@ from server.page.privacy import of_whole_nodes, spent
 from server.page.run_files import RunFiles
 from server.page.words import percent
 from task.datasets import DataSpec
+from task.labels import positions
 from task.words import counted
 
+_MARKS = re.compile(r"[\\`*\[\]<>|]")
 VALUES = {"image": "pixels in [0, 1]", "text": "token ids", "table": "values in float64"}
 
 
@@ -31,8 +34,10 @@ def model_card(run: RunFiles, file: str) -> str:
             "## Use",
             f"- Input: float32 (n, {shape.replace(' x ', ', ')}), {VALUES[spec.kind]} less a mean "
             f"of {_scale(spec, spec.mean)}, divided by {_scale(spec, spec.std)}, for each channel.",
+            *_columns(spec),
             f"- Output: logits (n, {spec.num_classes}), for the classes "
-            f"{', '.join(description.classes)}.",
+            f"{', '.join(map(_plain, description.classes))}{_by_position(spec)}.",
+            f"- Label map: {spec.labels.digest}, a hash of all names in their order.",
             f"- Architecture: `{description.model}` of flwr-distill, for this input.",
             *_command(description, file),
             "",
@@ -57,6 +62,21 @@ def model_card(run: RunFiles, file: str) -> str:
             "",
         ]
     )
+
+
+def _columns(spec: DataSpec) -> list[str]:
+    names = ", ".join(map(_plain, spec.labels.columns))
+    return [f"- Columns, one a channel: {names}."] if names else []
+
+
+def _by_position(spec: DataSpec) -> str:
+    is_named = spec.labels.classes != positions(spec.num_classes)
+    return "" if is_named else ", which are positions: the data have no other names"
+
+
+def _plain(name: str) -> str:
+    """A name, which may be a node's, without a meaning in Markdown."""
+    return _MARKS.sub(r"\\\g<0>", name)
 
 
 def _as_read(run: RunFiles) -> list[str]:
@@ -98,7 +118,9 @@ def _accuracy(run: RunFiles) -> list[str]:
     ]
     by_class = enumerate(last.get("class_accuracy") or [])
     known = [
-        f"{label}: {percent(accuracy)}" for label, accuracy in by_class if accuracy is not None
+        f"{_plain(run.class_name(label))}: {percent(accuracy)}"
+        for label, accuracy in by_class
+        if accuracy is not None
     ]
     if known:
         lines.append(f"- By class: {', '.join(known)}.")

@@ -1,7 +1,7 @@
 """What an exported model file says of itself, so that it can be used without its run."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Self
 
 from pydantic import TypeAdapter, ValidationError
@@ -23,21 +23,24 @@ class Description:
     model : str
         Name of the architecture, as in the setting ``model`` but never ``auto``.
     spec : DataSpec
-        Shape and normalisation of its inputs.
-    classes : tuple[str, ...]
-        Name of the class that each logit is for.
+        Shape and normalisation of its inputs, and the run's label map.
     """
 
     model: str
     spec: DataSpec
-    classes: tuple[str, ...]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Name of the class that each logit is for."""
+        return self.spec.class_names
 
     @classmethod
     def of(cls, run: RunFiles) -> Self:
         """Describe a run's model, from the run's files; needs no data."""
         spec = TypeAdapter(DataSpec).validate_python(run.about["spec"])
-        names = run.about.get("classes") or map(str, range(spec.num_classes))
-        return cls(architecture(run.settings["model"], spec), spec, tuple(names))
+        names = tuple(run.class_names) or spec.class_names
+        model = architecture(run.settings["model"], spec)
+        return cls(model, _with_classes(spec, names))
 
     def to_json(self) -> str:
         """Return it as the text that stands in a model file."""
@@ -51,7 +54,10 @@ class Description:
         except ValidationError as error:
             first = error.errors()[0]
             raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-        names, expected = description.classes, description.spec.num_classes
-        if len(names) != expected or not all(map(str.isprintable, names)):
-            raise ValueError(f"classes: need {expected} printable names, got {len(names)}")
+        if not description.spec.labels.classes:
+            raise ValueError("spec.labels.classes: need the names of its classes; export it again")
         return description
+
+
+def _with_classes(spec: DataSpec, names: tuple[str, ...]) -> DataSpec:
+    return replace(spec, labels=replace(spec.labels, classes=names))

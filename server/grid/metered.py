@@ -25,9 +25,8 @@ from server.grid.progress import Progress
 from server.grid.spool import Spool
 from server.grid.together import name_companions
 from server.record.journal import Journal
-from strategies.common.directory import listed
 from strategies.common.waiting import TooFewNodesError
-from task.words import counted
+from task.words import counted, listed
 
 if TYPE_CHECKING:
     from flwr.supercore.run import Run

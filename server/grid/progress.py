@@ -6,7 +6,7 @@ from logging import INFO
 
 from flwr.common import log
 
-from strategies.common.directory import listed
+from task.words import listed
 
 EVERY = 4.0
 """Seconds between lines; a tenth of what the phase has taken, where that is more."""

@@ -58,9 +58,8 @@ from server.grid.sums import (
     shares_of,
     unusable_keys,
 )
-from strategies.common.directory import listed
 from task.settings import Block
-from task.words import counted
+from task.words import counted, listed
 
 _ONE_AUTHORITY = "give each node a --peer-certificate of one authority, and a name of its own"
 

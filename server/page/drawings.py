@@ -1,7 +1,7 @@
 """Drawings as inline SVG: clusters, who led when, how classes are spread over nodes."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -69,15 +69,18 @@ def leader_grid(topology: Mapping[str, Any]) -> Markup:
     return _table_drawing(parts, list(rounds), cell, len(rows) * NODE, "round")
 
 
-def dot_plot(counts: Mapping[str, Sequence[int]]) -> Markup:
-    """Draw samples by node (columns) and class (rows); a dot's area is the number of samples."""
+def dot_plot(counts: Mapping[str, Sequence[int]], class_name: Callable[[int], str]) -> Markup:
+    """Draw samples by node (columns) and class (rows); a dot's area is the number of samples.
+
+    Class names are cut to fit; those at the dots are whole.
+    """
     largest = max(max(of_node) for of_node in counts.values()) or 1
     num_classes = len(next(iter(counts.values())))
     cell, height = _cell(len(counts)), 18
     parts = []
     for label in range(num_classes):
         y = label * height + height / 2
-        parts.append(text(LABEL - 5, y + 3.5, label))
+        parts.append(text(LABEL - 5, y + 3.5, _label(class_name(label))))
         parts.append(line(LABEL, y, LABEL + cell * len(counts), y))
     for column, (node, of_node) in enumerate(counts.items()):
         for label, count in enumerate(of_node):
@@ -93,7 +96,7 @@ def dot_plot(counts: Mapping[str, Sequence[int]]) -> Markup:
                         round(radius, 1),
                         node,
                         count,
-                        label,
+                        class_name(label),
                     )
                 )
     return _table_drawing(parts, list(counts), cell, num_classes * height, "node")

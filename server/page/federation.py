@@ -57,7 +57,7 @@ def partition(run: RunFiles) -> Section | None:
         f"Nodes hold {between(classes)} classes and {between(sizes)} samples, held-out samples "
         "included."
     )
-    drawing = scrolling(dot_plot(run.partition))
+    drawing = scrolling(dot_plot(run.partition, run.class_name))
     figure = Figure("Samples", caption, drawing, wide=len(sizes) > MOST_IN_HALF)
     text = (
         "Computed from the settings, which say how the data set is split. Class counts are "

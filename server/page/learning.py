@@ -23,7 +23,8 @@ def learning(run: RunFiles) -> Section | None:
     for row in run.scored:
         for label, accuracy in enumerate(row.get("class_accuracy") or []):
             if accuracy is not None:
-                by_class[f"class {label}"].append((row["round"], PERCENT * accuracy))
+                name = f"class {run.class_name(label)}"
+                by_class[name].append((row["round"], PERCENT * accuracy))
     if by_class:
         figures.append(_spread("Accuracy by class", "class", by_class, "accuracy, %", PERCENT))
     if by_node := _by_node(run, "eval-accuracy", PERCENT):

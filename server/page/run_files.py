@@ -70,6 +70,16 @@ class RunFiles:
         """Name of a node, from its Flower id."""
         return self.names.get(node, short(node))
 
+    @cached_property
+    def class_names(self) -> list[str]:
+        """Names of the classes by label; of runs of earlier versions, where they had any."""
+        labels = self.about.get("spec", {}).get("labels", {})
+        return labels.get("classes") or self.about.get("classes") or []
+
+    def class_name(self, label: int) -> str:
+        """Name of a class; without names its label."""
+        return self.class_names[label] if label < len(self.class_names) else str(label)
+
     def artifact(self, file: str) -> bytes:
         """Content of a file that the strategy left; empty if there is none."""
         path = self.folder / file

@@ -36,6 +36,13 @@ def run_page(run: RunFiles) -> str:
     )
 
 
+def _label_map(run: RunFiles) -> list[Table]:
+    """What the model's outputs mean; nothing for runs of earlier versions without names."""
+    rows = [[str(label), name] for label, name in enumerate(run.class_names)]
+    digest = run.about.get("labels", "")
+    return [Table(["output", "class"], rows, folded=f"Label map {digest}")] if rows else []
+
+
 def _settings(run: RunFiles) -> Section:
     rows = [[key, str(value)] for key, value in flat(run.settings).items()]
     versions = [[package, version] for package, version in run.about.get("versions", {}).items()]
@@ -55,6 +62,7 @@ def _settings(run: RunFiles) -> Section:
             if read
             else []
         ),
+        *_label_map(run),
     ]
     return Section(
         "Settings", ["The strategy, and settings that differ from the defaults:"], tables

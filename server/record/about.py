@@ -1,7 +1,7 @@
 """Describes a run apart from its settings: start, nodes, data, versions."""
 
 import platform
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -21,17 +21,20 @@ def about_run(
 ) -> dict[str, Any]:
     """Content of ``about.json``; with `spec`, the model can be built without the data.
 
-    `fingerprint` is that of the data set on the server; nodes' own are keyed by each.
+    `fingerprint` is that of the data set on the server; nodes' own are keyed by each. The spec has
+    the run's label map: classes that nobody has named are called by their positions.
     """
+    names = roster.directory.class_names or spec.class_names
+    labels = replace(spec.labels, classes=names)
     return {
         "started": started,
-        "spec": asdict(spec),
+        "spec": asdict(replace(spec, labels=labels)),
+        "labels": labels.digest,
         "fingerprint": fingerprint,
         "nodes": {
             str(node): {"name": name, **roster.nodes[node].read}
             for node, name in roster.names.items()
         },
-        "classes": list(roster.class_names),
         "warnings": roster.warnings,
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
     }

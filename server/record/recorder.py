@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from logging import INFO
@@ -47,7 +47,8 @@ class RoundRow:
 class RunRecorder:
     """Writes one run's folder, ``runs/<run-id>/``.
 
-    `state` is a checkpoint's record (:meth:`state_dict`) if the run is resumed.
+    `state` is a checkpoint's record (:meth:`state_dict`) if the run is resumed; `class_name` gives
+    a class's name by its label.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class RunRecorder:
         ledger: Ledger,
         journal: Journal,
         state: Mapping[str, Any] | None = None,
+        class_name: Callable[[int], str] = str,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         state = state or {"rows": [], "topology": {}, "heads": {}, "traffic": None}
@@ -66,6 +68,7 @@ class RunRecorder:
         self._settings = settings
         self._ledger = ledger
         self._journal = journal
+        self._class_name = class_name
         self._start = time.monotonic() - (self.rows[-1].seconds if self.rows else 0.0)
         self._topology: Mapping[str, Any] = state["topology"]
         self._read: dict[str, Mapping[str, Any]] = {}
@@ -166,7 +169,7 @@ class RunRecorder:
         """Write a row for TensorBoard."""
         scalars = asdict(row)
         for label, accuracy in enumerate(scalars.pop("class_accuracy") or []):
-            scalars[f"class_accuracy/{label}"] = accuracy
+            scalars[f"class_accuracy/{self._class_name(label)}"] = accuracy
         for name, value in scalars.items():
             if value is not None and name != "round":
                 self._events.add_scalar(name, value, row.round)

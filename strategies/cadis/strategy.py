@@ -33,11 +33,10 @@ from strategies.cadis.similarity import (
     threshold,
 )
 from strategies.common.checked import CheckedFedAvg, Update
-from strategies.common.directory import listed
 from strategies.common.run import Run
 from strategies.common.topology import FlatClusters
 from task.settings import SettingsError
-from task.words import counted
+from task.words import counted, listed
 
 
 class CADIS(CheckedFedAvg):

@@ -22,9 +22,8 @@ from protocol.meeting import (
 from protocol.messages import CONFIG, INTRODUCTION, METRICS
 from protocol.outliers import capped
 from task.settings import SettingsError
+from task.words import listed
 
-MOST_NAMES = 5
-"""Names in a line of the log; the others are counted."""
 NO_SAMPLES = "it has no training samples"
 MOST_LINES = 10
 """Distinct reasons in an error or a log."""
@@ -51,7 +50,7 @@ class Description:
     name : str (default: "")
         Given by its owner; several nodes may have the same.
     class_names : tuple of str (default: ())
-        Names of its class folders, sorted, if the run's settings do not say what they mean.
+        Names of all classes by its class folders, if the run has not named them.
     classes : tuple of int, optional (default: None)
         Labels among its training samples; None if it does not say.
     lacks : tuple of str (default: ())
@@ -95,6 +94,9 @@ class Directory:
     most_samples : float (default: 10.0)
         A node's samples count at most this many times the median of all connected nodes', and no
         more than these usually differ (`protocol.outliers.capped`); 0 counts all.
+    class_names : tuple[str, ...] (default: ())
+        Names of the run's classes by label, if its settings or data set give them; else empty until
+        nodes have agreed on theirs.
 
     Attributes
     ----------
@@ -108,8 +110,14 @@ class Directory:
         Flower's id of the run that this one resumes; empty for none.
     """
 
-    def __init__(self, requirement: Requirement | None = None, most_samples: float = 10.0) -> None:
+    def __init__(
+        self,
+        requirement: Requirement | None = None,
+        most_samples: float = 10.0,
+        class_names: tuple[str, ...] = (),
+    ) -> None:
         self.most_samples = most_samples
+        self.class_names = class_names
         self.names: dict[int, str] = {}
         self.num_examples: dict[int, int] = {}
         self._requirement = requirement
@@ -159,12 +167,17 @@ class Directory:
         """What to call a node; one that has no name by the last digits of its id."""
         return self.names.get(node, f"node …{str(node)[-5:]}")
 
+    def class_name(self, label: int) -> str:
+        """Name of a class; without names its label."""
+        return self.class_names[label] if label < len(self.class_names) else str(label)
+
     def _ask(self, grid: Grid, nodes: list[int], timeout: float | None) -> dict[int, Description]:
         content = RecordDict()
         if self._requirement or self.resumes:
             requirement = self._requirement or Requirement()
             said = requirement.model_copy(update={"resumes": self.resumes})
-            unsaid = {key for key in ("frozen", "resumes") if not getattr(said, key)}
+            optional = ("frozen", "resumes", "classes", "columns")
+            unsaid = {key for key in optional if not getattr(said, key)}
             content[CONFIG] = ConfigRecord(said.model_dump(by_alias=True, exclude=unsaid))
         messages = [Message(content, node, DESCRIBE) for node in nodes]
         answers = dict.fromkeys(nodes, Description(0, lacks=("no answer in time",)))
@@ -206,15 +219,6 @@ def by_reason(lacks: Mapping[str, Sequence[str]]) -> list[str]:
     if left > 0:
         lines.append(f"{left} more {'reason' if left == 1 else 'reasons'}")
     return lines
-
-
-def listed(names: Sequence[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``, or the first names and how many others."""
-    shown = list(names[:MOST_NAMES])
-    if left := len(names) - len(shown):
-        shown.append(f"{left} {'other' if left == 1 else 'others'}")
-    *first, last = shown
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _name_by_partition(answer: Description) -> str:

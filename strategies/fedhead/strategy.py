@@ -47,7 +47,7 @@ from protocol.messages import (
 from protocol.outliers import update_norm
 from protocol.replies import number, set_aside, usable
 from protocol.robust import Rule, trimmed_mean
-from strategies.common.directory import Directory, listed
+from strategies.common.directory import Directory
 from strategies.common.leaders import successor
 from strategies.common.run import Run
 from strategies.common.state import check_tag, tag
@@ -55,6 +55,7 @@ from strategies.common.topology import Cluster, Topology
 from strategies.fedhead.membership import Membership
 from strategies.fedhead.screening import Norms, agreeing, far_longer, longest, points_away
 from task.settings import SettingsError
+from task.words import listed
 
 Weighted = tuple[float, Arrays]
 """A sector's samples and model."""

@@ -11,7 +11,6 @@ import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
-from strategies.common.directory import listed
 from strategies.common.leaders import successor
 from strategies.common.topology import Cluster, Topology
 from strategies.hfldd.clustering import (
@@ -21,7 +20,7 @@ from strategies.hfldd.clustering import (
     kl_matrix,
     nearest_group,
 )
-from task.words import counted
+from task.words import counted, listed
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 

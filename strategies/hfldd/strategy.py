@@ -38,7 +38,7 @@ from protocol.meeting import one_line
 from protocol.messages import CONFIG, METRICS, PARCEL, ROUTE, SERVER_ROUND
 from protocol.replies import NothingUsableError, number, set_aside, usable
 from strategies.common.checked import RobustFedAvg, Update
-from strategies.common.directory import Directory, listed
+from strategies.common.directory import Directory
 from strategies.common.formation import chosen_formation
 from strategies.common.retries import Retries
 from strategies.common.run import Run
@@ -49,7 +49,7 @@ from strategies.hfldd.limits import Limits
 from strategies.hfldd.traffic import hfldd_bits
 from strategies.hfldd.voting import hold_vote
 from task.settings import Block, SettingsError
-from task.words import counted
+from task.words import counted, listed
 
 MOST_CLUSTERS_NAMED = 3
 FEW_HEADS = 0.25
@@ -409,10 +409,11 @@ class HFLDD(RobustFedAvg):
         self._say_if_few_train({node: classes for node, classes in held.items() if classes})
         lacking = self._clusters.lacking_classes(held)
         if lacking:
-            lines = [
-                f"that of node {head} lacks {listed([str(label) for label in labels])}"
+            names = {
+                head: [self._directory.class_name(label) for label in labels]
                 for head, labels in lacking.items()
-            ]
+            }
+            lines = [f"that of node {head} lacks {listed(names[head])}" for head in lacking]
             text = (
                 "%d of %s cannot see all classes that nodes hold "
                 "(fewer, larger clusters would: %s): %s"

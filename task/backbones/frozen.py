@@ -193,7 +193,9 @@ def seen_spec(model: nn.Module, spec: DataSpec, train: TrainSettings) -> DataSpe
     """
     if not isinstance(model, Frozen) or model.trained or chosen_changes(train.augment, spec):
         return spec
-    return replace(spec, shape=model.vector_shape, mean=(0.0,), std=(1.0,), kind="table")
+    labels = replace(spec.labels, columns=())
+    shape = model.vector_shape
+    return replace(spec, shape=shape, mean=(0.0,), std=(1.0,), kind="table", labels=labels)
 
 
 def fingerprint(model: nn.Module) -> str:

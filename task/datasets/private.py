@@ -11,28 +11,30 @@ from task.datasets.images import fit_samples, read_image, stack_images
 from task.datasets.npz import read_npz_samples
 from task.datasets.types import DatasetError, DataSpec, RawSamples, check_raw_samples
 from task.image_files import Finding, UnusableFileError, class_names
+from task.labels import in_order, is_position
 from task.readers import DataReader, data_reader
 from task.survey import skipped_in_a_line
+from task.words import listed
 
 logger = logging.getLogger("task")
 
 
-def load_private_data(path: str | Path, spec: DataSpec, classes: Sequence[str] = ()) -> RawSamples:
+def load_private_data(path: str | Path, spec: DataSpec) -> RawSamples:
     """Load a node's own data.
 
     Parameters
     ----------
     path : str or Path
         An ``.npz`` file with ``images`` and ``labels``, or images by class of any kind that has a
-        reader (`task.readers`), such as a folder with one folder of images per class. If all
-        class names are integers, these are the labels, and classes may be missing. Hidden files
-        are skipped, and with a warning files that are no images or cannot be read. Links are
-        followed. One image at a time is in memory before it is converted.
+        reader (`task.readers`), such as a folder with one folder of images per class; classes may
+        be missing. Hidden files are skipped, and with a warning files that are no images or cannot
+        be read. Links are followed. One image at a time is in memory before it is converted.
     spec : DataSpec
-        Images are converted to its channels, height and width.
-    classes : Sequence[str] (default: ())
-        Names of classes by label; classes may be missing. Without it, named classes are numbered
-        in sorted order, and none may be missing (a class folder may be empty).
+        Images are converted to its channels, height and width. A class's name is looked up among
+        its classes. If these have no names, classes that are named by whole numbers are the labels,
+        and others are numbered in order (`task.labels.in_order`) if every class is there (it may be
+        empty). Labels of an ``.npz`` file are looked up likewise where classes are named by
+        numbers; else they are positions from 0.
 
     Raises
     ------
@@ -41,18 +43,17 @@ def load_private_data(path: str | Path, spec: DataSpec, classes: Sequence[str] =
     """
     path = Path(path)
     if reader := data_reader(path):
-        return _read_images(path, reader, spec, classes)
+        return _read_images(path, reader, spec)
     if path.suffix == ".npz" and path.exists():
-        return check_raw_samples(fit_samples(read_npz_samples(path), spec), spec, str(path))
+        raw = _named_by_number(fit_samples(read_npz_samples(path), spec), spec, path)
+        return check_raw_samples(raw, spec, str(path))
     raise DatasetError(
         f"data={str(path)!r} is neither a folder nor a file of images by class, nor an existing "
         ".npz file"
     )
 
 
-def labels_of(
-    path: str | Path, names: Sequence[str], spec: DataSpec, classes: Sequence[str] = ()
-) -> list[int]:
+def labels_of(path: str | Path, names: Sequence[str], spec: DataSpec) -> list[int]:
     """Labels of the classes with these names: of images, or in an npz the labels themselves.
 
     Names of classes that are not there have none. For other parameters and errors see
@@ -60,15 +61,16 @@ def labels_of(
     """
     path = Path(path)
     if (reader := data_reader(path)) is None:
-        return [int(name) for name in names if name.isdecimal()]
-    labels = _labels(path, reader, spec, classes)
+        found = [spec.labels.label_of(name) for name in names]
+        if not spec.labels.has_numbers:
+            found += [int(name) for name in names if is_position(name)]
+        return [label for label in found if label is not None]
+    labels = _labels(path, reader, spec)
     return [label for name, label in labels.items() if name in names]
 
 
-def _read_images(
-    path: Path, reader: DataReader, spec: DataSpec, classes: Sequence[str]
-) -> RawSamples:
-    label_of = _labels(path, reader, spec, classes)
+def _read_images(path: Path, reader: DataReader, spec: DataSpec) -> RawSamples:
+    label_of = _labels(path, reader, spec)
     labels, images, skipped = [], [], []
     for sample in reader.images(path):
         try:
@@ -89,33 +91,35 @@ def _read_images(
     return check_raw_samples(raw, spec, str(path))
 
 
-def _labels(
-    root: Path, reader: DataReader, spec: DataSpec, classes: Sequence[str]
-) -> dict[str, int]:
+def _labels(path: Path, reader: DataReader, spec: DataSpec) -> dict[str, int]:
     """Label of each class by its name, as the data have it."""
-    names = class_names(root)
-    if not names:
-        numbers = {name: int(name) for name in reader.classes(root)}
-        for name, label in numbers.items():
-            if label >= spec.num_classes:
-                raise DatasetError(
-                    f"{root}: class {name}: label {label} is outside 0 to {spec.num_classes - 1}, "
-                    f"the labels of {spec.name!r}"
-                )
-        return numbers
-    if classes:
-        unknown = [name for name in names if name not in classes]
-        if unknown:
-            raise DatasetError(
-                f"{root}: {', '.join(unknown)}: not in private.classes = {','.join(classes)!r} "
-                "(rename these classes, or add them to the setting)"
-            )
-        return {name: classes.index(name) for name in names}
+    names = spec.labels.classes or class_names(path) or spec.class_names
     if len(names) != spec.num_classes:
         raise DatasetError(
-            f"{root}: has {len(names)} classes ({', '.join(names[:5])}, ...) but "
-            f"{spec.name!r} has {spec.num_classes} classes; list the names of all nodes' classes "
-            f'in the run\'s setting private.classes="{",".join(names)}", or name the classes by '
-            "label number"
+            f"{path}: has {len(names)} classes ({listed(names)}) but {spec.name!r} has "
+            f"{spec.num_classes} classes; list the names of all nodes' classes in the run's "
+            f'setting private.classes="{",".join(names)}"'
         )
-    return {name: label for label, name in enumerate(names)}
+    label_of = {name: label for label, name in enumerate(names)}
+    own = in_order(reader.classes(path))
+    if unknown := [name for name in own if name not in label_of]:
+        raise DatasetError(
+            f"{path}: classes {listed(unknown)}: not among the run's classes, {listed(names)} "
+            "(rename them, or list all names in private.classes)"
+        )
+    return {name: label_of[name] for name in own}
+
+
+def _named_by_number(raw: RawSamples, spec: DataSpec, path: Path) -> RawSamples:
+    """Samples whose integers are looked up among the classes, where these are named by numbers."""
+    if not spec.labels.has_numbers:
+        return raw
+    numbers, places = np.unique(raw.labels, return_inverse=True)
+    labels = [spec.labels.label_of(str(number)) for number in numbers]
+    if None in labels:
+        unknown = [str(n) for n, label in zip(numbers, labels, strict=True) if label is None]
+        raise DatasetError(
+            f"{path}: labels {listed(unknown)}: not among the run's classes, "
+            f"{listed(spec.labels.classes)} (list all names in private.classes)"
+        )
+    return RawSamples(raw.images, np.array(labels, dtype=np.int64)[places])

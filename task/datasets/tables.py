@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples
 from task.image_files import printable
+from task.labels import LabelError, LabelMap, in_order, names_problem
 
 LABEL = "label"
 LARGEST = 1e150
@@ -23,8 +24,9 @@ def load_tables(spec: DataSpec, root: Path, download: bool) -> Dataset:
     """Load ``train.csv`` and ``test.csv`` with equal columns, one of them ``label``.
 
     Looks in ``<root>/<name>``, then in ``<root>``. All other columns are features, one channel
-    each, standardised by mean and deviation over the training rows, in float64. Classes are the
-    sorted labels of the training rows. Only the name of ``spec`` is used.
+    each, standardised by mean and deviation over the training rows, in float64. They are matched by
+    name: their order, and that of the classes, which are the labels of the training rows, depends
+    on their names alone (`task.labels.in_order`). Only the name of ``spec`` is used.
     """
     folder = next((f for f in (root / spec.name, root) if (f / "train.csv").exists()), None)
     if folder is None or not (folder / "test.csv").exists():
@@ -35,9 +37,13 @@ def load_tables(spec: DataSpec, root: Path, download: bool) -> Dataset:
     columns, features, names = _read_csv(folder / "train.csv")
     test_columns, test_features, test_names = _read_csv(folder / "test.csv")
     if test_columns != columns:
-        odd = sorted(set(columns) ^ set(test_columns)) or "their order"
+        odd = sorted(set(columns) ^ set(test_columns))
         raise DatasetError(f"{folder / 'test.csv'}: columns differ from train.csv's: {odd}")
-    classes = sorted(set(names))
+    classes = in_order(names)
+    try:
+        labels = LabelMap(classes, columns)
+    except LabelError as error:
+        raise LabelError(f"{folder / 'train.csv'}: {error}") from None
     if unknown := sorted(set(test_names) - set(classes)):
         raise DatasetError(f"{folder / 'test.csv'}: labels {unknown[:5]} are not in train.csv")
     mean, deviation = _scale(folder / "train.csv", columns, features)
@@ -50,14 +56,16 @@ def load_tables(spec: DataSpec, root: Path, download: bool) -> Dataset:
         mean=tuple(mean.tolist()),
         std=tuple(deviation.tolist()),
         kind="table",
+        labels=labels,
     )
     return Dataset(
         table, _samples(features, names, classes), _samples(test_features, test_names, classes)
     )
 
 
-def _samples(features: NDArray[np.float64], names: list[str], classes: list[str]) -> RawSamples:
-    labels = np.array([classes.index(name) for name in names], dtype=np.int64)
+def _samples(features: NDArray[np.float64], names: list[str], classes: Sequence[str]) -> RawSamples:
+    label_of = {name: label for label, name in enumerate(classes)}
+    labels = np.array([label_of[name] for name in names], dtype=np.int64)
     return RawSamples(features[:, :, None, None], labels)
 
 
@@ -69,7 +77,7 @@ def column_problem(lowest: float, highest: float) -> str:
 
 
 def _scale(
-    path: Path, columns: list[str], features: NDArray[np.float64]
+    path: Path, columns: Sequence[str], features: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Mean and deviation of each column; of a constant column its value and 1."""
     lowest, highest = features.min(axis=0), features.max(axis=0)
@@ -81,7 +89,7 @@ def _scale(
     return np.where(varies, features.mean(axis=0), lowest), np.where(varies, deviation, 1.0)
 
 
-def _check_scaled(path: Path, columns: list[str], scaled: NDArray[np.float64]) -> None:
+def _check_scaled(path: Path, columns: Sequence[str], scaled: NDArray[np.float64]) -> None:
     """Raise DatasetError where standardised values do not fit into a model's float32."""
     largest = np.finfo(np.float32).max
     for name, values in zip(columns, np.abs(scaled).T, strict=True):
@@ -112,15 +120,25 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def feature_names(path: Path) -> list[str]:
-    """Names of a table's columns but for the label."""
+    """Names of a table's columns but for the label, as the file has them.
+
+    Raises
+    ------
+    DatasetError
+        If it is not readable, has no label, or columns that cannot be matched by name.
+    """
     with _open_csv(path) as (header, _):
         place = _label_column(path, header)
-    return header[:place] + header[place + 1 :]
+    names = header[:place] + header[place + 1 :]
+    if problem := names_problem(names):
+        raise DatasetError(f"{path}: columns: {printable(problem)}")
+    return names
 
 
-def _read_csv(path: Path) -> tuple[list[str], NDArray[np.float64], list[str]]:
-    """Names of the features, features (n, d) and labels."""
+def _read_csv(path: Path) -> tuple[tuple[str, ...], NDArray[np.float64], list[str]]:
+    """Names of the features in order, features (n, d) and labels."""
     names = feature_names(path)
+    columns = in_order(names)
     rows = list(read_rows(path))
     if not rows:
         raise DatasetError(f"{path}: has a header but no rows; need at least one")
@@ -130,7 +148,8 @@ def _read_csv(path: Path) -> tuple[list[str], NDArray[np.float64], list[str]]:
             f"{path}, line {broken[0].line}: {broken[0].problem}{others if broken[1:] else ''}"
         )
     features = np.array([row.values for row in rows])
-    return names, features, [row.label for row in rows]
+    by_name = features[:, [names.index(name) for name in columns]]
+    return columns, by_name, [row.label for row in rows]
 
 
 def _features(row: list[str], header: list[str], place: int) -> tuple[list[float], str]:

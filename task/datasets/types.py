@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from task.errors import DatasetError as DatasetError  # passed on
 from task.image_files import float_problem
+from task.labels import LabelMap, positions
 from task.settings import Change
 
 Pixels = NDArray[np.uint8 | np.float32 | np.float64]
@@ -39,6 +40,13 @@ class DataSpec:
     safe_changes : tuple[str, ...] (default: shift, scale, rotate and cutout)
         Changes that leave an image in its class, for ``train.augment="auto"``; see
         :func:`task.augmentation.augmented`. Texts and tables are not changed.
+    labels : LabelMap (default: LabelMap())
+        Names of the classes by label, and of a table's columns by channel.
+
+    Raises
+    ------
+    DatasetError
+        If there are names, but not one for each class or channel.
     """
 
     name: str
@@ -49,6 +57,18 @@ class DataSpec:
     kind: Literal["image", "text", "table"] = "image"
     vocabulary: int = 0
     safe_changes: tuple[Change, ...] = ("shift", "scale", "rotate", "cutout")
+    labels: LabelMap = field(default_factory=LabelMap, repr=False)
+
+    def __post_init__(self) -> None:
+        named = (self.labels.classes, self.num_classes), (self.labels.columns, self.shape[0])
+        for names, expected in named:
+            if names and len(names) != expected:
+                raise DatasetError(f"{self.name!r} has {len(names)} names, need {expected}")
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Name of each class; its position where the data have no names."""
+        return self.labels.classes or positions(self.num_classes)
 
     @property
     def pixels(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,11 +157,13 @@ class Dataset:
 
 
 def fingerprint_of(spec: DataSpec, *parts: RawSamples) -> bytes:
-    """Hash of what was read, 16 bytes: pixels, labels and their order, scale and classes.
+    """Hash of what was read, 16 bytes: pixels, labels and their order, scale, classes and columns.
 
     Unlike `task.file_state.state_of` it is the same for a copy. It reveals what can be guessed.
     """
     digest = hashlib.blake2b(repr(spec).encode(), digest_size=16)
+    if spec.labels != LabelMap():  # which may be thousands of names
+        digest.update(spec.labels.digest.encode())
     for array in (array for part in parts for array in (part.images, part.labels)):
         digest.update(f"{array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)

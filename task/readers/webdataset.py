@@ -8,7 +8,8 @@ from pathlib import Path
 
 from task.errors import DatasetError
 from task.file_state import read_once
-from task.image_files import LONGEST_NAME, MAX_BYTES, Encoded, Finding, printable, visible
+from task.image_files import MAX_BYTES, Encoded, Finding, printable, visible
+from task.labels import LONGEST_NAME
 from task.readers import DataReader, StoredImage
 
 LABEL = "cls"

@@ -229,7 +229,7 @@ def test_one_unreadable_image_among_others_is_skipped(folder: Path) -> None:
 
 def test_numbered_folders_keep_their_numbers(folder: Path) -> None:
     (folder / "above").rename(folder / "7")
-    (folder / "below").rename(folder / "02")
+    (folder / "below").rename(folder / "2")
     source = load(folder)
     assert source.train.labels.unique().tolist() == [2, 7]
     assert source.class_names == tuple("01234567")

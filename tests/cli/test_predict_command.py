@@ -70,7 +70,7 @@ def test_each_image_has_its_class_its_probability_and_the_next_best(export, imag
 def test_classes_are_called_by_the_names_that_the_file_gives_them(export, images):
     program = onnx.load(export("onnx"))
     description = json.loads(program.metadata_props[0].value)
-    description["classes"] = [f"[b]c{label}" for label in range(10)]
+    description["spec"]["labels"]["classes"] = [f"[b]c{label}" for label in range(10)]
     onnx.helper.set_model_props(program, {KEY: json.dumps(description)})
     onnx.save(program, images[0].with_name("named.onnx"))
     result = predict(images[0].with_name("named.onnx"), images[0])
@@ -112,20 +112,21 @@ def test_what_cannot_be_predicted_is_said_in_one_line(export, images, tmp_path):
     [
         ({"model": "os:getcwd"}, "--format onnx"),
         ({"model": "nosuch"}, "model='nosuch' is unknown here"),
-        ({"classes": ["only one"]}, "need 10 printable names, got 1"),
-        ({"classes": ["\x1b[2J"] * 10}, "need 10 printable names"),
-        ({"spec": {"name": "x"}}, "spec.shape"),
+        ({"labels": {"classes": ["only one"]}}, "has 1 names, need 10"),
+        ({"labels": {"classes": ["\x1b[2J"] * 10}}, "classes"),
+        ({"labels": {"classes": ["1", "01", *"23456789"]}}, "same number"),
+        ({"num_classes": 10**12, "labels": {}}, "classes"),
+        ({"shape": "x"}, "spec.shape"),
     ],
 )
 def test_a_description_that_somebody_else_wrote_is_not_believed(changed, said, export, tmp_path):
     original = export("safetensors")
-    description = {
-        "model": "auto",
-        "spec": read_model(original).description.spec.__dict__,
-        "classes": list("0123456789"),
-    }
+    description = json.loads(read_model(original).description.to_json())
+    changes = dict(changed)
+    description["model"] = changes.pop("model", "auto")
+    description["spec"] |= changes
     file = tmp_path / "other.safetensors"
-    save_file(load_file(original), file, {KEY: json.dumps(description | changed)})
+    save_file(load_file(original), file, {KEY: json.dumps(description)})
     result = predict(file, original)
     assert result.exit_code == 1
     assert said in result.stderr

@@ -59,11 +59,11 @@ def part(root, halves, **run_config):
 
 
 def csv(root, version):
-    """A table; the second time its columns have another order."""
+    """A table; the second time the names of its columns have moved."""
     root.mkdir(exist_ok=True)
     order = [0, 1, 2] if version == 1 else [1, 2, 0]
     rows = np.random.default_rng(0).normal(size=(20, 3))
-    lines = [",".join(f"{row[i]:.3f}" for i in order) for row in rows]
+    lines = [",".join(f"{value:.3f}" for value in row) for row in rows]
     text = "".join(f"{line},k{number % 2}\n" for number, line in enumerate(lines))
     for name in ("train", "test"):
         (root / f"{name}.csv").write_text(",".join(f"c{i}" for i in order) + ",label\n" + text)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from safetensors.numpy import load_file
 
 from benchmarks.edges_in_process import (
@@ -200,11 +200,12 @@ def test_an_edge_hides_its_nodes_models_from_itself_in_a_secure_sum(tiers, flat_
     assert two.controls[0].configs[0]["secure-sums"] is True
 
 
-def lacking(tiers, **above):
+def lacking(tiers, requirement=None, **above):
     """What an edge says that it lacks when a run above first meets it."""
     state, config = tiers.folder / "edge-0", full({**QUICK, **above})
     node = edge_node(1, FIRST_NODE, "edge-0", tiers.sockets[0], state, config)
-    content = node(Message(RecordDict(), FIRST_NODE, DESCRIBE, ttl=120.0))
+    records = {"config": ConfigRecord(requirement)} if requirement else {}
+    content = node(Message(RecordDict(records), FIRST_NODE, DESCRIBE, ttl=120.0))
     assert content["metrics"]["num-examples"] == 0
     (reason,) = content["config"]["lacks"]
     return reason
@@ -227,6 +228,21 @@ def test_an_edge_says_at_once_which_runs_it_cannot_take_part_in(tiers, above, re
 def test_an_edge_with_too_few_nodes_says_so_above(tiers):
     reason = lacking(tiers(**{"min-nodes": 4}), **{"phase-timeout": 2.0})
     assert "min-nodes = 4, but 3 nodes connected" in reason
+
+
+@pytest.mark.parametrize(
+    ("run", "shown"),
+    [
+        ({"classes": ["0", "1"], "columns": ["height"]}, "height"),
+        ({"classes": ["0", "2"], "columns": ["age"]}, "0 and 2"),
+    ],
+)
+def test_an_edge_whose_table_has_other_names_than_the_servers_says_so(tiers, tmp_path, run, shown):
+    for part in ("train", "test"):
+        rows = "".join(f"{number},{number % 2}\n" for number in range(60))
+        (tmp_path / f"{part}.csv").write_text("age,label\n" + rows)
+    table = {"dataset": "csv", "partition.scheme": "iid"}
+    assert shown in lacking(tiers(**{"data-root": str(tmp_path)}), run, **table)
 
 
 def test_a_strategy_that_cannot_serve_below_is_named_above(tiers):

@@ -986,6 +986,7 @@ def test_a_run_is_read_once_and_its_method_looked_up_once_a_message(
         {"name": "a patient's name"},
         {"dataset": "another"},
         {"class-names": ["a", "patient's", "record"]},
+        {"class-names": ["1", "0"]},
         {"classes": [3, 1, 2]},
         {"classes": [1, 1]},
     ],
@@ -997,7 +998,7 @@ def test_what_a_node_says_of_itself_is_what_its_owner_knows(
     """These are free texts and numbers, which an app could fill with samples."""
     node = make_node(SEALED, **PRIVATE)
     metrics = MetricRecord({"num-examples": 10})
-    honest = {"name": "ward-3", "classes": [0, 1, 5]}
+    honest = {"name": "ward-3", "classes": [0, 1, 5], "class-names": ["0", "1", "2"]}
     for config, leaves in ((honest, True), ({**honest, **said}, False)):
         reply = RecordDict({"metrics": metrics, "config": ConfigRecord(config)})
         answer = node.answers(RecordDict(), "query.describe", reply)

@@ -90,7 +90,7 @@ def test_a_change_on_the_server_during_a_run_ends_it_with_the_name_of_the_file(p
 
     def change_after_training(node, message):
         if message.metadata.message_type == "train":
-            write_table(table, order=(1, 2, 0))
+            write_table(table, seed=1)
         return False
 
     copy = table.parent / "copy"

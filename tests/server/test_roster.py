@@ -157,7 +157,7 @@ def covering(*classes, **about):
     def meet(memory_grid):
         configs = [{} if held is None else {"classes": held} for held in classes]
         grid = memory_grid({i: node(config) for i, config in enumerate(configs)})
-        roster = Roster(tested=(0, 1, 2, 3), **about)
+        roster = Roster(Directory(**about), tested=(0, 1, 2, 3))
         meet_nodes(grid, roster, 1, timeout=1)
         return roster.warnings
 
@@ -187,14 +187,60 @@ def test_different_class_folders_end_the_run_with_the_setting_that_says_what_the
     )
 
 
-def test_a_node_that_comes_with_other_class_folders_than_the_first_is_refused(memory_grid):
-    grid = memory_grid({1: folders("cat", "dog"), 2: folders("cat", "dog"), 3: node()})
+def test_a_node_whose_class_names_most_others_do_not_share_is_left_out_by_name(memory_grid):
+    grid = memory_grid(
+        {
+            1: folders("cat", "dog"),
+            2: folders("cat", "dog"),
+            3: node({"name": "ward", "class-names": ["cat", "hog"]}),
+            4: node(),
+        }
+    )
     roster = met(grid, 3)
-    assert roster.class_names == ("cat", "dog")
-    grid.nodes |= {4: folders("dog", "fish"), 5: folders("cat", "dog"), 6: node()}
-    assert roster.meet_new(grid, 1) == [5, 6]
-    (reason,) = roster.left_out[4]
-    assert reason.startswith("its class folders are dog and fish, those of the run are cat and dog")
+    assert roster.directory.class_names == ("cat", "dog")
+    assert list(roster.nodes) == [1, 2, 4]
+    (warning,) = roster.warnings
+    assert all(name in warning for name in ("ward", "cat and dog", "cat and hog"))
+    grid.nodes |= {5: folders("dog", "fish"), 6: folders("cat", "dog"), 7: node()}
+    assert roster.meet_new(grid, 1) == [6, 7]
+    assert "dog and fish" in roster.left_out[5][0]
+
+
+def test_too_few_nodes_with_the_same_class_names_end_the_run_with_the_setting(memory_grid):
+    nodes = {1: folders("cat", "dog"), 2: folders("cat", "dog"), 3: folders("cat", "hog")}
+    with pytest.raises(SettingsError, match=r"private\.classes=.cat,dog,hog"):
+        met(memory_grid(nodes), 3)
+
+
+def test_names_of_positions_are_not_those_of_folders(memory_grid):
+    """A node with folders 0 and 1 does not mean the first and second name of others."""
+    grid = memory_grid({1: folders("cat", "dog"), 2: folders("cat", "dog"), 3: folders("0", "1")})
+    assert list(met(grid, 2).nodes) == [1, 2]
+
+
+def test_names_that_the_run_has_are_no_matter_of_a_vote(memory_grid):
+    grid = memory_grid({1: folders("0", "1"), 2: folders("a", "b"), 3: folders("a", "b")})
+    roster = Roster(Directory(class_names=("0", "1")))
+    meet_nodes(grid, roster, 1, timeout=1)
+    assert list(roster.nodes) == [1]
+
+
+@pytest.mark.parametrize(
+    "names", [["1", "01"], ["a", "a"], ["a\tb", "c"], ["", "c"], ["x" * 61, "c"], ["a"] * 10_001]
+)
+def test_names_that_no_label_map_can_have_leave_the_node_out(memory_grid, names):
+    grid = memory_grid({1: folders("cat", "dog"), 2: node({"class-names": names})})
+    roster = met(grid, 1)
+    assert list(roster.nodes) == [1]
+    assert roster.directory.class_names == ("cat", "dog")
+
+
+def test_a_node_that_names_another_number_of_classes_than_the_run_has_does_not_count(memory_grid):
+    grid = memory_grid({1: folders("a", "b", "c"), 2: folders("cat", "dog")})
+    roster = Roster(num_classes=2)
+    meet_nodes(grid, roster, 1, timeout=1)
+    assert list(roster.nodes) == [2]
+    assert roster.directory.class_names == ("cat", "dog")
 
 
 def test_nodes_that_come_later_come_after_the_others(memory_grid):

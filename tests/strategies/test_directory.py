@@ -7,7 +7,8 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from links.records import Introduction
 from protocol.meeting import DESCRIBE, Requirement
-from strategies.common.directory import Description, Directory, by_reason, listed
+from strategies.common.directory import Description, Directory, by_reason
+from task.words import listed
 
 
 class Node:

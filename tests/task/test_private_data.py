@@ -1,15 +1,32 @@
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from task.datasets import DatasetError, DataSpec, load_private_data
+from task.datasets import DatasetError, DataSpec, labels_of, load_private_data
 from task.image_files import class_names
+from task.labels import LabelMap
 
 GREY = DataSpec("grey", (1, 6, 8), 3, (0.25,), (0.5,))
 COLOUR = DataSpec("colour", (3, 6, 8), 3, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+
+
+def named(*classes):
+    return replace(GREY, labels=LabelMap(classes))
+
+
+def numbered(folder, kind, *labels):
+    """An image of each of these labels, as class folders or as an npz."""
+    if kind == "folders":
+        for label in labels:
+            _save_image(folder / str(label) / "a.png")
+        return folder
+    images = np.zeros((len(labels), 6, 8), np.uint8)
+    np.savez(folder / "own.npz", images=images, labels=np.array(labels))
+    return folder / "own.npz"
 
 
 def _save_image(path, colour=(200, 100, 0), size=(8, 6), mode="RGB"):
@@ -36,7 +53,7 @@ def test_other_folder_names_are_numbered_in_sorted_order(tmp_path):
 def test_named_folders_are_the_classes_that_the_run_lists_and_some_may_be_missing(tmp_path):
     for name in ("dog", "cat"):
         _save_image(tmp_path / name / "a.png")
-    raw = load_private_data(tmp_path, GREY, ("dog", "ant", "cat"))
+    raw = load_private_data(tmp_path, named("dog", "ant", "cat"))
     assert raw.labels.tolist() == [2, 0]
     assert class_names(tmp_path) == ("cat", "dog")
 
@@ -44,14 +61,51 @@ def test_named_folders_are_the_classes_that_the_run_lists_and_some_may_be_missin
 def test_folders_that_the_run_does_not_list_are_refused_by_name(tmp_path):
     for name in ("bird", "cat", "wolf"):
         _save_image(tmp_path / name / "a.png")
-    with pytest.raises(DatasetError, match=r"bird, wolf: not in private\.classes = 'ant,cat,dog'"):
-        load_private_data(tmp_path, GREY, ("ant", "cat", "dog"))
+    with pytest.raises(DatasetError, match=r"bird and wolf: .*ant, cat and dog"):
+        load_private_data(tmp_path, named("ant", "cat", "dog"))
 
 
-def test_numbers_keep_their_meaning_where_the_run_lists_names(tmp_path):
-    _save_image(tmp_path / "1" / "a.png")
-    assert class_names(tmp_path) == ()
-    assert load_private_data(tmp_path, GREY, ("ant", "cat", "dog")).labels.tolist() == [1]
+@pytest.mark.parametrize("kind", ["folders", "npz"])
+def test_numbers_among_the_names_that_the_run_lists_are_names_not_positions(tmp_path, kind):
+    """Grades from 1 on: the first is no position."""
+    data = numbered(tmp_path, kind, 1, 3)
+    spec = named("1", "3", "2")
+    assert load_private_data(data, spec).labels.tolist() == [0, 1]
+    assert labels_of(data, ["3"], spec) == [1]
+
+
+@pytest.mark.parametrize("kind", ["folders", "npz"])
+def test_a_number_that_is_not_among_the_runs_names_is_refused(tmp_path, kind):
+    data = numbered(tmp_path, kind, 0, 1)
+    with pytest.raises(DatasetError, match=r"0: .*1, 2 and 3"):
+        load_private_data(data, named("1", "2", "3"))
+
+
+def test_numbered_folders_are_no_positions_where_the_run_lists_other_names(tmp_path):
+    data = numbered(tmp_path, "folders", 1, 2)
+    with pytest.raises(DatasetError, match=r"1 and 2: .*mild, medium and severe"):
+        load_private_data(data, named("mild", "medium", "severe"))
+
+
+def test_integers_of_a_file_are_positions_where_no_name_is_a_number(tmp_path):
+    data = numbered(tmp_path, "npz", 1, 2)
+    assert load_private_data(data, named("ant", "cat", "dog")).labels.tolist() == [1, 2]
+    assert labels_of(data, ["dog", "0"], named("ant", "cat", "dog")) == [2, 0]
+
+
+def test_one_number_that_is_written_in_two_ways_is_refused(tmp_path):
+    for name in ("1", "01"):
+        _save_image(tmp_path / name / "a.png")
+    with pytest.raises(DatasetError, match=r"01.* same number"):
+        load_private_data(tmp_path, GREY)
+
+
+def test_numbers_with_leading_zeros_are_names_of_their_own(tmp_path):
+    for name in ("01", "02", "10"):
+        _save_image(tmp_path / name / "a.png")
+    assert load_private_data(tmp_path, GREY).labels.tolist() == [0, 1, 2]
+    with pytest.raises(DatasetError, match="01 and 02"):
+        load_private_data(tmp_path, named("1", "2", "10"))
 
 
 @pytest.mark.parametrize("name", ["a,b", "a\tb", "x" * 61])
@@ -166,7 +220,7 @@ def test_a_linked_image_is_read(tmp_path):
 
 def test_a_label_beyond_the_classes_is_named(tmp_path):
     _save_image(tmp_path / "3" / "a.png")
-    with pytest.raises(DatasetError, match="label 3 is outside 0 to 2"):
+    with pytest.raises(DatasetError, match=r"3: .*0, 1 and 2"):
         load_private_data(tmp_path, GREY)
 
 

@@ -71,7 +71,7 @@ def test_a_chart_of_few_or_wild_points_is_drawn(points):
 
 
 def test_every_dot_is_a_class_that_a_node_holds_and_its_area_is_the_number_of_samples():
-    drawing = dot_plot({"node-0": [64, 0, 16], "ward 3": [0, 0, 1]})
+    drawing = dot_plot({"node-0": [64, 0, 16], "ward 3": [0, 0, 1]}, str)
     assert titles(drawing, "circle") == [
         "node-0: 64 of class 0",
         "node-0: 16 of class 2",
