@@ -325,7 +325,7 @@ def test_every_command_shows_a_dicom_file_alike(tmp_path):
             dicom(tmp_path / label / f"{name}.dcm", WindowCenter=2000, WindowWidth=3000)
     expected = torch.tensor(open_image(tmp_path / "0" / "a.dcm").pixels)
     inputs = []
-    description = Description("none", GREY, ("0", "1"))
+    description = Description("none", GREY)
     model = ExportedModel(description, lambda x: inputs.append(x[0]) or torch.zeros(1, 2))
     model.probabilities(tmp_path / "0" / "a.dcm")  # predict
     source = load_source(str(tmp_path), data_root=None, shape=None, seed=0)  # distill, audit

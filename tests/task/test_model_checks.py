@@ -159,7 +159,7 @@ def test_lazy_layers_are_drawn_from_the_seed_and_train():
 @pytest.mark.filterwarnings("ignore:.*torch.jit.load:DeprecationWarning")
 def test_models_that_are_accepted_are_exported_and_predict_one_sample(cls, form, tmp_path):
     model = create(cls).eval()
-    description = Description(f"{__name__}:{cls.__name__}", SPEC, tuple("0123456789"))
+    description = Description(f"{__name__}:{cls.__name__}", SPEC)
     suffix = {"onnx": "model.onnx", "torchscript": "model.pt"}[form]
     file = write_model(model.state_dict(), description, form, tmp_path / suffix)
     images = torch.rand(1, *SPEC.shape)
