@@ -1,5 +1,7 @@
 """Models of others: each kind works, or is refused before a run, with the layer and the remedy."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from server.export.description import Description
 from server.export.model import write_model
 from server.export.prediction import read_model
 from task.datasets import load_dataset
+from task.labels import LabelMap, positions
 from task.models import ModelError, create_model, why_private_step_fails
 
 SPEC = load_dataset("digits").spec
@@ -159,7 +162,8 @@ def test_lazy_layers_are_drawn_from_the_seed_and_train():
 @pytest.mark.filterwarnings("ignore:.*torch.jit.load:DeprecationWarning")
 def test_models_that_are_accepted_are_exported_and_predict_one_sample(cls, form, tmp_path):
     model = create(cls).eval()
-    description = Description(f"{__name__}:{cls.__name__}", SPEC)
+    spec = replace(SPEC, labels=LabelMap(positions(SPEC.num_classes)))
+    description = Description(f"{__name__}:{cls.__name__}", spec)
     suffix = {"onnx": "model.onnx", "torchscript": "model.pt"}[form]
     file = write_model(model.state_dict(), description, form, tmp_path / suffix)
     images = torch.rand(1, *SPEC.shape)
