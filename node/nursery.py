@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from node.kernel import die_with, name_process
+from protocol.socket_path import short_path
 
 NURSERY = "FLWR_DISTILL_NURSERY"
 """Environment variable with the folder of the nurseries' sockets."""
@@ -131,7 +132,8 @@ def fork(
     nursery.settimeout(_ANSWERS_WITHIN)
     request = {"command": list(command[3:]), "env": dict(env), "fds": list(pass_fds)}
     try:
-        nursery.connect(str(sockets[0]))
+        with short_path(sockets[0]) as path:
+            nursery.connect(path)
         socket.send_fds(nursery, [json.dumps(request).encode()], [*outputs, *pass_fds])
         answer = nursery.recv(_LONGEST_REQUEST)
     except OSError:

@@ -16,6 +16,7 @@ from typing import Protocol
 from node.environment import process_environment
 from node.kernel import die_with
 from node.nursery import fork
+from protocol.socket_path import short_path
 
 _DIES_WITHIN = 30.0
 
@@ -96,7 +97,7 @@ def start_nursery(
     Parameters
     ----------
     folder : Path
-        Its path is short, since that of a socket is.
+        Only this user may enter it.
     name : str
         Which of `node.nursery.NURSERIES`.
     modules : sequence of str (default: ())
@@ -105,7 +106,8 @@ def start_nursery(
         Of `start_bound`.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(str(folder / name))
+        with short_path(folder / name) as path:
+            listener.bind(path)
         listener.listen(socket.SOMAXCONN)
         number = listener.fileno()
         command = [sys.executable, "-P", "-m", "node.nursery", name, str(number), *modules]

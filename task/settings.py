@@ -18,6 +18,8 @@ from pydantic import (
     field_validator,
 )
 
+from task.text_files import composed
+
 RunConfigValue = bool | int | float | str
 Precision = Literal["float32", "tf32", "bf16"]
 Change = Literal["shift", "scale", "rotate", "shear", "flip", "colour", "cutout"]
@@ -155,7 +157,7 @@ class PrivateSettings(Block):
 
 
 def _listed(names: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in names.split(",")) if names else ()
+    return tuple(composed(name.strip()) for name in names.split(",")) if names else ()
 
 
 class TrainSettings(Block):

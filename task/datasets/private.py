@@ -13,6 +13,7 @@ from task.datasets.types import DatasetError, DataSpec, RawSamples, check_raw_sa
 from task.image_files import Finding, UnusableFileError, class_names
 from task.readers import DataReader, data_reader
 from task.survey import skipped_in_a_line
+from task.text_files import composed
 
 logger = logging.getLogger("task")
 
@@ -62,7 +63,8 @@ def labels_of(
     if (reader := data_reader(path)) is None:
         return [int(name) for name in names if name.isdecimal()]
     labels = _labels(path, reader, spec, classes)
-    return [label for name, label in labels.items() if name in names]
+    wanted = set(map(composed, names))
+    return [label for name, label in labels.items() if name in wanted]
 
 
 def _read_images(
