@@ -69,11 +69,11 @@ def shortest(name: str, names: list[str], least: int = 6) -> str:
 
 
 def _folder(name: str, runs_dir: Path) -> Path:
-    runs = _begun(runs_dir)
-    if runs_dir / name not in runs and (Path(name) / SETTINGS).exists() and name != LATEST:
+    ids = [folder.name for folder in _begun(runs_dir)]
+    if name not in (*ids, LATEST) and (Path(name) / SETTINGS).exists():
         return Path(name)
     try:
-        folder = runs_dir / full_id(name, [folder.name for folder in runs])
+        folder = runs_dir / full_id(name, ids)
     except RunIdError as error:
         fail(f"{error} in {runs_dir} ({_REMEDY})")
     if not (folder / SETTINGS).exists():

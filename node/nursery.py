@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from node.kernel import die_with, name_process
-from protocol.socket_path import short_path
 
 NURSERY = "FLWR_DISTILL_NURSERY"
 """Environment variable with the folder of the nurseries' sockets."""
@@ -128,6 +127,8 @@ def fork(
     sockets = [path for name in names if (path := folder / name).exists()]
     if not sockets:
         return None
+    from protocol.socket_path import short_path  # here: what a nursery imports, apps cannot bring
+
     nursery = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     nursery.settimeout(_ANSWERS_WITHIN)
     request = {"command": list(command[3:]), "env": dict(env), "fds": list(pass_fds)}

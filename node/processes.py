@@ -16,7 +16,6 @@ from typing import Protocol
 from node.environment import process_environment
 from node.kernel import die_with
 from node.nursery import fork
-from protocol.socket_path import short_path
 
 _DIES_WITHIN = 30.0
 
@@ -105,6 +104,8 @@ def start_nursery(
     log, env, cwd
         Of `start_bound`.
     """
+    from protocol.socket_path import short_path  # here: a nursery imports this file
+
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         with short_path(folder / name) as path:
             listener.bind(path)

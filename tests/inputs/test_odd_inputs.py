@@ -444,9 +444,13 @@ INPUTS: dict[str, Result | Refusal] = {
         each(
             *(file(f"certs/{name}", b"\xff") for name in ("ca.key", "ca.crt")),
             *(file(f"certs/{name}", b"\xff") for name in ("nodes-ca.key", "nodes-ca.crt")),
+            file("certs/issued.json", "[]"),
         ),
         "certs node n --dir {}/certs",
         ("ca.key",),
+    ),
+    "certs: a cut list of certificates": Refusal(
+        file("certs/issued.json", '[{"name": "n'), "certs list --dir {}/certs", ("issued.json",)
     ),
     # Results.
     "results: a file in place of the folder": Refusal(
