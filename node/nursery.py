@@ -133,8 +133,8 @@ def fork(
     nursery.settimeout(_ANSWERS_WITHIN)
     request = {"command": list(command[3:]), "env": dict(env), "fds": list(pass_fds)}
     try:
-        with short_path(sockets[0]) as path:
-            nursery.connect(path)
+        with short_path(sockets[0]) as address:
+            nursery.connect(address)
         socket.send_fds(nursery, [json.dumps(request).encode()], [*outputs, *pass_fds])
         answer = nursery.recv(_LONGEST_REQUEST)
     except OSError:

@@ -56,8 +56,7 @@ def run_to_export(run: RunFiles, best_round: bool = False) -> RunFiles:
     wanted = peak["round"] if best_round and peak else max(rounds, default=None)
     if wanted not in rounds or "spec" not in run.about:
         raise ExportError(
-            f"{run.folder} holds no model of that round (rounds kept: {sorted(rounds)}; "
-            f"{_OTHERS})"
+            f"{run.folder} holds no model of that round (rounds kept: {sorted(rounds)}; {_OTHERS})"
         )
     if not any(rounds) and not run.settings.get("start"):
         raise ExportError(

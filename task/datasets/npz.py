@@ -1,5 +1,6 @@
 """Read ``.npz`` files of images and labels."""
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -79,12 +80,13 @@ def _remedy(stored: NDArray[np.generic]) -> str:
 def read_array(path: Path, key: str) -> NDArray[np.generic]:
     """Read one array of an ``.npz`` file; nothing is unpickled."""
     try:
-        with path.open("rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
+        with zipfile.ZipFile(path) as archive:
+            if archive.namelist().count(f"{key}.npy") > 1:
+                raise ValueError(f"it has several arrays {key!r}")
+        with np.load(path, allow_pickle=False) as arrays:
             if key not in arrays:
                 found = printable(str(sorted(arrays)))
                 raise DatasetError(f"{path}: has the arrays {found}, need 'images' and 'labels'")
-            if arrays.zip.namelist().count(f"{key}.npy") > 1:
-                raise ValueError(f"it has several arrays {key!r}")
             array: object = arrays[key]
             if not isinstance(array, np.ndarray):  # another file, under this name
                 raise ValueError(f"{key!r} in it is no array")

@@ -180,6 +180,14 @@ def test_a_run_of_the_runs_dir_goes_before_a_folder_of_the_same_name(finished_ru
     )
 
 
+def test_an_export_that_cannot_be_written_is_one_line(finished_run, tmp_path):
+    (tmp_path / "out").write_text("a file")
+    result = invoke("export", finished_run(), "--output", tmp_path / "out" / "model")
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert str(tmp_path / "out") in line
+
+
 def test_a_damaged_file_of_a_run_is_named(finished_run):
     folder = finished_run()
     (folder / "metrics.jsonl").write_bytes(b"\xff\n")

@@ -11,6 +11,7 @@ import re
 import struct
 import tarfile
 import unicodedata
+import warnings
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ def npz(**arrays: object) -> bytes:
 def npz_with(*members: tuple[str, bytes]) -> bytes:
     """A good npz with more members."""
     content = io.BytesIO(npz())
-    with zipfile.ZipFile(content, "a") as archive:
+    with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(content, "a") as archive:
         for name, data in members:
             archive.writestr(name, data)
     return content.getvalue()

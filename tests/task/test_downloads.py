@@ -14,9 +14,9 @@ import torchvision
 from task.datasets import load_dataset
 
 NODES = 3
-PARTS = {"train": 40, "t10k": 10}
-PAUSE = 0.1
-"""Seconds between the halves of a file, in which other nodes begin."""
+PARTS = {"train": 200, "t10k": 10}
+PAUSE = 0.2
+"""Seconds between the halves of a file."""
 
 
 def idx(values: np.ndarray) -> bytes:
@@ -26,9 +26,9 @@ def idx(values: np.ndarray) -> bytes:
 
 @pytest.fixture
 def mirror(monkeypatch):
-    """A slow mirror of a little MNIST on this machine."""
+    """A slow mirror of a little MNIST on this machine; gives an event, set in its last file."""
     draws = np.random.default_rng(0)
-    files = {}
+    files, in_last_file = {}, threading.Event()
     for part, number in PARTS.items():
         images = draws.integers(0, 256, (number, 28, 28), dtype=np.uint8)
         files[f"{part}-images-idx3-ubyte.gz"] = idx(images)
@@ -41,10 +41,11 @@ def mirror(monkeypatch):
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             half = len(content) // 2
-            for part in (content[:half], content[half:]):
-                self.wfile.write(part)
-                self.wfile.flush()
-                time.sleep(PAUSE)
+            self.wfile.write(content[:half])
+            if self.path.strip("/") == list(files)[-1]:
+                in_last_file.set()
+            time.sleep(PAUSE)
+            self.wfile.write(content[half:])
 
         def log_message(self, *arguments):
             pass
@@ -57,18 +58,17 @@ def mirror(monkeypatch):
     monkeypatch.setattr(mnist, "mirrors", [f"http://127.0.0.1:{server.server_port}/"])
     known = [(name, hashlib.md5(data).hexdigest()) for name, data in files.items()]
     monkeypatch.setattr(mnist, "resources", known)
-    yield
+    yield in_last_file
     server.shutdown()
     server.server_close()
     thread.join()
 
 
 def test_three_nodes_that_download_into_one_folder_read_whole_files(mirror, tmp_path):
-    begin = threading.Barrier(NODES)
-
     def node(number):
-        begin.wait()
-        time.sleep(number * PAUSE)
+        if number == NODES - 1:  # it comes when the others have part of every file
+            assert mirror.wait(20)
+            time.sleep(PAUSE / 2)
         return load_dataset("mnist", tmp_path, download=True).train
 
     with ThreadPoolExecutor(NODES) as nodes:
