@@ -29,19 +29,17 @@ class ListedFiles(DataReader):
     def images(self, path: Path) -> Iterator[StoredImage | Finding]:
         """Give the files in the list's order, and files that it does not name."""
         (listing,) = _lists(path)
-        first: dict[PurePosixPath, int] = {}
+        first: dict[str, int] = {}
         for line, name, label in _rows(path):
-            if name in first:
+            if (known := first.setdefault(composed(str(name)), line)) != line:
                 raise DatasetError(
-                    f"{listing}, line {line}: {printable(str(name))} is in line {first[name]} "
-                    "too; keep the right one"
+                    f"{listing}, line {line}: {printable(str(name))} is in line {known} too; keep "
+                    "the right one"
                 )
-            first[name] = line
             yield StoredImage(printable(str(name)), label, _in_any_form(path, name))
         reason = f"is not in {listing.name}; add it, or remove it"
         for file in visible(path):
-            is_listed = PurePosixPath(composed(file.name)) in first
-            if file.is_file() and file != listing and not is_listed:
+            if file.is_file() and file != listing and composed(file.name) not in first:
                 yield Finding("stray", printable(file.name), reason)
 
     def number(self, path: Path) -> int:
@@ -89,7 +87,7 @@ def _rows(folder: Path) -> Iterator[tuple[int, PurePosixPath, str]]:
                 name, label = (row[header.index(column)].strip() for column in ("file", "label"))
                 if not label:
                     raise DatasetError(f"{where}: has no label; write one, or remove the line")
-                yield rows.line_num, _inside(composed(name), where), composed(label)
+                yield rows.line_num, _inside(name, where), composed(label)
     except DatasetError:
         raise
     except csv.Error as error:
@@ -107,9 +105,9 @@ def _inside(name: str, where: str) -> PurePosixPath:
 
 
 def _in_any_form(folder: Path, name: PurePosixPath) -> Path:
-    """File of this name, whose accents another system may have split from their letters."""
-    split = folder / unicodedata.normalize("NFD", str(name))
-    return split if split.exists() else folder / name
+    """File of this name, in which another system may have split accents from letters or not."""
+    forms = (name, composed(str(name)), unicodedata.normalize("NFD", str(name)))
+    return next((file for form in forms if (file := folder / form).exists()), folder / name)
 
 
 READER = ListedFiles()

@@ -373,6 +373,11 @@ INPUTS: dict[str, Result | Refusal] = {
         own("own"),
         [(0, 1), (1, 0)],
     ),
+    "list: a letter that the composed form does not have": Result(
+        listed(lines("file,label", "\u212b.png,b", "1.png,a"), "\u212b.png", "1.png"),
+        own("own"),
+        [(0, 1), (1, 0)],
+    ),
     "list: an empty label": Refusal(
         listed(lines("file,label", "0.png,a", "", "1.png,"), "0.png", "1.png"),
         CHECK,
