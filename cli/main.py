@@ -1,6 +1,8 @@
 """The `flwr-distill` command: one file per subcommand, gathered here."""
 
+import sys
 from importlib import metadata
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -13,6 +15,7 @@ from cli.demo import demo
 from cli.distill import distill
 from cli.doctor import doctor
 from cli.edge import edge
+from cli.errors import FileErrors
 from cli.node import node
 from cli.outbox import outbox
 from cli.partition import partition
@@ -34,6 +37,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,
+    cls=FileErrors,
 )
 
 
@@ -52,7 +56,9 @@ def _main(
         ),
     ] = False,
 ) -> None:
-    pass
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # names and signs that a terminal cannot show
+            stream.reconfigure(errors="backslashreplace")
 
 
 for command in (

@@ -26,22 +26,30 @@ def predict(
 
     MODEL is a file that `flwr-distill runs export` wrote. Images are converted to its channels and
     size, as nodes do with their own. A .pt file is a program: use only those that you trust.
+
+    Files that cannot be read are named after the others' classes, and the command exits with 1.
     """
     # Here, because every subcommand imports this file, and the node command must not import torch.
     from server.export.prediction import ModelFileError, read_model
     from server.page.words import percent
     from task.datasets import DatasetError
+    from task.image_files import UnusableFileError
 
-    for image in images:
-        if not image.is_file():
-            fail(f"{image}: there is no such file", "predict")
-    table = Table("image", "class", "probability", "next")
+    table, problems = Table("image", "class", "probability", "next"), []
     with exit_on(ModelFileError, DatasetError, command="predict"):
         exported = read_model(model)
         classes = exported.description.classes
         table.caption = f"label map {exported.description.spec.labels.digest}"
         for image in images:
-            top = exported.probabilities(image).topk(min(1 + NEXT_BEST, len(classes)))
+            if not image.is_file():
+                problems.append(f"{image}: there is no such file")
+                continue
+            try:
+                probabilities = exported.probabilities(image)
+            except UnusableFileError as error:
+                problems.append(str(error))
+                continue
+            top = probabilities.topk(min(1 + NEXT_BEST, len(classes)))
             best, *others = (
                 (classes[index], percent(probability))
                 for index, probability in zip(
@@ -50,4 +58,7 @@ def predict(
             )
             following = ", ".join(f"{name} {share}" for name, share in others)
             table.add_row(*map(Text, (str(image), *best, following)))
-    Console().print(table)
+    if table.row_count:
+        Console().print(table)
+    if problems:
+        fail("\n".join(problems), "predict")

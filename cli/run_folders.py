@@ -1,12 +1,14 @@
 """Finds runs by the names given on the command line."""
 
+import json
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli.errors import fail
-from server.record.run_ids import RunIdError, full_id
+from server.record.run_ids import LATEST, RunIdError, full_id
 
 if TYPE_CHECKING:
     from server.page import RunFiles
@@ -14,22 +16,48 @@ if TYPE_CHECKING:
 RUN_HELP = "Run id or its first digits, its folder, or latest."
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder that the runs' folders are in.")]
 DEFAULT_RUNS_DIR = Path("runs")
+SETTINGS, JOURNAL = "settings.json", "journal.jsonl"
+_REMEDY = "flwr-distill runs list shows the others"
 
 
 def read_runs(names: list[str], runs_dir: Path) -> "list[RunFiles]":
-    """Read runs by id, its first digits, folder or ``latest``; ends the command on a wrong one."""
+    """Read runs by id, its first digits, folder or ``latest``; ends the command on a wrong one.
+
+    Which run is the latest goes to standard error.
+    """
     from server.page import RunFilesError, read_run
 
     try:
-        return [read_run(_folder(name, runs_dir)) for name in names]
+        runs = [read_run(_folder(name, runs_dir)) for name in names]
     except RunFilesError as error:
         fail(error)
+    for name, run in zip(names, runs, strict=True):
+        if name == LATEST:
+            begun = str(run.about.get("started", "-"))[:16].replace("T", " ")
+            which = f"{run.folder.name}, {run.title}, started {begun}, {run.state}"
+            typer.echo(f"latest is run {which}", err=True)
+    return runs
 
 
 def run_folders(runs_dir: Path) -> list[Path]:
-    """Folders of runs, the latest last."""
-    folders = [file.parent for file in runs_dir.glob("*/settings.json")]
-    return sorted(folders, key=lambda folder: (folder / "settings.json").stat().st_mtime)
+    """Folders of runs, the one that started last is the last; all of them have met their nodes."""
+    return [folder for folder in _begun(runs_dir) if (folder / SETTINGS).exists()]
+
+
+def _begun(runs_dir: Path) -> list[Path]:
+    """Folders of runs as `run_folders`, with those that have not met their nodes."""
+    files = [*runs_dir.glob(f"*/{SETTINGS}"), *runs_dir.glob(f"*/{JOURNAL}")]
+    return sorted({file.parent for file in files}, key=_started)
+
+
+def _started(folder: Path) -> float:
+    """When a run started: files' times differ in a copy, so they count where a run says nothing."""
+    try:
+        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        return datetime.fromisoformat(about["started"]).timestamp()
+    except (OSError, ValueError, KeyError, TypeError):
+        file = next(file for name in (SETTINGS, JOURNAL) if (file := folder / name).exists())
+        return file.stat().st_mtime
 
 
 def shortest(name: str, names: list[str], least: int = 6) -> str:
@@ -41,9 +69,13 @@ def shortest(name: str, names: list[str], least: int = 6) -> str:
 
 
 def _folder(name: str, runs_dir: Path) -> Path:
-    if (Path(name) / "settings.json").exists():
+    ids = [folder.name for folder in _begun(runs_dir)]
+    if name not in (*ids, LATEST) and (Path(name) / SETTINGS).exists():
         return Path(name)
     try:
-        return runs_dir / full_id(name, [folder.name for folder in run_folders(runs_dir)])
+        folder = runs_dir / full_id(name, ids)
     except RunIdError as error:
-        fail(f"{error} in {runs_dir} (flwr-distill runs list shows them)")
+        fail(f"{error} in {runs_dir} ({_REMEDY})")
+    if not (folder / SETTINGS).exists():
+        fail(f"run {folder.name} has not met its nodes: there is nothing of it yet ({_REMEDY})")
+    return folder

@@ -17,6 +17,7 @@ from cli.options import DEFAULT_FEDERATION_DIR, FederationDir, NodesDevice
 from cli.waiting import Waiting
 from fleet.local_federation import LocalFederation, LocalNode
 from node.settings import NodeError, load_settings
+from task.text_files import read_text
 from task.words import counted
 
 DEFAULT_NODES = 5
@@ -115,7 +116,7 @@ def _node_settings(config: Path | None, device: str | None, data: list[Path]) ->
     checked = load_settings(config, {})
     for path in data:
         load_settings(None, {"data": path})
-    content: dict[str, Any] = yaml.safe_load(config.read_text("utf-8")) if config else {}
+    content: dict[str, Any] = yaml.safe_load(read_text(config)) if config else {}
     settings = {str(key).replace("_", "-"): value for key, value in content.items()}
     if taken := [key for key in _OWN if key in settings] + ["data"] * ("data" in settings):
         raise NodeError(f"config={config}: {taken[0]} is set by up itself: remove it")

@@ -109,7 +109,10 @@ class Authority:
             key = serialization.load_pem_private_key(self.key.read_bytes(), password=None)
             certificate = x509.load_pem_x509_certificate(self.certificate.read_bytes())
         except (OSError, ValueError, TypeError) as error:
-            raise CertificateError(f"the authority cannot be read: {error}") from error
+            raise CertificateError(
+                f"{self.key} or {self.certificate.name} cannot be read: {error} (put them back "
+                "from a copy)"
+            ) from error
         assert isinstance(key, ec.EllipticCurvePrivateKey)
         return key, certificate
 
@@ -175,7 +178,10 @@ def write_new(files: Mapping[Path, bytes]) -> None:
                 partial.touch(mode=mode)
                 partial.write_bytes(content)
     except OSError as error:
-        raise CertificateError(f"the certificate cannot be written: {error}") from error
+        raise CertificateError(
+            f"the certificate cannot be written: {error} (give a folder in which this user may "
+            "write)"
+        ) from error
 
 
 def now() -> datetime.datetime:

@@ -231,6 +231,10 @@ class CertificateFolder:
             raise CertificateError(
                 f"there is no authority in {self._path}: make one with `flwr-distill certs init`"
             ) from None
+        except (OSError, ValueError, TypeError) as error:
+            raise CertificateError(
+                f"{self._register} cannot be read: {error} (put it back from a copy)"
+            ) from error
 
     def valid(self, name: str) -> Issued | None:
         """Return the last certificate with this name that is not revoked, if there is one."""

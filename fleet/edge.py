@@ -119,7 +119,7 @@ class Edge:
         """
         file = FederationFile(self._state)
         file.lock()
-        with (  # paths of sockets are short; the app above enters the first folder
+        with (  # the app above enters the first folder
             TemporaryDirectory(prefix="edge-") as sockets,
             TemporaryDirectory(prefix="edge-") as nursery,
         ):

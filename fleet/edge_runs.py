@@ -58,8 +58,7 @@ class EdgeRuns:
     Parameters
     ----------
     sockets : Path
-        Folder for the sockets, which only this user and the node's app may enter. Its path is
-        short: that of a socket has 107 bytes at most.
+        Folder for the sockets, which only this user and the node's app may enter.
     state_dir : Path
         Folder that outlasts the edge: which run below belongs to which above, and the runs' folders
         in ``runs``.

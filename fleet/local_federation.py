@@ -456,7 +456,7 @@ class LocalFederation:
         """Start the processes that nodes' processes are forked from, where that is possible."""
         if not can_fork():
             return
-        folder = self._nurseries.enter_context(TemporaryDirectory())  # paths of sockets are short
+        folder = self._nurseries.enter_context(TemporaryDirectory())
         self.env[NURSERY] = folder
         self._nurseries.callback(self.env.pop, NURSERY)
         of_nodes = {

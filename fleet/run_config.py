@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 from task.settings import RunConfigValue
+from task.text_files import read_text
 
 _PAIR = re.compile(r"""([^\s=]+)=("(?:[^"\\]|\\.)*"|'[^']*'|\S+)(?:\s+|$)""")
 
@@ -46,9 +47,11 @@ def read_run_config(text: str) -> dict[str, RunConfigValue]:
 
 def _read(file: Path) -> dict[str, object]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(file))
     except (OSError, ValueError) as error:
-        raise RunConfigError(f"run-config={file} cannot be read: {error}") from error
+        raise RunConfigError(
+            f"run-config={file} cannot be read: {error} (give a TOML file)"
+        ) from error
 
 
 def _value(key: str, text: str) -> object:

@@ -127,11 +127,14 @@ def fork(
     sockets = [path for name in names if (path := folder / name).exists()]
     if not sockets:
         return None
+    from protocol.socket_path import short_path  # here: what a nursery imports, apps cannot bring
+
     nursery = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     nursery.settimeout(_ANSWERS_WITHIN)
     request = {"command": list(command[3:]), "env": dict(env), "fds": list(pass_fds)}
     try:
-        nursery.connect(str(sockets[0]))
+        with short_path(sockets[0]) as address:
+            nursery.connect(address)
         socket.send_fds(nursery, [json.dumps(request).encode()], [*outputs, *pass_fds])
         answer = nursery.recv(_LONGEST_REQUEST)
     except OSError:

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from task.settings import Block, SettingsError
+from task.text_files import EncodingError, read_text
 
 ANY = "any"
 
@@ -405,8 +406,8 @@ def _any_of(names: list[str] | None, everything: str) -> str:
 
 def _read(file: Path) -> object:
     try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        return yaml.safe_load(read_text(file))
+    except (OSError, EncodingError, yaml.YAMLError) as error:
         raise SettingsError(
             f"policy {file} cannot be read: {' '.join(str(error).split())} (give a YAML file, or "
             f"one of {', '.join(PRESETS)})"

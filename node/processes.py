@@ -96,7 +96,7 @@ def start_nursery(
     Parameters
     ----------
     folder : Path
-        Its path is short, since that of a socket is.
+        Only this user may enter it.
     name : str
         Which of `node.nursery.NURSERIES`.
     modules : sequence of str (default: ())
@@ -104,8 +104,11 @@ def start_nursery(
     log, env, cwd
         Of `start_bound`.
     """
+    from protocol.socket_path import short_path  # here: a nursery imports this file
+
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(str(folder / name))
+        with short_path(folder / name) as path:
+            listener.bind(path)
         listener.listen(socket.SOMAXCONN)
         number = listener.fileno()
         command = [sys.executable, "-P", "-m", "node.nursery", name, str(number), *modules]

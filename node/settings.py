@@ -24,6 +24,7 @@ from protocol.messages import (
     REAL_PER_VIRTUAL,
 )
 from task.auxiliary_names import OWN_FILE
+from task.text_files import EncodingError, read_text
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -308,8 +309,8 @@ def flat_toml(values: Mapping[str, Any]) -> str:
 
 def _read_yaml(file: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+        content = yaml.safe_load(read_text(file))
+    except (OSError, EncodingError, yaml.YAMLError) as error:
         raise NodeError(f"config={file} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise NodeError(f"config={file} must hold settings such as `superlink: host:9092`")

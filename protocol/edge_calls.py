@@ -11,6 +11,8 @@ from pathlib import Path
 
 import grpc
 
+from protocol.socket_path import short_path
+
 _SERVICE = "flwr_distill.Edge"
 _LARGEST = 2**31 - 1
 """Bytes of a call or an answer, as Flower's own."""
@@ -52,8 +54,9 @@ def listen(socket: Path, answers: Mapping[str, Answer], *, threads: int) -> grpc
     )
     handlers = {name: handler(answer) for name, answer in answers.items()}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
-    server.add_insecure_port(f"unix:{socket}")
-    server.start()
+    with short_path(socket) as path:
+        server.add_insecure_port(f"unix:{path}")
+        server.start()
     return server
 
 
@@ -67,14 +70,19 @@ def call(socket: Path, name: str, request: bytes, seconds: float) -> bytes:
     EdgeError
         If it refuses, or does not answer in time.
     """
-    with grpc.insecure_channel(f"unix:{socket}", options=_OPTIONS) as channel:
-        try:
+    try:
+        with (
+            short_path(socket) as path,
+            grpc.insecure_channel(f"unix:{path}", options=_OPTIONS) as channel,
+        ):
             answer: bytes = channel.unary_unary(f"/{_SERVICE}/{name}")(request, timeout=seconds)
-        except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
-                raise EdgeError(error.details()) from None
-            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise EdgeError(f"the edge did not answer within {seconds:.0f} s") from None
-            reason = f"the edge's run below is not there: {error.details()}"
-            raise NobodyThereError(reason) from None
+    except OSError as error:
+        raise NobodyThereError(f"the edge's run below is not there: {error}") from None
+    except grpc.RpcError as error:
+        if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+            raise EdgeError(error.details()) from None
+        if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise EdgeError(f"the edge did not answer within {seconds:.0f} s") from None
+        reason = f"the edge's run below is not there: {error.details()}"
+        raise NobodyThereError(reason) from None
     return answer

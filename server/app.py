@@ -19,6 +19,7 @@ from server.record.journal import Journal
 from server.record.metrics import serve_metrics
 from server.record.recorder import RunRecorder
 from server.record.resume import checkpoint_to_resume, find_run_to_resume, lock_run_folder
+from server.record.writing import results_in
 from server.roster import Roster, meet_nodes
 from server.rounds import Rounds
 from server.settings import RunSettings
@@ -61,8 +62,13 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
     start = None
     if starting:
         start = strategy_of_run(of_start, *find_strategy(starting.name), task, directory)
-    folder_of_run = lock_run_folder(find_run_to_resume(settings, context.run_id))
-    with products_in("float32"), names_in_log(directory.names), folder_of_run as folder:
+    folder = find_run_to_resume(settings, context.run_id)
+    with (
+        products_in("float32"),
+        names_in_log(directory.names),
+        results_in(folder),
+        lock_run_folder(folder),
+    ):
         checkpoint = checkpoint_to_resume(settings, folder, task.fingerprint)
         serve_metrics(folder)
         grid_of: Callable[..., ScreeningGrid] = ScreeningGrid

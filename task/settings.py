@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from task.labels import MOST_NAMES, names_problem
+from task.text_files import composed
 
 RunConfigValue = bool | int | float | str
 Precision = Literal["float32", "tf32", "bf16"]
@@ -159,7 +160,7 @@ class PrivateSettings(Block):
 
 
 def _listed(names: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in names.split(",")) if names else ()
+    return tuple(composed(name.strip()) for name in names.split(",")) if names else ()
 
 
 class TrainSettings(Block):

@@ -29,6 +29,7 @@ FILES: dict[Format, str] = {
     "onnx": "model.onnx",
 }
 TOLERANCE = 1e-3
+_OTHERS = "flwr-distill runs list shows other runs"
 
 
 class ExportError(ValueError):
@@ -55,7 +56,12 @@ def run_to_export(run: RunFiles, best_round: bool = False) -> RunFiles:
     wanted = peak["round"] if best_round and peak else max(rounds, default=None)
     if wanted not in rounds or "spec" not in run.about:
         raise ExportError(
-            f"{run.folder} holds no model of that round (rounds kept: {sorted(rounds)})"
+            f"{run.folder} holds no model of that round (rounds kept: {sorted(rounds)}; {_OTHERS})"
+        )
+    if not any(rounds) and not run.settings.get("start"):
+        raise ExportError(
+            f"{run.folder} has no model yet, only the random one of its start (wait for the end of "
+            f"round 1; {_OTHERS})"
         )
     return replace(run, rows=[row for row in run.rows if row["round"] <= wanted])
 

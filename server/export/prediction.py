@@ -46,8 +46,10 @@ class ExportedModel:
 
         Raises
         ------
-        DatasetError
+        UnusableFileError
             If the file is no image that can be read.
+        DatasetError
+            If its reader needs a package that is missing.
         """
         spec = self.description.spec
         inputs = normalise(read_image(image, spec)[None], spec)

@@ -134,15 +134,22 @@ def short(name: str) -> str:
 def _json(file: Path) -> dict[str, Any]:
     if not file.exists():
         return {}
-    return _parsed(file.read_text(encoding="utf-8"), file) or {}
+    return _parsed(_text(file), file) or {}
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
     """Lines of a file, without a half-written last one (the process was killed)."""
     if not file.exists():
         return []
-    whole, _, _ = file.read_text(encoding="utf-8").rpartition("\n")
+    whole, _, _ = _text(file).rpartition("\n")
     return [_parsed(line, file) or {} for line in whole.splitlines()]
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RunFilesError(f"{file} is malformed: {error} (copy it again)") from error
 
 
 def _parsed(text: str, file: Path) -> dict[str, Any] | None:

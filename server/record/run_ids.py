@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+LATEST = "latest"
+
 
 class RunIdError(ValueError):
     """A text stands for no run, or for several."""
@@ -19,7 +21,7 @@ def full_id(text: str, ids: Sequence[str]) -> str:
     """
     if text in ids:
         return text
-    if text == "latest" and ids:
+    if text == LATEST and ids:
         return ids[-1]
     matches = [each for each in ids if text and each.startswith(text)]
     if len(matches) > 1:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from task.datasets.types import DatasetError, DataSpec, Pixels, RawSamples, check_raw_samples
-from task.image_files import float_problem
+from task.image_files import float_problem, printable
 
 
 def read_npz(path: Path, spec: DataSpec) -> RawSamples:
@@ -40,7 +40,7 @@ def as_pixels(stored: NDArray[np.generic], path: Path) -> Pixels:
     white. Other types and ranges are refused, because what is black and white in them is unknown;
     and so is uint16 up to 255, which is probably uint8 in a wider type.
     """
-    if stored.ndim not in (3, 4):
+    if stored.ndim not in (3, 4) or 0 in stored.shape[1:]:
         raise DatasetError(
             f"{path}: images have the shape {stored.shape}, need (n, H, W) or (n, H, W, C)"
         )
@@ -80,17 +80,22 @@ def _remedy(stored: NDArray[np.generic]) -> str:
 def read_array(path: Path, key: str) -> NDArray[np.generic]:
     """Read one array of an ``.npz`` file; nothing is unpickled."""
     try:
+        with zipfile.ZipFile(path) as archive:
+            if archive.namelist().count(f"{key}.npy") > 1:
+                raise ValueError(f"it has several arrays {key!r}")
         with np.load(path, allow_pickle=False) as arrays:
             if key not in arrays:
-                raise DatasetError(
-                    f"{path}: has the arrays {sorted(arrays)}, need 'images' and 'labels'"
-                )
-            array: NDArray[np.generic] = arrays[key]
+                found = printable(str(sorted(arrays)))
+                raise DatasetError(f"{path}: has the arrays {found}, need 'images' and 'labels'")
+            array: object = arrays[key]
+            if not isinstance(array, np.ndarray):  # another file, under this name
+                raise ValueError(f"{key!r} in it is no array")
             return array
     except DatasetError:
         raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # damaged files make zipfile and NumPy raise errors of many kinds
+        why = printable(str(error) or type(error).__name__)
         raise DatasetError(
-            f"{path}: not a readable .npz file ({error}); write it with "
+            f"{path}: not a readable .npz file ({why}); write it with "
             "numpy.savez_compressed(path, images=..., labels=...)"
         ) from error

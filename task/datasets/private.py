@@ -14,6 +14,7 @@ from task.image_files import Finding, UnusableFileError, class_names
 from task.labels import in_order, is_position
 from task.readers import DataReader, data_reader
 from task.survey import skipped_in_a_line
+from task.text_files import composed
 from task.words import listed
 
 logger = logging.getLogger("task")
@@ -61,12 +62,13 @@ def labels_of(path: str | Path, names: Sequence[str], spec: DataSpec) -> list[in
     """
     path = Path(path)
     if (reader := data_reader(path)) is None:
-        found = [spec.labels.label_of(name) for name in names]
+        found = [spec.labels.label_of(composed(name)) for name in names]
         if not spec.labels.has_numbers:
             found += [int(name) for name in names if is_position(name)]
         return [label for label in found if label is not None]
     labels = _labels(path, reader, spec)
-    return [label for name, label in labels.items() if name in names]
+    wanted = set(map(composed, names))
+    return [label for name, label in labels.items() if name in wanted]
 
 
 def _read_images(path: Path, reader: DataReader, spec: DataSpec) -> RawSamples:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples
 from task.image_files import printable
 from task.labels import LabelError, LabelMap, in_order, names_problem
+from task.text_files import composed, open_text
 
 LABEL = "label"
 LARGEST = 1e150
@@ -111,11 +112,13 @@ class Row:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """Read a table row by row; DatasetError if it is not readable or lacks columns."""
+    """Read a table row by row, without blank ones; DatasetError if it is not readable."""
     with _open_csv(path) as (header, rows):
         place = _label_column(path, header)
         for row in rows:
-            label = row[place].strip() if place < len(row) else ""
+            if not any(value.strip() for value in row):
+                continue
+            label = composed(row[place].strip()) if place < len(row) else ""
             yield Row(rows.line_num, label, *_features(row, header, place))
 
 
@@ -157,12 +160,14 @@ def _features(row: list[str], header: list[str], place: int) -> tuple[list[float
     try:
         if len(row) != len(header):
             raise ValueError(f"it has {len(row)}")
-        values = [float(value) for i, value in enumerate(row) if i != place]
+        values = [_number(value) for i, value in enumerate(row) if i != place]
     except ValueError as error:
         return [], (
             f"need {len(header)} values, numbers except the label ({printable(str(error))}); "
             "drop columns such as addresses and times"
         )
+    if not row[place].strip():
+        return [], "has no label; write one, or drop the row"
     if all(map(math.isfinite, values)):
         return values, ""
     names = header[:place] + header[place + 1 :]
@@ -172,11 +177,19 @@ def _features(row: list[str], header: list[str], place: int) -> tuple[list[float
     return [], f"{name} is {value}; drop the row"
 
 
+def _number(text: str) -> float:
+    """Number in a cell; ``1_000`` is none, though one to Python."""
+    if "_" in text:
+        raise ValueError(f"could not convert string to float: {text!r}")
+    return float(text)
+
+
 def _label_column(path: Path, header: list[str]) -> int:
     lowered = [name.lower() for name in header]
     if lowered.count(LABEL) != 1 or len(header) < 2:
         raise DatasetError(
-            f"{path}: need one column {LABEL!r} and features, got {printable(str(header))}"
+            f"{path}: need one column {LABEL!r} and features, with commas between them, got "
+            f"{printable(str(header))}"
         )
     return lowered.index(LABEL)
 
@@ -185,10 +198,12 @@ def _label_column(path: Path, header: list[str]) -> int:
 def _open_csv(path: Path) -> Iterator[tuple[list[str], Any]]:
     """Header and reader of a CSV file."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with open_text(path) as file:
             reader = csv.reader(file, skipinitialspace=True)
-            yield [name.strip() for name in next(reader, [])], reader
+            yield [composed(name.strip()) for name in next(reader, [])], reader
     except DatasetError:
         raise
-    except (OSError, ValueError, csv.Error) as error:
+    except csv.Error as error:
+        raise DatasetError(f"{path}, line {reader.line_num}: {error}; repair the line") from error
+    except (OSError, ValueError) as error:
         raise DatasetError(f"{path}: not a readable CSV file ({error})") from error

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples
+from task.image_files import printable
+from task.text_files import composed, open_text
 
 LENGTH = 64
 """Maximum words per text; nearly all of AG News' descriptions are shorter."""
@@ -52,32 +54,40 @@ def token_ids(texts: list[str]) -> NDArray[np.float32]:
     words_of = HashingVectorizer(token_pattern=r"(?u)\b\w+\b").build_analyzer()
     ids = np.zeros((len(texts), 1, 1, LENGTH), dtype=np.float32)
     for row, text in enumerate(texts):
-        for place, word in enumerate(words_of(text)[:LENGTH]):
+        for place, word in enumerate(words_of(composed(text))[:LENGTH]):
             ids[row, 0, 0, place] = 1 + murmurhash3_32(word, positive=True) % (VOCABULARY - 1)
     return ids
 
 
 def _read_tsv(path: Path, spec: DataSpec) -> RawSamples:
+    texts, labels = [], []
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            header, *rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-    except (OSError, ValueError, csv.Error) as error:
+        with open_text(path) as file:
+            rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+            header = [name.strip() for name in next(rows, [])]
+            text = next((header.index(name) for name in _TEXT_COLUMNS if name in header), None)
+            if text is None or "label" not in header:
+                raise DatasetError(
+                    f"{path}: has the columns {printable(str(header))}, need 'label' and 'text' "
+                    "(or 'sentence'), with tabs between them"
+                )
+            for row in rows:
+                if not any(value.strip() for value in row):
+                    continue
+                label = row[header.index("label")].strip() if len(row) == len(header) else ""
+                if not label.isdecimal() or int(label) >= spec.num_classes:
+                    raise DatasetError(
+                        f"{path}, line {rows.line_num}: need {len(header)} fields and a label of 0 "
+                        f"to {spec.num_classes - 1}, got {printable(str(row))}"
+                    )
+                texts.append(row[text])
+                labels.append(int(label))
+    except DatasetError:
+        raise
+    except csv.Error as error:
+        raise DatasetError(f"{path}, line {rows.line_num}: {error}; repair the line") from error
+    except (OSError, ValueError) as error:
         raise DatasetError(f"{path}: not a readable TSV file ({error})") from error
-    text_column = next((header.index(name) for name in _TEXT_COLUMNS if name in header), None)
-    if text_column is None or "label" not in header:
-        raise DatasetError(
-            f"{path}: has the columns {header}, need 'label' and 'text' (or 'sentence')"
-        )
-    label_column = header.index("label")
-    labels = []
-    for line, row in enumerate(rows, 2):
-        label = row[label_column] if len(row) == len(header) else ""
-        if not label.isdecimal() or int(label) >= spec.num_classes:
-            raise DatasetError(
-                f"{path}, line {line}: need {len(header)} fields and a label of 0 to "
-                f"{spec.num_classes - 1}, got {row}"
-            )
-        labels.append(int(label))
     if not labels:
         raise DatasetError(f"{path}: has no texts; need at least one")
-    return RawSamples(token_ids([row[text_column] for row in rows]), np.array(labels, np.int64))
+    return RawSamples(token_ids(texts), np.array(labels, np.int64))

@@ -1,9 +1,12 @@
 """Datasets in the folder layout of torchvision, which also downloads them."""
 
+import errno
 import gzip
+import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -35,10 +38,19 @@ class TorchvisionFiles:
         return [root / name for name in self.files]
 
     def download(self, root: Path) -> None:
-        """Let torchvision download the training and test parts to ``root``."""
+        """Let torchvision download the training and test parts to ``root``.
+
+        Each file or folder is moved there when it is whole: processes that download into one folder
+        at a time do not disturb each other, and none reads half a file.
+        """
         try:
-            for train in (True, False):
-                self._construct(root, train, download=True)
+            root.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(prefix=".download-", dir=root) as own:
+                for train in (True, False):
+                    self._construct(Path(own), train, download=True)
+                for name in self.files:
+                    (root / name).parent.mkdir(parents=True, exist_ok=True)
+                    _move(Path(own) / name, root / name)
         except (RuntimeError, OSError) as error:
             raise DatasetError(
                 f"{self.dataset} could not be downloaded to {root} ({error}); check the "
@@ -73,6 +85,15 @@ class TorchvisionFiles:
         if self.split_by_name:
             part = {"split": "train" if train else "test"}
         return getattr(torchvision.datasets, self.dataset)(root, download=download, **part)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Move a file or folder, unless another process has put a folder there."""
+    try:
+        os.replace(source, target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
 
 
 class IdxFiles(TorchvisionFiles):

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from task.partition.request import Indices, PartitionError, Request
+from task.text_files import read_text
 
 
 def index_file(request: Request) -> list[Indices]:
@@ -39,8 +40,8 @@ def index_file(request: Request) -> list[Indices]:
 
 def _read_clients(path: Path) -> dict[str, object]:
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        content = json.loads(read_text(path), object_pairs_hook=_each_once)
+    except (OSError, ValueError, RecursionError) as error:
         raise PartitionError(
             f"partition.index-file={str(path)!r} cannot be read as JSON ({error})"
         ) from error
@@ -49,6 +50,15 @@ def _read_clients(path: Path) -> dict[str, object]:
         content = nested if isinstance(nested, dict) else content
     if not isinstance(content, dict):
         raise PartitionError(f"{path}: need a JSON object, client id -> list of sample indices")
+    return content
+
+
+def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice[:60]!r} is there more than once; join its lists")
     return content
 
 

@@ -89,7 +89,10 @@ class DataReader(ABC):
 
     @abstractmethod
     def classes(self, path: Path) -> list[str]:
-        """Names of all classes, or their numbers in decimal digits; some may have no image."""
+        """Names of all classes, or their numbers in decimal digits; some may have no image.
+
+        Names are in Unicode's form NFC (`task.text_files.composed`), here and in `images`.
+        """
 
     @abstractmethod
     def images(self, path: Path) -> "Iterator[StoredImage | Finding]":

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from task.image_files import Finding, beside_class_folders, class_folders, printable, visible
 from task.readers import DataReader, StoredImage
+from task.text_files import composed
 
 
 class ClassFolders(DataReader):
@@ -17,15 +18,16 @@ class ClassFolders(DataReader):
         return path.is_dir()
 
     def classes(self, path: Path) -> list[str]:
-        """Names of the folders."""
-        return [folder.name for folder in class_folders(path)]
+        """Names of the folders; those that differ only in Unicode's form are one class."""
+        return list(dict.fromkeys(composed(folder.name) for folder in class_folders(path)))
 
     def images(self, path: Path) -> Iterator[StoredImage | Finding]:
         """Give the files of each folder, in sorted order."""
         yield from beside_class_folders(path)
         for folder in class_folders(path):
             for file in visible(folder):
-                yield StoredImage(printable(f"{folder.name}/{file.name}"), folder.name, file)
+                place = printable(f"{folder.name}/{file.name}")
+                yield StoredImage(place, composed(folder.name), file)
 
     def number(self, path: Path) -> int:
         """Number of files in the folders."""

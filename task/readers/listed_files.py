@@ -1,12 +1,14 @@
 """Folders of images with a list of their classes: a CSV file with the columns file and label."""
 
 import csv
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from task.errors import DatasetError
 from task.image_files import Finding, printable, visible
 from task.readers import DataReader, StoredImage
+from task.text_files import composed, open_text
 
 COLUMNS = {"file", "label"}
 
@@ -27,18 +29,17 @@ class ListedFiles(DataReader):
     def images(self, path: Path) -> Iterator[StoredImage | Finding]:
         """Give the files in the list's order, and files that it does not name."""
         (listing,) = _lists(path)
-        first: dict[PurePosixPath, int] = {}
+        first: dict[str, int] = {}
         for line, name, label in _rows(path):
-            if name in first:
+            if (known := first.setdefault(composed(str(name)), line)) != line:
                 raise DatasetError(
-                    f"{listing}, line {line}: {printable(str(name))} is in line {first[name]} "
-                    "too; keep the right one"
+                    f"{listing}, line {line}: {printable(str(name))} is in line {known} too; keep "
+                    "the right one"
                 )
-            first[name] = line
-            yield StoredImage(printable(str(name)), label, path / name)
+            yield StoredImage(printable(str(name)), label, _in_any_form(path, name))
         reason = f"is not in {listing.name}; add it, or remove it"
         for file in visible(path):
-            if file.is_file() and file != listing and PurePosixPath(file.name) not in first:
+            if file.is_file() and file != listing and composed(file.name) not in first:
                 yield Finding("stray", printable(file.name), reason)
 
     def number(self, path: Path) -> int:
@@ -54,7 +55,7 @@ def _lists(folder: Path) -> list[Path]:
 
 def _header(file: Path) -> list[str]:
     try:
-        with file.open(encoding="utf-8-sig", errors="replace", newline="") as content:
+        with open_text(file, errors="replace") as content:
             return _names(next(csv.reader(content), []))
     except (OSError, ValueError, csv.Error):
         return []
@@ -72,7 +73,7 @@ def _rows(folder: Path) -> Iterator[tuple[int, PurePosixPath, str]]:
         raise DatasetError(f"{folder}: need one list with the columns file and label, got {names}")
     (listing,) = lists
     try:
-        with listing.open(encoding="utf-8-sig", newline="") as content:
+        with open_text(listing) as content:
             rows = csv.reader(content)
             header = _names(next(rows))
             if any(header.count(name) > 1 for name in COLUMNS):
@@ -86,11 +87,13 @@ def _rows(folder: Path) -> Iterator[tuple[int, PurePosixPath, str]]:
                 name, label = (row[header.index(column)].strip() for column in ("file", "label"))
                 if not label:
                     raise DatasetError(f"{where}: has no label; write one, or remove the line")
-                yield rows.line_num, _inside(name, where), label
-    except (OSError, ValueError, csv.Error) as error:
-        if isinstance(error, DatasetError):
-            raise
-        raise DatasetError(f"{listing}: not a readable list ({error}); save it as UTF-8") from error
+                yield rows.line_num, _inside(name, where), composed(label)
+    except DatasetError:
+        raise
+    except csv.Error as error:
+        raise DatasetError(f"{listing}, line {rows.line_num}: {error}; repair the line") from error
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{listing}: not a readable list ({error})") from error
 
 
 def _inside(name: str, where: str) -> PurePosixPath:
@@ -99,6 +102,12 @@ def _inside(name: str, where: str) -> PurePosixPath:
     if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
         raise DatasetError(f"{where}: need a file within the folder, got {printable(name)!r}")
     return path
+
+
+def _in_any_form(folder: Path, name: PurePosixPath) -> Path:
+    """File of this name, in which another system may have split accents from letters or not."""
+    forms = (name, composed(str(name)), unicodedata.normalize("NFD", str(name)))
+    return next((file for form in forms if (file := folder / form).exists()), folder / name)
 
 
 READER = ListedFiles()

@@ -89,8 +89,8 @@ def test_what_cannot_be_predicted_is_said_in_one_line(export, images, tmp_path):
     (tmp_path / "cut.pt").write_bytes(b"PK")
     (tmp_path / "cut.safetensors").write_bytes(b"{}")
     for arguments, said in [
-        ((model, images[0], tmp_path / "none.png"), "none.png: there is no such file"),
-        ((model, images[0], broken), "broken.png: not a readable image"),
+        ((model, tmp_path / "none.png"), "none.png: there is no such file"),
+        ((model, broken), "broken.png: not a readable image"),
         ((model, tmp_path), "there is no such file"),
         ((tmp_path / "none.onnx", images[0]), "none.onnx: there is no such file"),
         ((images[0], images[0]), "a model's name ends in .onnx, .pt, .safetensors"),
@@ -105,6 +105,28 @@ def test_what_cannot_be_predicted_is_said_in_one_line(export, images, tmp_path):
         assert said in result.stderr
         assert result.stderr.startswith("flwr-distill predict: ")
         assert result.stderr.count("\n") == 1, result.stderr
+
+
+def test_images_that_cannot_be_read_do_not_cost_the_others_their_classes(export, images, tmp_path):
+    broken, missing = tmp_path / "broken.png", tmp_path / "missing.png"
+    broken.write_bytes(images[0].read_bytes()[:60])
+    result = predict(export("onnx"), broken, images[0], missing, images[1])
+    assert result.exit_code == 1
+    assert all(image.name in result.stdout for image in images)
+    assert broken.name not in result.stdout
+    first, second = result.stderr.splitlines()
+    assert str(broken) in first
+    assert str(missing) in second
+
+
+def test_names_that_a_terminal_cannot_show_do_not_end_a_command(export, images, tmp_path):
+    odd = tmp_path / "\udcff é.png"  # bytes of another encoding
+    odd.write_bytes(images[0].read_bytes())
+    command = ["predict", str(export("onnx")), str(odd)]
+    for charset, shown in (("ascii", "\\udcff \\xe9.png"), ("utf-8", "\\udcff é.png")):
+        result = CliRunner(charset=charset).invoke(app, command, env={"COLUMNS": "200"})
+        assert result.exit_code == 0, result.output
+        assert shown in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def test_a_run_is_found_by_folder_by_id_and_as_the_latest(finished_run):
         report.unlink()
         result = invoke(name, "--runs-dir", folder.parent)
         assert result.exit_code == 0, result.output
-        assert result.output.strip() == str(report)
+        assert result.stdout.strip() == str(report)
         assert report.read_text() == written
 
 

@@ -15,6 +15,11 @@ def wide_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
 
 
+def started(folder, time):
+    file = folder / "about.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"started": time}))
+
+
 def invoke(*arguments):
     return CliRunner().invoke(app, ["runs", *map(str, arguments)])
 
@@ -22,7 +27,7 @@ def invoke(*arguments):
 def test_runs_are_listed_by_age_with_what_came_out(finished_run):
     first = finished_run("22", strategy="fedavg", accuracies=(0.1, 0.6))
     second = finished_run("11", strategy="hfldd", accuracies=(0.1, 0.7))
-    os.utime(first / "settings.json", (1, 1))
+    started(first, "2026-01-01T00:00:00+00:00")
     (second.parent / "demo-federation").mkdir()
     (second / "summary.json").unlink()
     lines = invoke("list", "--runs-dir", first.parent).output.splitlines()
@@ -127,3 +132,66 @@ def test_export_of_a_run_without_a_model_is_an_error(finished_run):
     result = invoke("export", folder)
     assert result.exit_code == 1
     assert "holds no model of that round" in result.stderr
+
+
+def test_latest_is_the_run_that_started_last_whatever_the_times_of_its_files(finished_run):
+    older, newer = finished_run("22"), finished_run("11")
+    started(older, "2026-01-01T00:00:00+02:00")
+    started(newer, "2025-12-31T23:00:00+00:00")  # an hour later
+    os.utime(newer / "settings.json", (1, 1))  # as after a copy
+    result = invoke("export", "latest", "--runs-dir", older.parent)
+    assert str(newer / "export") in result.stdout
+    assert "11" in result.stderr
+    assert "2025-12-31 23:00" in result.stderr
+
+
+def test_of_two_runs_in_progress_the_latest_is_said_to_be_one(finished_run):
+    first, second = finished_run("22"), finished_run("11")
+    started(first, "2026-01-01T00:00:00+00:00")
+    for folder in (first, second):
+        (folder / "summary.json").unlink()
+    result = invoke("export", "latest", "--runs-dir", first.parent)
+    assert "latest is run 11" in result.stderr
+    assert "not done" in result.stderr
+
+
+def test_latest_never_takes_an_older_run_because_the_last_has_no_model(finished_run):
+    older, newer = finished_run("22"), finished_run("11")
+    started(older, "2026-01-01T00:00:00+00:00")
+    (newer / "model.safetensors").unlink()
+    result = invoke("export", "latest", "--runs-dir", older.parent)
+    assert result.exit_code == 1
+    assert str(newer) in result.stderr
+    (newer / "settings.json").unlink()  # it waits for its nodes
+    (newer / "about.json").unlink()
+    result = invoke("export", "latest", "--runs-dir", older.parent)
+    assert result.exit_code == 1
+    assert "run 11" in result.stderr
+    assert not (older / "export").exists()
+
+
+def test_a_run_of_the_runs_dir_goes_before_a_folder_of_the_same_name(finished_run, monkeypatch):
+    meant, other = finished_run("22"), finished_run("33")
+    (meant.parent / "elsewhere").mkdir()
+    other.rename(meant.parent / "elsewhere" / "22")
+    monkeypatch.chdir(meant.parent / "elsewhere")
+    assert f"in {meant}" in invoke("show", "22", "--runs-dir", meant.parent).output.replace(
+        "\n", ""
+    )
+
+
+def test_an_export_that_cannot_be_written_is_one_line(finished_run, tmp_path):
+    (tmp_path / "out").write_text("a file")
+    result = invoke("export", finished_run(), "--output", tmp_path / "out" / "model")
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert str(tmp_path / "out") in line
+
+
+def test_a_damaged_file_of_a_run_is_named(finished_run):
+    folder = finished_run()
+    (folder / "metrics.jsonl").write_bytes(b"\xff\n")
+    result = invoke("show", folder)
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert str(folder / "metrics.jsonl") in line

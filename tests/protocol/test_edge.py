@@ -34,6 +34,18 @@ def test_an_answer_comes_back_and_the_listener_knows_how_long_the_caller_waits(s
     assert 0 < waits[0] < 20.5  # gRPC sends deadlines in steps, and rounds them up
 
 
+def test_a_socket_in_a_folder_with_a_long_name_is_reached(tmp_path):
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    server = listen(folder / "socket", {"Ask": lambda request, seconds: request[::-1]}, threads=2)
+    try:
+        assert call(folder / "socket", "Ask", b"abc", 20.0) == b"cba"
+    finally:
+        server.stop(grace=None).wait()
+    with pytest.raises(NobodyThereError):
+        call(tmp_path / "none" / ("long" * 30), "Ask", b"", 5.0)
+
+
 def test_a_refusal_brings_its_reason(served):
     def refuse(request, seconds):
         raise EdgeError("too few nodes\n" + 5000 * "x")

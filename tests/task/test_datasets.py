@@ -211,7 +211,7 @@ def test_download_is_left_to_torchvision_and_only_when_asked(tmp_path, monkeypat
     asked = []
 
     def refuse(root, *, train, download):
-        asked.append((Path(root), train, download))
+        asked.append((Path(root).parent, train, download))
         raise RuntimeError("no network")
 
     monkeypatch.setattr(torchvision.datasets, "MNIST", refuse)
@@ -221,6 +221,7 @@ def test_download_is_left_to_torchvision_and_only_when_asked(tmp_path, monkeypat
     with pytest.raises(DatasetError, match=r"could not be downloaded.*no network"):
         load_dataset("mnist", tmp_path, download=True)
     assert asked == [(tmp_path, True, True)]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("folder", ["mnist-m", "mnist_m", "."])

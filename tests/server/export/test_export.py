@@ -123,6 +123,13 @@ def test_of_an_unfinished_run_the_last_checkpoint_is_exported(run, checkpoint_of
     assert "- 50.0 % on the server's test samples" in model_card(found, "m.pt")
 
 
+def test_the_random_model_that_a_run_starts_from_is_not_exported(run, checkpoint_of):
+    (run.folder / "model.safetensors").unlink()
+    checkpoint_of(0)
+    with pytest.raises(ExportError, match=f"{run.folder} has no model yet"):
+        run_to_export(run)
+
+
 def test_the_best_rounds_model_can_be_exported(finished_run, checkpoint_of, tmp_path):
     run = read_run(finished_run("102", accuracies=(0.1, 0.95, 0.9)))
     with pytest.raises(ExportError, match=r"rounds kept: .2."):

@@ -1,0 +1,46 @@
+"""Says in one line where results cannot be written, with the remedy."""
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+_NO_ROOM = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+class ResultsError(RuntimeError):
+    """Results cannot be written; the message names the run's folder and the remedy."""
+
+
+@contextmanager
+def results_in(folder: Path) -> Iterator[None]:
+    """Turn errors of the system about a run's folder, or about a full disk, into ResultsError."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        number, place = _number(error), getattr(error, "filename", None)
+        reason = os.strerror(number) if number else ""
+        if number in _NO_ROOM and (place is None or _is_about(place, folder)):
+            remedy = f'make room there, then continue the run with resume = "{folder.name}"'
+        elif place is not None and _is_about(place, folder):
+            remedy = "set runs-dir to a folder in which the server may write"
+        else:
+            raise
+        raise ResultsError(f"{folder}: cannot be written: {reason} ({remedy})") from error
+
+
+def _number(error: OSError | SafetensorError) -> int | None:
+    if isinstance(error, OSError):
+        return error.errno
+    found = _OS_ERROR.search(str(error))
+    return int(found[1]) if found else None
+
+
+def _is_about(place: str, folder: Path) -> bool:
+    path, folder = Path(place).resolve(), folder.resolve()
+    return path.is_relative_to(folder) or folder.is_relative_to(path)

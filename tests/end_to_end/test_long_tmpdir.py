@@ -1,0 +1,30 @@
+"""A federation where TMPDIR is long: paths of Unix sockets have 107 bytes at most."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from fleet.local_federation import LocalFederation
+from node.nursery import can_fork
+
+APP = Path(__file__).resolve().parents[2]
+LENGTH = 85
+
+
+@pytest.mark.slow
+def test_a_federation_trains_with_a_tmpdir_of_85_characters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(f"{tmp_path}/".ljust(LENGTH, "x"))
+    folder.mkdir()
+    assert len(os.fsencode(folder)) >= LENGTH
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # it is read again
+    settings = {"strategy": "fedavg", "num-rounds": 1, "runs-dir": str(tmp_path / "runs")}
+    with LocalFederation(2, tmp_path / "federation") as federation:
+        assert not can_fork() or len(federation.nursery_pids) == 3
+        outcome = federation.run(APP, settings | {"min-nodes": 2})
+    assert outcome.completed, outcome.details
+    monkeypatch.setattr(tempfile, "tempdir", None)
