@@ -18,8 +18,8 @@ from task.datasets import (
 )
 from task.datasets.npz import read_npz, read_npz_images
 from task.datasets.registry import dataset_names
-from task.image_files import Finding, UnusableFileError, inspect_image
-from task.labels import LabelMap, in_order, is_position
+from task.image_files import Finding, UnusableFileError, class_names, inspect_image
+from task.labels import LabelMap
 from task.readers import DataReader, data_reader
 from task.settings import PrivateSettings
 from task.survey import skipped_in_a_line
@@ -91,10 +91,8 @@ def _read_npz(path: Path) -> tuple[RawSamples, DataSpec]:
 
 
 def _spec_of_images(path: Path, reader: DataReader, shape: str | None) -> DataSpec:
-    names = in_order(reader.classes(path))
-    numbered = all(map(is_position, names))
-    num_classes = max(map(int, names), default=0) + 1 if numbered else len(names)
-    labels = LabelMap(() if numbered else names)
+    labels = LabelMap(class_names(path))
+    num_classes = len(labels.classes) or max(map(int, reader.classes(path)), default=0) + 1
     if num_classes > MOST_CLASSES:
         raise DatasetError(f"{path}: has a class {num_classes - 1}, need 0 to {MOST_CLASSES - 1}")
     if shape is None:

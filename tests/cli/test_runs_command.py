@@ -48,9 +48,9 @@ def test_a_list_says_which_runs_failed_and_what_only_nodes_know(finished_run):
         row |= {"node_accuracy": row["accuracy"], "accuracy": None, "loss": None}
     (on_nodes / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     output = invoke("list", "--runs-dir", failed.parent).output
-    first, second = (line for line in output.splitlines() if "digits" in line)
-    assert "failed" in first
-    assert "90.0 % on nodes" in second
+    of_run = {line.split()[0]: line for line in output.splitlines() if "digits" in line}
+    assert "failed" in of_run["22"]
+    assert "90.0 % on nodes" in of_run["11"]
     shown = [line.split() for line in invoke("show", on_nodes).output.splitlines()]
     assert ["accuracy", "90.0", "%", "on", "nodes"] in shown
     assert ["rounds", "to", "80", "%", "2"] in shown

@@ -14,7 +14,7 @@ import unicodedata
 import warnings
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,7 @@ from fleet.run_config import read_run_config
 from node.settings import load_settings
 from task.datasets import DataSpec, labels_of, load_dataset, load_private_data
 from task.datasets.text import token_ids
+from task.labels import LabelMap
 from task.partition import partition_indices
 from task.settings import TaskSettings
 
@@ -162,7 +163,7 @@ def own(name: str, *classes: str) -> Callable[[Path], object]:
     """First pixel and label of each image of a node's data."""
 
     def read(folder):
-        raw = load_private_data(folder / name, GREY, classes)
+        raw = load_private_data(folder / name, replace(GREY, labels=LabelMap(classes)))
         return sorted(zip(raw.images[:, 0, 0, 0].tolist(), raw.labels.tolist(), strict=True))
 
     return read
@@ -263,7 +264,7 @@ INPUTS: dict[str, Result | Refusal] = {
     ),
     "csv: old Mac lines": Result(tables(lines(*TABLE, end="\r")), table, GOOD_TABLE),
     "csv: columns in two Unicode forms": Result(
-        tables(lines(f"{SPLIT_CAFE},b,label", *TABLE[1:]), lines(f"{CAFE},b,label", *TABLE[1:])),
+        tables(lines(f"{SPLIT_CAFE},d,label", *TABLE[1:]), lines(f"{CAFE},d,label", *TABLE[1:])),
         table,
         GOOD_TABLE,
     ),
