@@ -16,7 +16,7 @@ from client.features import as_seen
 from client.lacks import lacking
 from client.local_round import LocalRound, build_model, received_arrays
 from client.secure_sums import summed
-from client.session import Session, held_out
+from client.session import RunSource, Session, held_out, source_of
 from client.together import trained_together, trains_together
 from links import introduce
 from protocol.meeting import Continuation, Requirement, identity, place_secrets
@@ -37,7 +37,7 @@ from task.datasets import DatasetError
 from task.evaluation import evaluate_model
 from task.image_files import class_names
 from task.plugin import PluginError, import_object, located, raised_in
-from task.settings import SettingsError, TaskSettings
+from task.settings import SettingsError
 from task.words import counted
 
 Handler = Callable[[Message, Context], Message]
@@ -189,8 +189,8 @@ def _missing(what: str, context: Context) -> SettingsError:
 
 def _class_names(context: Context) -> list[str]:
     """Names of this node's class folders, if nothing says yet which labels they are."""
-    path = context.node_config.get("data")
-    if path is None or TaskSettings.from_run_config(context.run_config).private.classes:
+    path, source = context.node_config.get("data"), source_of(context)
+    if path is None or source != RunSource() or source.task(context).private.classes:
         return []
     try:
         return list(class_names(str(path)))
