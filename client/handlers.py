@@ -210,7 +210,7 @@ def _spec_of(source: AppSource, shape: tuple[int, ...]) -> DataSpec:
         num_classes = int(output.shape[1])
     except Exception as error:  # the model is the app's
         raise PluginError(
-            f"model = {path} cannot take samples of shape {shape}: {located(error, path)}"
+            f"model = {path} fails on samples of shape {shape}: {located(error, path)}"
         ) from error
     channels, height, width = shape
     middle = (MIDDLE,) * channels

@@ -55,7 +55,7 @@ def handlers_remedy(method: str) -> str:
     """How to have nodes answer a method's messages, in a line."""
     return (
         f'add_methods(app, "{method}", model=..., data=...) of client.handlers adds them to a '
-        'ClientApp, or take clientapp = "client.app:app"; see docs/flower.md'
+        'ClientApp, or take clientapp = "client.app:app"; see docs/own-apps.md'
     )
 
 
