@@ -17,7 +17,7 @@ from client.features import as_seen
 from client.lacks import lacking
 from client.local_round import LocalRound, build_model, received_arrays
 from client.secure_sums import summed
-from client.session import Session, held_out, task_of
+from client.session import RunSource, Session, held_out, source_of
 from client.together import trained_together, trains_together
 from links import introduce
 from protocol.meeting import Continuation, Requirement, identity, place_secrets
@@ -38,8 +38,8 @@ from task.datasets import DatasetError
 from task.evaluation import evaluate_model
 from task.image_files import class_names
 from task.plugin import PluginError, import_object, located, raised_in
+from task.readers import data_reader
 from task.settings import SettingsError
-from task.source import data_spec
 from task.words import counted
 
 Handler = Callable[[Message, Context], Message]
@@ -190,12 +190,12 @@ def _missing(what: str, context: Context) -> SettingsError:
 
 
 def _class_names(context: Context) -> list[str]:
-    """Names of all classes by this node's class folders, if the run has not named them."""
-    path = context.node_config.get("data")
-    if path is None or not Path(str(path)).is_dir():
+    """Names of all classes by this node's images, if the run has not named them."""
+    path, source = context.node_config.get("data"), source_of(context)
+    if path is None or source != RunSource() or data_reader(Path(str(path))) is None:
         return []
     try:
-        spec = data_spec(task_of(context), str(context.node_config.get("data-root", "")))
+        spec = source.spec(context, source.task(context))
         return [] if spec.labels.classes else list(class_names(str(path)) or spec.class_names)
     except (DatasetError, SettingsError):
         return []  # it is among what the node lacks

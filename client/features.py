@@ -13,13 +13,13 @@ from flwr.common import log
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from client.session import LocalData, Session
+from client.session import LocalData, Session, Source
 from client.terms import extractor
 from links.store import NodeStore
 from task.backbones import Frozen, fingerprint, seen_spec
 from task.datasets import DataSpec
 from task.evaluation import BATCH
-from task.models import last_dense_layer, model_of
+from task.models import last_dense_layer
 from task.settings import SettingsError, TaskSettings
 
 SECONDS = 10.0
@@ -32,11 +32,11 @@ def seen_data(session: Session) -> LocalData:
     Where nothing but the head of a frozen network trains, these are its `Frozen.vectors`, with a
     spec of such; else the samples themselves. A model takes either.
     """
-    task, data = session.task, session.data
-    spec = _seen_spec(task, data.spec)
+    source, task, data = session.source, session.task, session.data
+    spec = _seen_spec(source, task, data.spec)
     if spec == data.spec:
         return data
-    return _seen_data(task, data, spec, session.store, session.device)
+    return _seen_data(source, task, data, spec, session.store, session.device)
 
 
 def as_seen(session: Session, inputs: Tensor) -> Tensor:
@@ -47,30 +47,36 @@ def as_seen(session: Session, inputs: Tensor) -> Tensor:
     for own, known in ((data.train, seen.train), (data.holdout, seen.holdout)):
         if inputs is own.inputs:
             return known.inputs
-    return _vectors(session.task, data.spec, session.store, inputs, session.device)
+    model = session.new_model()
+    return _vectors(session.task, model, session.store, inputs, session.device)
 
 
 @lru_cache(maxsize=4)
-def _seen_spec(task: TaskSettings, spec: DataSpec) -> DataSpec:
-    return seen_spec(model_of(task, spec), spec, task.train)
+def _seen_spec(source: Source, task: TaskSettings, spec: DataSpec) -> DataSpec:
+    return seen_spec(source.model(task, spec), spec, task.train)
 
 
 @lru_cache(maxsize=32)
 def _seen_data(
-    task: TaskSettings, data: LocalData, spec: DataSpec, store: NodeStore, device: torch.device
+    source: Source,
+    task: TaskSettings,
+    data: LocalData,
+    spec: DataSpec,
+    store: NodeStore,
+    device: torch.device,
 ) -> LocalData:
+    model = source.model(task, data.spec)
     train, holdout = (
-        replace(own, inputs=_vectors(task, data.spec, store, own.inputs, device))
+        replace(own, inputs=_vectors(task, model, store, own.inputs, device))
         for own in (data.train, data.holdout)
     )
     return LocalData(spec, train, holdout, data.fingerprint)
 
 
 def _vectors(
-    task: TaskSettings, spec: DataSpec, store: NodeStore, inputs: Tensor, device: torch.device
+    task: TaskSettings, model: nn.Module, store: NodeStore, inputs: Tensor, device: torch.device
 ) -> Tensor:
     """Vectors of a frozen network, on the device of `inputs`."""
-    model = model_of(task, spec)
     assert isinstance(model, Frozen)
     if not len(inputs):  # as where train.holdout is 0
         return inputs.new_empty(0, *model.vector_shape)
@@ -89,7 +95,7 @@ def kept_features(session: Session, inputs: Tensor) -> NDArray[np.float16]:
         If the network gives features that float16 does not hold.
     """
     task = session.task
-    return _kept(task, model_of(task, session.data.spec), session.store, inputs, session.device)
+    return _kept(task, session.new_model(), session.store, inputs, session.device)
 
 
 def _kept(

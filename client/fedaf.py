@@ -1,11 +1,9 @@
 """FedAF on nodes: what the global model predicts, and virtual data that agree with the peers'."""
 
-from collections.abc import Callable
-
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from safetensors import safe_open
 from safetensors.numpy import save
-from torch import Tensor, nn
+from torch import Tensor
 
 from client.class_means import means_by_class, table
 from client.dp_sgd import require_no_privacy
@@ -24,7 +22,6 @@ from protocol.fedaf import (
     WithPeers,
 )
 from protocol.messages import CONFIG, METRICS, NUM_EXAMPLES
-from task.models import model_of
 
 MODEL = "fedaf-model"
 """Blob: the global model of a round, for its second message."""
@@ -64,7 +61,7 @@ def distill(message: Message, context: Context) -> Message:
         local.model,
         peers,
         known,
-        fresh=_models(session),
+        fresh=session.new_model,
         num_classes=num_classes,
         per_class=virtual_per_class(session, request.per_class),
         weight=request.local_weight,
@@ -78,10 +75,6 @@ def distill(message: Message, context: Context) -> Message:
     metrics = MetricRecord({NUM_EXAMPLES: len(data.train), **card})
     sent = ConfigRecord({"payload": virtual.to_bytes()})
     return Message(RecordDict({METRICS: metrics, VIRTUAL_DATA: sent}), reply_to=message)
-
-
-def _models(session: Session) -> Callable[[int], nn.Module]:
-    return lambda seed: model_of(session.task, session.data.spec, seed)
 
 
 def _kept_model(session: Session, round_: int) -> Arrays:

@@ -51,7 +51,6 @@ from protocol.messages import (
 )
 from protocol.outliers import absurdly_large, update_norm
 from protocol.robust import FEWEST, Rule, robust_mean, trimmed
-from task.models import model_of
 from task.words import counted
 
 LONGER = 1.001
@@ -323,7 +322,7 @@ def _models(
     session: Session, weights: Iterable[tuple[int, float]]
 ) -> Iterator[tuple[float, nn.Module]]:
     """Weight and model of each node of the sector; reuses one model's memory."""
-    model = model_of(session.task, session.data.spec).to(session.device)
+    model = session.new_model().to(session.device)
     for rank, weight in weights:
         model.load_state_dict(as_tensors(_stored(session, rank)))
         yield weight, model
@@ -333,7 +332,7 @@ def _start(session: Session) -> Arrays:
     """The model before training in this round, or an arbitrary one if the node has none."""
     payload = session.store.read(GLOBAL_MODEL)
     if payload is None:
-        return arrays_of(model_of(session.task, session.data.spec))
+        return arrays_of(session.new_model())
     return load(payload)
 
 

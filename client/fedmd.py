@@ -18,13 +18,12 @@ from protocol.arrays import arrays_of
 from protocol.fedmd import DIGEST, LOGITS, FedMDSettings
 from protocol.messages import METRICS, NUM_EXAMPLES
 from task.evaluation import evaluate_model, outputs
-from task.models import model_of
 
 
 def needs(session: Session, settings: FedMDSettings) -> Iterable[Callable[[], object]]:
     """Calls that fail where the node lacks its own architecture or the public samples."""
     own = with_own_model(session)
-    yield lambda: model_of(own.task, own.data.spec, seed=own.task.seed)
+    yield own.new_model
     yield lambda: auxiliary_of(session, settings.auxiliary, settings.auxiliary_size)
 
 

@@ -17,7 +17,7 @@ from protocol.arrays import arrays_of
 from protocol.fedproto import PROTOTYPE_DISTANCE, PROTOTYPES, FedProtoSettings
 from protocol.messages import METRICS, NUM_EXAMPLES
 from task.evaluation import evaluate_model, outputs
-from task.models import last_dense_layer, model_of
+from task.models import last_dense_layer
 from task.settings import SettingsError, TrainSettings
 
 
@@ -161,7 +161,7 @@ def _require_same_width(session: Session) -> None:
 
 
 def _width(session: Session) -> int:
-    model = model_of(session.task, session.data.spec, seed=session.task.seed)
+    model = session.new_model()
     return last_dense_layer(model, session.task.train.feature_layer).in_features
 
 

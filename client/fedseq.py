@@ -38,7 +38,6 @@ from protocol.messages import (
     ROUTE,
 )
 from task.auxiliary_names import NOISE
-from task.models import model_of
 
 TRAINED = "fedseq-trained"
 
@@ -55,7 +54,7 @@ def tell_confidence(message: Message, context: Context) -> Message:
     request = Pretraining.checked(message.content.config_records[CONFIG], "message")
     samples, settings = session.data.train, session.task.train
     labels = soft_labels(
-        model_of(session.task, session.data.spec, seed=session.task.seed).to(session.device),
+        session.new_model().to(session.device),
         samples,
         auxiliary_of(session, request.auxiliary, request.auxiliary_size).to(session.device),
         steps=request.pretraining_epochs * math.ceil(len(samples) / settings.batch_size),
@@ -120,7 +119,7 @@ def _model(session: Session, content: RecordDict) -> Arrays:
     if content.array_records:
         return received_arrays(content)
     payload = receive(session, content.config_records[DELIVERY], PASSED_MODEL)
-    return check_arrays(load(payload), arrays_of(model_of(session.task, session.data.spec)))
+    return check_arrays(load(payload), arrays_of(session.new_model()))
 
 
 def _sent(session: Session, route: ConfigRecord, payload: bytes, deadline: float) -> RecordDict:

@@ -50,7 +50,6 @@ from protocol.messages import ARRAYS, CONFIG, METRICS, NUM_EXAMPLES, PARCEL, REJ
 from task.auxiliary_names import NOISE
 from task.datasets import Samples
 from task.evaluation import outputs
-from task.models import model_of
 from task.settings import SettingsError
 
 PREFIX = "parcel-"
@@ -85,7 +84,7 @@ def label_knowledge(message: Message, context: Context) -> Message:
     privacy = PrivateTraining.of(session, session.task.train)
 
     def labels_of(samples: Samples, auxiliary: Tensor, purpose: str) -> Tensor:
-        model = model_of(session.task, session.data.spec, seed=session.task.seed)
+        model = session.new_model()
         model.to(session.device)
         return soft_labels(
             model,

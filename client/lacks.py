@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from flwr.app import Context
 
 from client.local_round import start_of
-from client.session import Session, task_of
+from client.session import Session, source_of
 from links import introduce
 from protocol.meeting import MOST_REASONS, Requirement, one_line
 from protocol.method import Method
 from protocol.registry import find_method
+from task.datasets import DataSpec
 from task.plugin import import_object
-from task.settings import SettingsError, TaskSettings
-from task.source import data_spec
+from task.settings import SettingsError
 
 Check = Callable[[], object]
 
@@ -24,14 +24,11 @@ def lacking(context: Context, requirement: Requirement | None) -> list[str]:
     Tried are the node's data and links, the model, and what the method needs: its code and, by
     `Method.needs`, distillers and files.
     """
-    data_root = str(context.node_config.get("data-root", ""))
     reasons = _failing(
         [
             lambda: introduce(Session.of(context)),
-            lambda: (requirement or Requirement()).check_labels(
-                data_spec(task_of(context), data_root).labels
-            ),
-            lambda: _check_model(context.run_id, task_of(context), data_root, requirement),
+            lambda: (requirement or Requirement()).check_labels(_spec(context).labels),
+            lambda: _check_model(context, requirement),
             lambda: _import_code(requirement),
         ]
     )
@@ -55,10 +52,15 @@ def _failing(checks: Iterable[Check]) -> list[str]:
     return list(dict.fromkeys(reasons))
 
 
-def _check_model(
-    run_id: int, task: TaskSettings, data_root: str, requirement: Requirement | None
-) -> None:
-    own = start_of(run_id, task, data_spec(task, data_root))[1]
+def _spec(context: Context) -> DataSpec:
+    source = source_of(context)
+    return source.spec(context, source.task(context))
+
+
+def _check_model(context: Context, requirement: Requirement | None) -> None:
+    source = source_of(context)
+    task = source.task(context)
+    own = start_of(context.run_id, source, task, _spec(context))[1]
     if requirement and requirement.frozen not in ("", own):
         raise SettingsError(
             f"model = {task.model!r} has another frozen network on this node than on the server "

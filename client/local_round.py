@@ -9,7 +9,7 @@ from torch import nn
 
 from client.dp_sgd import PrivateTraining
 from client.features import as_seen
-from client.session import Session, check_unchanged
+from client.session import Session, Source, check_unchanged
 from client.terms import loss_terms
 from client.training import train_round
 from protocol.arrays import Arrays, as_arrays, as_tensors
@@ -19,7 +19,6 @@ from task.backbones import copy_to_train
 from task.backbones import fingerprint as frozen_fingerprint
 from task.datasets import DataSpec, Samples
 from task.file_state import read_once
-from task.models import model_of
 from task.settings import Change, TaskSettings, TrainSettings
 
 
@@ -137,22 +136,25 @@ def received_arrays(content: RecordDict) -> Arrays:
 
 def build_model(session: Session, arrays: Arrays) -> nn.Module:
     """Build the run's model with these weights, on the node's device."""
-    own, fingerprint = start_of(session.run_id, session.task, session.data.spec)
-    files = _weights(session.run_id, session.task, session.data.spec)
+    start = session.run_id, session.source, session.task, session.data.spec
+    own, fingerprint = start_of(*start)
+    files = _weights(*start)
     check_unchanged(session.store, "weights", fingerprint.encode(), files)
     model = copy_to_train(own)
     model.load_state_dict(as_tensors(arrays))
     return model.to(session.device)
 
 
-def _weights(run_id: int, task: TaskSettings, spec: DataSpec) -> list[Path]:
+def _weights(run_id: int, source: Source, task: TaskSettings, spec: DataSpec) -> list[Path]:
     return [Path(task.backbone.weights)] if task.backbone.weights else []
 
 
 @read_once(_weights, maxsize=4)  # virtual nodes of a simulation share a process
-def start_of(run_id: int, task: TaskSettings, spec: DataSpec) -> tuple[nn.Module, str]:
+def start_of(
+    run_id: int, source: Source, task: TaskSettings, spec: DataSpec
+) -> tuple[nn.Module, str]:
     """The model that a run begins with, and the fingerprint of what of it is frozen."""
-    model = model_of(task, spec)
+    model = source.model(task, spec)
     return model, frozen_fingerprint(model)
 
 

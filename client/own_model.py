@@ -6,7 +6,6 @@ from torch import nn
 
 from client.session import Session
 from client.terms.kept import keep, kept
-from task.models import model_of
 
 KEPT = "own-model"
 MODEL = "model"
@@ -25,7 +24,7 @@ def own_model(session: Session) -> tuple[nn.Module, bool]:
     A node's first model has the initial weights of the run's seed, as the server's has in methods
     with a global model, so that nodes of one architecture begin alike.
     """
-    model = model_of(session.task, session.data.spec, seed=session.task.seed)
+    model = session.new_model()
     model.to(session.device)
     state = kept(session, KEPT, model.state_dict())
     if state is not None:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from logging import INFO
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
 from flwr.app import Context, Message
 from flwr.common import log
-from torch import Tensor
+from torch import Tensor, nn
 
 from links.store import NodeStore
 from protocol.messages import (
@@ -33,6 +34,7 @@ from task.datasets import (
     load_private_data,
 )
 from task.file_state import FilesChangedError, read_once
+from task.models import model_of
 from task.settings import SettingsError, TaskSettings
 from task.source import PRIVATE, data_spec, domain, partition_samples, source_files
 
@@ -62,6 +64,33 @@ class LocalData:
     fingerprint: bytes
 
 
+class Source(Protocol):
+    """Where a node's settings, data and model come from."""
+
+    def __hash__(self) -> int:
+        """It is part of the keys of caches."""
+
+    def task(self, context: Context) -> TaskSettings:
+        """The run's task."""
+
+    def spec(self, context: Context, task: TaskSettings) -> DataSpec:
+        """Shape and classes of the samples."""
+
+    def data(self, context: Context, task: TaskSettings, device: torch.device) -> LocalData:
+        """The node's samples, checked to be those with which the run began."""
+
+    def model(self, task: TaskSettings, spec: DataSpec, seed: int | None = None) -> nn.Module:
+        """A new model on the CPU; without a `seed`, that of the run draws its weights."""
+
+
+class SourcedContext(Context):
+    """Flower's context of a node whose model and data come from a `Source` of its own."""
+
+    def __init__(self, context: Context, source: Source) -> None:
+        self.__dict__.update(context.__dict__)
+        self.source = source
+
+
 @dataclass(frozen=True)
 class Session:
     """A node in a run, as handlers see it.
@@ -82,6 +111,8 @@ class Session:
         Flower's ids.
     node_config : Mapping[str, bool | int | float | str]
         Flower's node config.
+    source : Source
+        Where task, data and models come from.
     """
 
     task: TaskSettings
@@ -92,13 +123,14 @@ class Session:
     run_id: int
     node_id: int
     node_config: Mapping[str, NodeConfigValue]
+    source: Source
 
     @classmethod
     def of(cls, context: Context) -> "Session":
         """Session of the node that Flower's context describes.
 
-        Reads ``device``, ``data``, ``dataset``, ``data-root``, ``state-dir``, ``partition-id``,
-        ``num-partitions``, ``holdout`` and ``holdout-secret`` from the node config.
+        Reads ``device``, ``state-dir`` and ``partition-id`` from the node config, and what its
+        source reads there.
 
         Raises
         ------
@@ -108,24 +140,20 @@ class Session:
             If the data are no longer those with which this run began on this node.
         """
         node = dict(context.node_config)
-        task = task_of(context)
-        device = choose_device(str(node.get("device", "auto")), "node config: device")
-        config = tuple(sorted(node.items()))
-        data = _local_data(task, config, device)
-        store = NodeStore.open(
-            str(node.get("state-dir", "")) or None, context.run_id, context.node_id
-        )
-        own = f"data-{node['partition-id']}" if "partition-id" in node else "data"
-        check_unchanged(store, own, data.fingerprint, _data_files(task, config, device))
+        source = source_of(context)
+        task = source.task(context)
+        device = device_of(context)
+        data = source.data(context, task, device)
         return cls(
             task=task,
             data=data,
             device=device,
-            store=store,
+            store=store_of(context),
             identity=int(node.get("partition-id", context.node_id)),
             run_id=context.run_id,
             node_id=context.node_id,
             node_config=node,
+            source=source,
         )
 
     def in_round(self, server_round: int) -> "Session":
@@ -136,24 +164,74 @@ class Session:
         """CPU generator seeded by the run's seed, the node, the purpose and the round."""
         return _generator(self.task.seed, self.identity, purpose, server_round)
 
+    def new_model(self, seed: int | None = None) -> nn.Module:
+        """Model with new weights, on the CPU; without a `seed`, that of the run draws them."""
+        return self.source.model(self.task, self.data.spec, seed)
 
-def task_of(context: Context) -> TaskSettings:
-    """The run's task, with the owner's files in place of the names that the run gives (``@NAME``).
 
-    Raises
-    ------
-    SettingsError
-        If a setting is wrong, or the owner has no file of a name.
+@dataclass(frozen=True)
+class RunSource:
+    """Model and data as the run's settings and the node config name them.
+
+    Reads ``data``, ``dataset``, ``data-root``, ``partition-id``, ``num-partitions``, ``holdout``
+    and ``holdout-secret`` from the node config.
     """
-    task = TaskSettings.from_run_config(context.run_config)
-    weights = own_file(context.node_config, task.backbone.weights)
-    index_file = own_file(context.node_config, task.partition.index_file)
-    return task.model_copy(
-        update={
-            "backbone": task.backbone.model_copy(update={"weights": weights}),
-            "partition": task.partition.model_copy(update={"index_file": index_file}),
-        }
-    )
+
+    def task(self, context: Context) -> TaskSettings:
+        """The run's task, with the owner's files in place of the names that it gives (``@NAME``).
+
+        Raises
+        ------
+        SettingsError
+            If a setting is wrong, or the owner has no file of a name.
+        """
+        task = TaskSettings.from_run_config(context.run_config)
+        weights = own_file(context.node_config, task.backbone.weights)
+        index_file = own_file(context.node_config, task.partition.index_file)
+        return task.model_copy(
+            update={
+                "backbone": task.backbone.model_copy(update={"weights": weights}),
+                "partition": task.partition.model_copy(update={"index_file": index_file}),
+            }
+        )
+
+    def spec(self, context: Context, task: TaskSettings) -> DataSpec:
+        """Shape and classes of the samples; the run knows them without the node's data."""
+        return data_spec(task, str(context.node_config.get("data-root", "")))
+
+    def data(self, context: Context, task: TaskSettings, device: torch.device) -> LocalData:
+        """The node's samples, loaded once per process, and again when their files have changed."""
+        config = tuple(sorted(context.node_config.items()))
+        data = _local_data(task, config, device)
+        files = _data_files(task, config, device)
+        check_unchanged(store_of(context), data_name(context), data.fingerprint, files)
+        return data
+
+    def model(self, task: TaskSettings, spec: DataSpec, seed: int | None = None) -> nn.Module:
+        """The run's model; see `task.models.model_of`."""
+        return model_of(task, spec, seed)
+
+
+def source_of(context: Context) -> Source:
+    """Where the model and the data of a node come from."""
+    return context.source if isinstance(context, SourcedContext) else RunSource()
+
+
+def device_of(context: Context) -> torch.device:
+    """Where the node computes."""
+    return choose_device(str(context.node_config.get("device", "auto")), "node config: device")
+
+
+def store_of(context: Context) -> NodeStore:
+    """The node's files for the run."""
+    state_dir = str(context.node_config.get("state-dir", "")) or None
+    return NodeStore.open(state_dir, context.run_id, context.node_id)
+
+
+def data_name(context: Context) -> str:
+    """Name under which `check_unchanged` keeps the fingerprint of a node's data."""
+    partition = context.node_config.get("partition-id")
+    return "data" if partition is None else f"data-{partition}"
 
 
 def check_unchanged(store: NodeStore, what: str, fingerprint: bytes, files: Sequence[Path]) -> None:
@@ -175,18 +253,21 @@ def check_unchanged(store: NodeStore, what: str, fingerprint: bytes, files: Sequ
     FilesChangedError
         If the fingerprint is another than the first.
     """
-    if not files:
-        return
-    store, name = store.at(None), f"read-{what}"
-    first = store.read(name, most=len(fingerprint))
-    if first is None:
-        store.write(name, fingerprint)
-    elif first != fingerprint:
+    if files and not is_as_first_read(store, what, fingerprint):
         places = ", ".join(str(path) for path in files if path.exists())
         raise FilesChangedError(
             f"{places}: changed since this run has read it (put back what was there, or start a "
             "new run with what is there now)"
         )
+
+
+def is_as_first_read(store: NodeStore, what: str, fingerprint: bytes) -> bool:
+    """Whether a run reads what it read first on this node; the first fingerprint is kept."""
+    store, name = store.at(None), f"read-{what}"
+    first = store.read(name, most=len(fingerprint))
+    if first is None:
+        store.write(name, fingerprint)
+    return first in (None, fingerprint)
 
 
 def virtual_per_class(session: Session, per_class: int, formation: int = 1) -> int:

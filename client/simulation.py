@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from client.session import Session
+from client.session import RunSource, Session, source_of
 from protocol.messages import PARTITION_ID
 
 LOCKED_WITHIN = 3600.0
@@ -21,8 +21,11 @@ SIMULATED = "simulated"
 
 
 def in_simulation(context: Context) -> bool:
-    """Whether the node is a virtual one: in Flower's simulation runtime, or by its node config."""
-    if PARTITION_ID not in context.node_config:
+    """Whether the node is a virtual one: in Flower's simulation runtime, or by its node config.
+
+    Where data come from someone's function, a process can stand for its own node alone.
+    """
+    if PARTITION_ID not in context.node_config or source_of(context) != RunSource():
         return False
     ray = sys.modules.get("ray")
     in_ray = ray is not None and bool(ray.is_initialized())

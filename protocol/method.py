@@ -199,6 +199,13 @@ class Method:
         """Name of its table of settings."""
         return self.table or self.name
 
+    @property
+    def trains_plainly(self) -> bool:
+        """Whether it needs more of Flower's plain ``train`` messages than a trained model."""
+        types = {phase.message_type for phase in self.phases}
+        own = any(name.startswith("train.") for name in types)
+        return "train" in types or bool(self.terms and not own)
+
 
 def all_protected(settings: Any, train: TrainSettings) -> str:
     """`Method.unprotected` of a method that differential privacy covers completely."""

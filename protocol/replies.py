@@ -1,6 +1,7 @@
 """Reading nodes' replies: errors are logged, numbers checked."""
 
 import math
+import re
 from collections.abc import Iterable
 from logging import WARNING
 
@@ -23,6 +24,10 @@ UNREADABLE = 102
 """Error code that the server gives a reply that is too large, or cannot be read."""
 
 
+_NO_HANDLER = re.compile(r"No \w+ function registered with name")
+"""What Flower's ClientApp says to a message type that it has no function for."""
+
+
 class NothingUsableError(RuntimeError):
     """No node sent anything usable in a phase that a run cannot do without."""
 
@@ -39,6 +44,24 @@ def usable(replies: Iterable[Message]) -> list[Message]:
         else:
             with_content.append(reply)
     return with_content
+
+
+def has_no_handler(reply: Message) -> bool:
+    """Whether a reply says that the node's ClientApp has no handler for the message's type."""
+    return reply.has_error() and _NO_HANDLER.search(reply.error.reason or "") is not None
+
+
+def handlers_remedy(method: str) -> str:
+    """How to have nodes answer a method's messages, in a line."""
+    return (
+        f'add_methods(app, "{method}", model=..., data=...) of client.handlers adds them to a '
+        'ClientApp, or take clientapp = "client.app:app"; see docs/own-apps.md'
+    )
+
+
+def books_replies(grid: Grid) -> bool:
+    """Whether a grid is that of our ServerApp, which keeps an account of replies."""
+    return hasattr(grid, "book_set_aside")
 
 
 def set_aside(grid: Grid, node: int, phase: str, reason: str) -> None:

@@ -35,6 +35,7 @@ from server.grid.metered import QuorumError
 from server.roster import meet_nodes
 from server.rounds import Rounds
 from server.settings import RunSettings
+from strategies.common.answered import has_own_loop
 from strategies.common.waiting import TooFewNodesError
 from task.backbones import fingerprint
 from task.labels import LabelError
@@ -164,7 +165,7 @@ def check_below(settings: RunSettings, strategy: type[Strategy], method: Method 
     if not settings.edge:
         return
     reason = ""
-    if strategy.start is not Strategy.start:
+    if has_own_loop(strategy):
         reason = "it has a loop of its own"
     elif method and (method.personal or method.starts):
         reason = "nodes keep models of their own" if method.personal else "it does not train on"

@@ -16,12 +16,13 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg, Strategy
+from flwr.serverapp.strategy import FedAvg
 
 from protocol.arrays import Arrays, as_arrays, as_record, sent_arrays, trained_names
 from protocol.averages import weighted_mean
 from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN_LOSS
 from protocol.replies import number, usable
+from strategies.common.answered import Answered
 from strategies.common.run import Run
 from task.settings import SettingsError
 
@@ -29,7 +30,7 @@ HIGH_LOSS = 10.0
 """Loss of a node that counts, in units of the median."""
 
 
-class _OnPart(FedAvg):
+class _OnPart(Answered, FedAvg):
     """Applies Flower's rule to some arrays of the models; the others are averaged by samples."""
 
     def _of_rule(self, record: ArrayRecord) -> Collection[str]:
@@ -166,7 +167,7 @@ class QFedAvg(_OnWeights, flower.QFedAvg):
         return super().aggregate_train(server_round, replies)
 
 
-class _CentralPrivacy(Strategy):
+class _CentralPrivacy(Answered):
     """Flower's wrapper around FedAvg, whose noise is for a mean in which all nodes weigh alike."""
 
     num_sampled_clients: int

@@ -42,6 +42,12 @@ def import_object(path: str) -> object:
         ) from None
 
 
+def path_of(function: object) -> str:
+    """``module:attribute`` of a function or class, for errors; it may be a local one."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{getattr(function, '__module__', type(function).__module__)}:{name}"
+
+
 def installed_plugins() -> EntryPoints:
     """Entry points of installed packages; not loaded."""
     return entry_points(group=GROUP)

@@ -23,6 +23,7 @@ from server.record.places import called, returned_nodes
 from server.record.run_ids import RunIdError, full_id
 from server.roster import Roster
 from server.settings import RunSettings, default_settings
+from strategies.common.answered import has_own_loop
 
 ENDS_WITHIN = 30.0
 """Seconds that the process of a stopped run may take to end; Flower's takes about five."""
@@ -239,7 +240,7 @@ class OffsetRounds(Strategy):
     """
 
     def __init__(self, strategy: Strategy, done: int) -> None:
-        if type(strategy).start is not Strategy.start:
+        if has_own_loop(type(strategy)):
             raise CheckpointError(
                 f"{type(strategy).__name__} has its own loop, which cannot be resumed"
             )

@@ -15,6 +15,7 @@ from protocol.averages import weighted_mean
 from protocol.meeting import one_line
 from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN_LOSS
 from protocol.replies import number, set_aside, usable
+from strategies.common.answered import Answered
 from strategies.common.run import Run
 from strategies.common.state import check_tag, tag
 
@@ -45,7 +46,7 @@ class Update:
     reply: Message
 
 
-class CheckedFedAvg(FedAvg):
+class CheckedFedAvg(Answered, FedAvg):
     """FedAvg, but malformed replies are logged and set aside, and the round goes on.
 
     A round without usable replies does not change the global model or the strategy's state.

@@ -21,6 +21,7 @@ from protocol.meeting import (
 )
 from protocol.messages import CONFIG, INTRODUCTION, METRICS
 from protocol.outliers import capped
+from protocol.replies import handlers_remedy, has_no_handler
 from task.settings import SettingsError
 from task.words import listed
 
@@ -229,6 +230,10 @@ def _name_by_partition(answer: Description) -> str:
 
 def _read(reply: Message) -> Description:
     """A node's description, from its reply to DESCRIBE or its error."""
+    if has_no_handler(reply):
+        return Description(
+            0, lacks=(f"its ClientApp has no handlers of ours ({handlers_remedy('...')})",)
+        )
     if reply.has_error():
         return Description(0, lacks=(one_line(reply.error.reason) or "it failed",))
     try:

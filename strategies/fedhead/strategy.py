@@ -47,6 +47,7 @@ from protocol.messages import (
 from protocol.outliers import update_norm
 from protocol.replies import number, set_aside, usable
 from protocol.robust import Rule, trimmed_mean
+from strategies.common.answered import Answered
 from strategies.common.directory import Directory
 from strategies.common.leaders import successor
 from strategies.common.run import Run
@@ -72,7 +73,7 @@ MOST_WITNESSES = 4
 """Members that average again what a suspected leader did; each gets the whole sector's models."""
 
 
-class FedHEAD(FedAvg):
+class FedHEAD(Answered, FedAvg):
     """Federated learning in sectors, with ensemble distillation on a leader in each.
 
     Each round draws a leader in each sector. (1) All nodes train and send their models to their

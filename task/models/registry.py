@@ -11,7 +11,7 @@ from task.backbones.frozen import Frozen
 from task.datasets.types import DataSpec
 from task.errors import ModelError as ModelError  # passed on
 from task.models.checks import check_model, initialise_lazy_layers
-from task.plugin import PluginError, import_object, located, plugged_in
+from task.plugin import PluginError, import_object, located, path_of, plugged_in
 from task.settings import BackboneSettings, TaskSettings
 
 ModelFactory = Callable[[DataSpec], nn.Module]
@@ -69,7 +69,18 @@ def create_model(name: str, spec: DataSpec, seed: int | None = None) -> nn.Modul
         If the model is unknown or does not fit ``spec``.
     """
     name = architecture(name, spec)
-    factory = _find_factory(name, spec)
+    return _create(name, _find_factory(name, spec), spec, seed)
+
+
+def create_own_model(
+    factory: Callable[[], object], spec: DataSpec, seed: int | None = None
+) -> nn.Module:
+    """Build a model by a function of someone's app, and check it; see `create_model`."""
+    path = path_of(factory)
+    return _create(path, _guarded(path, lambda spec: factory(), path), spec, seed)
+
+
+def _create(name: str, factory: ModelFactory, spec: DataSpec, seed: int | None) -> nn.Module:
     with nullcontext() if seed is None else _seeded(seed):
         model = factory(spec)
         _check(name, model, spec)
@@ -162,6 +173,11 @@ def _import_factory(name: str, path: str) -> ModelFactory:
         raise ModelError(f"model={name!r}: {error}") from error
     if not callable(factory):
         raise ModelError(f"model={name!r} is a {type(factory).__name__}, need a class or function")
+    return _guarded(name, factory, path)
+
+
+def _guarded(name: str, factory: Callable[[DataSpec], object], path: str) -> ModelFactory:
+    """The factory, whose errors name the model and the place in the code of `path`."""
 
     def build(spec: DataSpec) -> nn.Module:
         try:

@@ -31,9 +31,9 @@ NODE_SETTINGS = f"num-supernodes={NODES} client-resources-num-cpus=1 init-args-n
 
 
 @pytest.fixture(scope="module")
-def simulation(tmp_path_factory):
-    """Runs the app, with some settings, on a SuperLink that simulates; gives the run's folder."""
-    home, runs = tmp_path_factory.mktemp("flower"), tmp_path_factory.mktemp("runs")
+def flwr_run(tmp_path_factory):
+    """Runs an app, with some settings, on a SuperLink that simulates; gives the output and home."""
+    home = tmp_path_factory.mktemp("flower")
     control, serverappio = (f"127.0.0.1:{port}" for port in free_ports(2))
     (home / "config.toml").write_text(
         f'[superlink]\ndefault = "sim"\n\n[superlink.sim]\naddress = "{control}"\ninsecure = true\n'
@@ -51,21 +51,13 @@ def simulation(tmp_path_factory):
         "--disable-runtime-dependency-installation",
         *("--control-api-address", control, "--serverappio-api-address", serverappio),
     ]
-    superlink = start_bound(command, log=home / "superlink.log", env=env)
+    superlink = start_bound(command, log=home / "superlink.log", env=env, cwd=home)
 
-    def run(strategy, **settings):
-        folder = Path(tempfile.mkdtemp(dir=runs, prefix=strategy))
-        values = {
-            "strategy": strategy,
-            "num-rounds": 2,
-            "min-nodes": NODES,
-            "runs-dir": str(folder),
-            **settings,
-        }
+    def run(app, **values):
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
         ended = subprocess.run(
             [
-                *("flwr", "run", str(ROOT), "sim", "--stream"),
+                *("flwr", "run", str(app), "sim", "--stream"),
                 *("--federation-config", NODE_SETTINGS, "--run-config", text),
             ],
             env=env,
@@ -73,9 +65,7 @@ def simulation(tmp_path_factory):
             text=True,
             timeout=570,
         )
-        finished = list(folder.glob("*/summary.json"))
-        assert finished, ended.stdout[-4000:] + ended.stderr[-2000:]
-        return finished[0].parent
+        return ended.stdout[-4000:] + ended.stderr[-2000:], home
 
     try:
         with Control(control) as link:
@@ -86,6 +76,28 @@ def simulation(tmp_path_factory):
         yield run
     finally:
         stop([superlink])
+
+
+@pytest.fixture(scope="module")
+def simulation(flwr_run, tmp_path_factory):
+    """Runs our app with a strategy; gives the run's folder."""
+    runs = tmp_path_factory.mktemp("runs")
+
+    def run(strategy, **settings):
+        folder = Path(tempfile.mkdtemp(dir=runs, prefix=strategy))
+        values = {
+            "strategy": strategy,
+            "num-rounds": 2,
+            "min-nodes": NODES,
+            "runs-dir": str(folder),
+            **settings,
+        }
+        output, _ = flwr_run(ROOT, **values)
+        finished = list(folder.glob("*/summary.json"))
+        assert finished, output
+        return finished[0].parent
+
+    return run
 
 
 def rounds_of(folder):
@@ -134,3 +146,9 @@ def test_baselines_learn_on_virtual_nodes_what_they_do_in_one_process(
     for measure in ("round", "accuracy", "loss", "node_accuracy"):
         expected = [pytest.approx(row[measure], abs=1e-5) for row in same]
         assert [row[measure] for row in rows] == expected
+
+
+@pytest.mark.slow
+def test_an_app_of_ones_own_with_our_handlers_runs_on_virtual_nodes(flwr_run):
+    output, home = flwr_run(ROOT / "examples" / "own-app", **{"num-server-rounds": 2})
+    assert (home / "final_model.pt").is_file(), output

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,8 @@ import pytest
 
 from node.stock import is_stock
 from node.supervisor import status_file
+
+from .conftest import ROOT
 
 STRATEGIES = ("fedavg", "hfldd", "fedhead", "cadis", "fedlgd")
 
@@ -44,6 +47,16 @@ def test_a_strategy_trains_three_nodes_of_a_stock_flower(strategy, stock, app, l
     assert json.loads(summary.read_text())["strategy"] == strategy
     own_way = printed.count("go Flower's own way")
     assert own_way == (0 if version("flwr").startswith("1.32.") else 1), about
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(900)
+def test_an_app_of_ones_own_with_our_handlers_runs_on_a_stock_flower(stock, app, tmp_path):
+    own = tmp_path / "own-app"  # with our packages in its bundle, since they are not installed
+    shutil.copytree(app, own)
+    shutil.copytree(ROOT / "examples" / "own-app", own, dirs_exist_ok=True)
+    outcome = stock.run(own, {"num-server-rounds": 2})
+    assert (stock.folder / "final_model.pt").is_file(), "\n".join(outcome.lines[-60:])
 
 
 @pytest.mark.matrix

@@ -1,0 +1,252 @@
+"""Handlers of our methods in someone's own ClientApp, on their model and their data."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from client.app import app as methods_app
+from client.session import (
+    LocalData,
+    NodeConfigValue,
+    SourcedContext,
+    data_name,
+    device_of,
+    is_as_first_read,
+    store_of,
+)
+from protocol.messages import CLASSES, FEWEST_OF_A_CLASS, HOLDOUT
+from protocol.method import Method
+from protocol.registry import all_methods, find_method, phases_of
+from task.compute.device import place
+from task.datasets import DatasetError, DataSpec, RawSamples, Samples, fingerprint_of
+from task.file_state import FilesChangedError
+from task.models import create_own_model
+from task.plugin import PluginError, located, path_of
+from task.settings import SettingsError, TaskSettings
+
+Part = Dataset[Any] | tuple[Tensor, Tensor]
+MakeModel = Callable[[], nn.Module]
+LoadData = Callable[[Context], tuple[Part, Part]]
+Items = tuple[tuple[str, NodeConfigValue], ...]
+
+MIDDLE = 0.5
+"""Mean and deviation by which pixels are expected to be normalised, so that they are in [-1, 1]."""
+
+
+def add_methods(app: ClientApp, *methods: str, model: MakeModel, data: LoadData) -> None:
+    """Add the handlers of methods to a ClientApp; call it below the app's own handlers.
+
+    What the app registered before stays its own, such as ``@app.train()``. Handlers train with the
+    ``train.*`` and ``seed`` of the run config, by default those of :mod:`task.settings`, and with
+    what the ServerApp's ``train_config`` says.
+
+    Parameters
+    ----------
+    app : ClientApp
+        Made without a ``client_fn``.
+    *methods : str
+        Names such as ``hfldd``.
+    model : callable
+        Makes the model: floats (n, C, H, W) to logits (n, classes). The ServerApp's initial arrays
+        are those of such a model.
+    data : callable
+        Given Flower's context, returns training and test samples. Each part is a pair of tensors,
+        floats (n, C, H, W) and labels from 0, or a ``Dataset`` of such pairs. It must return the
+        same samples each time. Pixels are best normalised with mean and deviation 0.5.
+
+    Raises
+    ------
+    SettingsError
+        If there is no such method, or it trains by loss terms and the app has its own
+        ``@app.train()``, which would leave them out.
+    """
+    source = AppSource(model, data)
+
+    def answer(message: Message, context: Context) -> Message:
+        return methods_app(message, SourcedContext(context, source))
+
+    declared = [_find(name) for name in methods]
+    for message_type in {kind: None for method in declared for kind in phases_of(method)}:
+        category, _, action = message_type.partition(".")
+        register = getattr(app, category)(action or "default")
+        try:
+            register(answer)
+        except ValueError:  # the app has its own
+            if message_type == MessageType.TRAIN:
+                _check_own_train(declared)
+
+
+@dataclass(frozen=True)
+class AppSource:
+    """Model and data by functions of someone's app.
+
+    Parameters
+    ----------
+    make : callable
+        Makes the model.
+    load : callable
+        Returns training and test samples, given Flower's context.
+    """
+
+    make: MakeModel
+    load: LoadData
+
+    def task(self, context: Context) -> TaskSettings:
+        """Settings of training; other keys of the run config are the app's own."""
+        settings = context.run_config.items()
+        own = {key: value for key, value in settings if key == "seed" or key.startswith("train.")}
+        return TaskSettings.from_run_config(own)
+
+    def spec(self, context: Context, task: TaskSettings) -> DataSpec:
+        """Shape of the samples, and the classes that the model has outputs for."""
+        return self.data(context, task, device_of(context)).spec
+
+    def data(self, context: Context, task: TaskSettings, device: torch.device) -> LocalData:
+        """The node's samples, loaded once per run and process.
+
+        Raises
+        ------
+        SettingsError
+            If the node's owner has a rule on samples, which would not be kept here.
+        DatasetError
+            If the samples do not fit the model, or are malformed.
+        FilesChangedError
+            If they are not those with which this run began.
+        PluginError
+            If one of the functions fails; the text has its file and line.
+        """
+        _check_rules(context)
+        node, run = (tuple(sorted(c.items())) for c in (context.node_config, context.run_config))
+        data = _load(self, context.run_id, context.node_id, node, run, device)
+        if not is_as_first_read(store_of(context), data_name(context), data.fingerprint):
+            raise FilesChangedError(
+                f"data = {path_of(self.load)}: its samples are not those with which this run began "
+                "(return the same ones each time: seed its split, and leave random changes of "
+                "images to train.augment)"
+            )
+        return data
+
+    def model(self, task: TaskSettings, spec: DataSpec, seed: int | None = None) -> nn.Module:
+        """A new model; without a `seed`, that of the run draws its weights."""
+        return create_own_model(self.make, spec, task.seed if seed is None else seed)
+
+
+@lru_cache(maxsize=32)  # virtual nodes of a simulation share a process
+def _load(
+    source: AppSource, run_id: int, node_id: int, node: Items, run: Items, device: torch.device
+) -> LocalData:
+    where = f"data = {path_of(source.load)}"
+    context = Context(run_id, node_id, dict(node), RecordDict(), dict(run))
+    try:
+        parts = source.load(context)
+    except Exception as error:  # whatever the app's code does
+        raise PluginError(f"{where} failed: {located(error, path_of(source.load))}") from error
+    if not (isinstance(parts, tuple | list) and len(parts) == 2):
+        raise DatasetError(f"{where} returned {type(parts).__name__}, need (train, test)")
+    train, test = (
+        _samples(part, f"{where}, {name} samples")
+        for part, name in zip(parts, ("training", "test"), strict=True)
+    )
+    if not len(train):
+        raise DatasetError(f"{where}: there are no training samples")
+    if not len(test):
+        test = train.subset([])
+    shape = tuple(train.inputs.shape[1:])
+    if tuple(test.inputs.shape[1:]) != shape:
+        raise DatasetError(f"{where}: test samples have another shape than training samples")
+    spec = _spec_of(source, shape)
+    labels = torch.cat([train.labels, test.labels])
+    if labels.min() < 0 or labels.max() >= spec.num_classes:
+        raise DatasetError(
+            f"{where}: labels run from {labels.min()} to {labels.max()}, but model = "
+            f"{path_of(source.make)} has {spec.num_classes} outputs, for labels from 0"
+        )
+    read = (RawSamples(part.inputs.numpy(), part.labels.numpy()) for part in (train, test))
+    return LocalData(spec, place(train, device), place(test, device), fingerprint_of(spec, *read))
+
+
+def _samples(part: Any, where: str) -> Samples:
+    """Samples of a pair of tensors or a data set, on the CPU and checked."""
+    try:
+        if isinstance(part, Sequence):
+            inputs, labels = (torch.as_tensor(tensor).cpu() for tensor in part)
+        else:
+            pairs = [part[place] for place in range(len(part))]
+            inputs = torch.stack([torch.as_tensor(image) for image, _ in pairs] or [torch.empty(0)])
+            labels = torch.tensor([int(label) for _, label in pairs])
+    except Exception as error:  # whatever a data set of others does
+        raise DatasetError(
+            f"{where}: a {type(part).__name__} cannot be read as a pair of tensors, or a Dataset "
+            f"of pairs (image, label) of one shape: {' '.join(str(error).split())[:200]}"
+        ) from error
+    if not len(labels):
+        return Samples(inputs[:0], labels.long())
+    if inputs.ndim != 4 or not inputs.is_floating_point() or len(inputs) != len(labels):
+        raise DatasetError(
+            f"{where}: {len(labels)} labels, and inputs of type {inputs.dtype} and shape "
+            f"{tuple(inputs.shape)}, need floats (n, C, H, W): a table's columns are channels, "
+            "x[:, :, None, None]; pixels are (x / 255 - 0.5) / 0.5"
+        )
+    if labels.ndim != 1 or labels.is_floating_point() or not inputs.isfinite().all():
+        raise DatasetError(
+            f"{where}: need finite inputs, and one whole number as the label of each"
+        )
+    return Samples(inputs.float(), labels.long())
+
+
+def _spec_of(source: AppSource, shape: tuple[int, ...]) -> DataSpec:
+    """Shape and classes, which are the same on all nodes: the model's outputs."""
+    path = path_of(source.make)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            output = source.make().eval()(torch.zeros(2, *shape))
+        num_classes = int(output.shape[1])
+    except Exception as error:  # the model is the app's
+        raise PluginError(
+            f"model = {path} fails on samples of shape {shape}: {located(error, path)}"
+        ) from error
+    channels, height, width = shape
+    middle = (MIDDLE,) * channels
+    kind: Literal["image", "table"] = "image" if height * width > 1 else "table"
+    return DataSpec(
+        path_of(source.load), (channels, height, width), num_classes, middle, middle, kind
+    )
+
+
+def _find(name: str) -> Method:
+    if method := find_method(name):
+        return method
+    known = sorted(name for name, method in all_methods().items() if method.strategy)
+    raise SettingsError(f"add_methods: {name!r} is not one of {', '.join(known)}")
+
+
+def _check_own_train(methods: Sequence[Method]) -> None:
+    """Refuse methods that need our ``train``, where the app has its own."""
+    for method in methods:
+        if method.trains_plainly:
+            raise SettingsError(
+                f"add_methods: {method.name} needs its own training for plain train messages, and "
+                "the app has one (remove @app.train() from the app; if another add_methods "
+                "registered it, name all methods in one call)"
+            )
+
+
+def _check_rules(context: Context) -> None:
+    node = context.node_config
+    for key, holds in (
+        (HOLDOUT, HOLDOUT in node),
+        (CLASSES, bool(node.get(CLASSES))),
+        (FEWEST_OF_A_CLASS, int(node.get(FEWEST_OF_A_CLASS, 1)) > 1),
+    ):
+        if holds:
+            raise SettingsError(
+                f"the node's policy: {key} is a rule on the node's own data, and this app brings "
+                "data by a function, to which it cannot be applied (run it on nodes without)"
+            )
