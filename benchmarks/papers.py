@@ -27,7 +27,7 @@ import time
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -259,7 +259,7 @@ def run_table(
     console: Console,
     seconds_at_most: float,
 ) -> list[dict[str, Any]]:
-    """Run what is left of a table's cells until time is up; return a line for each that ran."""
+    """Run what is left of a table's cells until time is up or Ctrl-C; a line for each that ran."""
     deadline = time.monotonic() + seconds_at_most
     folders = [cell.folder(out / table.name) for cell in cells]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -278,8 +278,12 @@ def run_table(
         for cell, folder in zip(cells, folders, strict=True):
             if rounds_done(folder) < cell.rounds:
                 progress.update(bar, description=f"rounds; {cell.row}, {cell.method}")
-                with suppress(OutOfTime):
+                try:
                     run_cell(table, cell, folder, data_root, show)
+                except OutOfTime:
+                    pass
+                except KeyboardInterrupt:  # what ran so far is shown; the same command goes on
+                    deadline = 0.0
             if rounds_done(folder) < 1:
                 break
             line = _line(table, cell, accuracies(folder), data_root)

@@ -137,3 +137,17 @@ def test_what_is_missing_is_said_before_anything_runs(monkeypatch, capsys, tmp_p
     said = capsys.readouterr().err
     assert "fedhead-svhn cannot be run here: no files of svhn in --data-root" in said
     assert "hfldd-cinic10 cannot be run here: CINIC-10" in said
+
+
+def test_ctrl_c_shows_what_ran_so_far_and_the_same_command_goes_on(tiny, monkeypatch):
+    run_cell = papers.run_cell
+
+    def interrupted(table, cell, folder, data_root, show):
+        if cell.method == "CADIS":
+            raise KeyboardInterrupt
+        run_cell(table, cell, folder, data_root, show)
+
+    monkeypatch.setattr(papers, "run_cell", interrupted)
+    assert [cell["method"] for cell in tiny()] == ["FedAvg"]
+    monkeypatch.setattr(papers, "run_cell", run_cell)
+    assert [cell["method"] for cell in tiny()] == ["FedAvg", "CADIS"]
