@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import nn
 
 from client.secure_sums import SumRefusedError
-from client.session import _local_data, task_of
+from client.session import RunSource, _local_data
 from node.account import LifetimeAccount
 from node.outbox import FOLDER, entries
 from node.policy import HOSPITAL, OPEN, Policy
@@ -120,7 +120,7 @@ def held_out_places(site: Site) -> list[int]:
     """Places of the samples that the app holds out, in a run with these settings."""
     context = site.context()
     data = _local_data(
-        task_of(context), tuple(sorted(site.node_config.items())), torch.device("cpu")
+        RunSource().task(context), tuple(sorted(site.node_config.items())), torch.device("cpu")
     )
     shown = ((data.holdout.inputs.numpy() + 1) / 2 * 255).round().astype(np.uint8)
     return sorted(int(np.flatnonzero((site.images == image).all((1, 2, 3)))[0]) for image in shown)
@@ -147,7 +147,7 @@ def test_one_sample_less_of_a_class_takes_no_other_away(tmp_path: Path) -> None:
         site.run(**PRIVATE)
         context = site.context()
         config = tuple(sorted(site.node_config.items()))
-        data = _local_data(task_of(context), config, torch.device("cpu"))
+        data = _local_data(RunSource().task(context), config, torch.device("cpu"))
         used.append(len(data.train) + len(data.holdout))
         assert site.guard._most_classes() == 10
     assert used == [200, 199]
