@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import sys
 import time
@@ -445,10 +446,16 @@ class LocalFederation:
     def _start_server(self, command: Sequence[str]) -> Process:
         """Start the SuperLink, or what starts ServerApps for it."""
         nurseries = [self.env[NURSERY]] if NURSERY in self.env else []  # with `flwr-serverapp`
+        path = os.pathsep.join([*nurseries, self.env["PATH"]])
+        if shutil.which(command[0], path=path) is None:
+            raise RuntimeError(
+                f"the command {command[0]} is not there: it comes with flwr, so install that again "
+                "in the environment of flwr-distill"
+            )
         return start_bound(
             command,
             log=self.superlink_log,
-            env={**self.env, "PATH": os.pathsep.join([*nurseries, self.env["PATH"]])},
+            env={**self.env, "PATH": path},
             cwd=self._cwd,
         )
 

@@ -20,6 +20,7 @@ from flwr.supercore.interceptors.superexec_auth_interceptor import SERVERAPPIO_S
 
 from fleet.federation_record import FederationFile, FederationRecord, FederationRunsError
 from fleet.local_federation import LocalFederation, LocalNode
+from fleet.servers import Addresses, serverapps_command
 from fleet.submission import RunError
 from node.secret import appio_secret
 
@@ -97,6 +98,16 @@ def test_what_starts_serverapps_is_started_again_too(
     assert federation.restart_dead_nodes() == []
     assert federation._serverapps.poll() is None
     federation.stop()
+
+
+def test_without_what_starts_serverapps_it_does_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise runs would wait for ever."""
+    federation = LocalFederation(1, tmp_path)
+    monkeypatch.setitem(federation.env, "PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"flower-superexec is not there"):
+        federation._start_server(serverapps_command(Addresses("", "", ""), tmp_path, 1))
 
 
 @pytest.mark.slow
