@@ -27,7 +27,7 @@ def lacking(context: Context, requirement: Requirement | None) -> list[str]:
     data_root = str(context.node_config.get("data-root", ""))
     reasons = _failing(
         [
-            lambda: introduce(Session.of(context)),
+            lambda: introduce(Session.of(context, scaled=False)),
             lambda: (requirement or Requirement()).check_labels(
                 data_spec(task_of(context), data_root).labels
             ),

@@ -1,9 +1,10 @@
 """What a message handler works with: the run's settings, the node's data, device and store."""
 
+import json
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from logging import INFO
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from flwr.app import Context, Message
 from flwr.common import log
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from links.store import NodeStore
@@ -24,19 +26,33 @@ from protocol.messages import (
     REAL_PER_VIRTUAL,
 )
 from task.auxiliary_names import OWN_FILE
+from task.columns import Moments, Scale
 from task.compute.device import choose_device, place
 from task.datasets import (
     DataSpec,
     Samples,
     fingerprint_of,
     labels_of,
+    load_own_table,
     load_private_data,
+    moments_of,
 )
 from task.file_state import FilesChangedError, read_once
 from task.settings import SettingsError, TaskSettings
-from task.source import PRIVATE, data_spec, domain, partition_samples, source_files
+from task.source import (
+    PRIVATE,
+    data_spec,
+    domain,
+    open_columns,
+    partition_samples,
+    source_files,
+)
 
 NodeConfigValue = bool | int | float | str
+SCALE = "column-scale"
+"""Blob with the run's means and deviations of a table's columns."""
+SCALE_BYTES = 100
+"""More than a mean and a deviation take in it."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +70,15 @@ class LocalData:
         possibly empty: ``train.holdout`` and the run's draw, or what the node's owner has fixed.
     fingerprint : bytes
         Of what was read; see `task.datasets.fingerprint_of`.
+    moments : Moments, optional (default: None)
+        Of the training samples' columns, if the node has a table of its own.
     """
 
     spec: DataSpec
     train: Samples
     holdout: Samples
     fingerprint: bytes
+    moments: Moments | None = None
 
 
 @dataclass(frozen=True)
@@ -94,8 +113,10 @@ class Session:
     node_config: Mapping[str, NodeConfigValue]
 
     @classmethod
-    def of(cls, context: Context) -> "Session":
+    def of(cls, context: Context, *, scaled: bool = True) -> "Session":
         """Session of the node that Flower's context describes.
+
+        With ``scaled=False`` a table is not standardised if the run's scale is not yet known.
 
         Reads ``device``, ``data``, ``dataset``, ``data-root``, ``state-dir``, ``partition-id``,
         ``num-partitions``, ``holdout`` and ``holdout-secret`` from the node config.
@@ -103,7 +124,8 @@ class Session:
         Raises
         ------
         SettingsError
-            If a setting is wrong, or the node has neither ``data`` nor a partition.
+            If a setting is wrong, the node has neither ``data`` nor a partition, or it does not
+            know the run's scale.
         FilesChangedError
             If the data are no longer those with which this run began on this node.
         """
@@ -111,12 +133,16 @@ class Session:
         task = task_of(context)
         device = choose_device(str(node.get("device", "auto")), "node config: device")
         config = tuple(sorted(node.items()))
-        data = _local_data(task, config, device)
-        store = NodeStore.open(
-            str(node.get("state-dir", "")) or None, context.run_id, context.node_id
-        )
+        store = store_of(context)
+        scale = scale_of(store, task)
+        if scaled and scale is None and open_columns(task):
+            raise SettingsError(
+                "this node does not know the means and deviations of the run's columns: its state "
+                "directory is not that of the first meeting (start the run again)"
+            )
+        data = _local_data(task, config, device, scale)
         own = f"data-{node['partition-id']}" if "partition-id" in node else "data"
-        check_unchanged(store, own, data.fingerprint, _data_files(task, config, device))
+        check_unchanged(store, own, data.fingerprint, _data_files(task, config, device, scale))
         return cls(
             task=task,
             data=data,
@@ -154,6 +180,25 @@ def task_of(context: Context) -> TaskSettings:
             "partition": task.partition.model_copy(update={"index_file": index_file}),
         }
     )
+
+
+def store_of(context: Context) -> NodeStore:
+    """The node's files for the run."""
+    state_dir = str(context.node_config.get("state-dir", "")) or None
+    return NodeStore.open(state_dir, context.run_id, context.node_id)
+
+
+def scale_of(store: NodeStore, task: TaskSettings) -> Scale | None:
+    """What a table's columns are standardised by in the run, if this node knows it."""
+    if not (names := open_columns(task)):
+        return None
+    text = store.at(None).read(SCALE, most=SCALE_BYTES * len(names))
+    return None if text is None else TypeAdapter(Scale).validate_json(text)
+
+
+def keep_scale(store: NodeStore, scale: Scale) -> None:
+    """Keep what a table's columns are standardised by, for the rest of the run."""
+    store.at(None).write(SCALE, json.dumps(asdict(scale)).encode())
 
 
 def check_unchanged(store: NodeStore, what: str, fingerprint: bytes, files: Sequence[Path]) -> None:
@@ -271,7 +316,10 @@ def _generator(seed: int, identity: int, purpose: str, server_round: int = 0) ->
 
 
 def _data_files(
-    task: TaskSettings, node_config: tuple[tuple[str, NodeConfigValue], ...], device: torch.device
+    task: TaskSettings,
+    node_config: tuple[tuple[str, NodeConfigValue], ...],
+    device: torch.device,
+    scale: Scale | None,
 ) -> list[Path]:
     """Files and folders that `_local_data` may read, there or not."""
     node = dict(node_config)
@@ -284,19 +332,27 @@ def _data_files(
 
 @read_once(_data_files, maxsize=32)
 def _local_data(
-    task: TaskSettings, node_config: tuple[tuple[str, NodeConfigValue], ...], device: torch.device
+    task: TaskSettings,
+    node_config: tuple[tuple[str, NodeConfigValue], ...],
+    device: torch.device,
+    scale: Scale | None,
 ) -> LocalData:
     node = dict(node_config)
     data_root = str(node.get("data-root", ""))
-    spec = data_spec(task, data_root)
+    spec = data_spec(task, data_root, scale)
     identity = int(node.get("partition-id", 0))
     if name := node.get("dataset"):
         shares = int(node.get("num-partitions", 0))
         own = domain(task, str(name), (identity, shares) if shares else None, data_root)
         train, test = (place(part.to_samples(spec), device) for part in (own.train, own.test))
         return LocalData(spec, train, test, fingerprint_of(spec, own.train, own.test))
+    table = task.private.table if task.dataset == PRIVATE else None
     if path := node.get("data"):
-        raw = load_private_data(str(path), spec)
+        if table:
+            is_scaled = bool(scale) or not table.open_inputs
+            raw = load_own_table(str(path), spec, table, is_scaled=is_scaled)
+        else:
+            raw = load_private_data(str(path), spec)
     elif task.dataset == PRIVATE:
         raise SettingsError(
             'node config: data is not set, and dataset = "private" means that every node brings '
@@ -309,24 +365,24 @@ def _local_data(
         )
     else:
         raw = partition_samples(task, identity, int(node["num-partitions"]), data_root)
-    fingerprint, samples = fingerprint_of(spec, raw), raw.to_samples(spec)
+    samples = raw.to_samples(spec)
     chosen = _chosen_by_owner(node, len(samples))
-    used = _in_used_classes(samples, node, spec)
-    if not used.all():
-        samples, chosen = samples.subset(used.nonzero().flatten()), chosen[used]
-    samples = place(samples, device)
+    used = _in_used_classes(samples, node, spec).nonzero().flatten()
+    if len(used) < len(samples):
+        samples, chosen = samples.subset(used), chosen[used]
     if HOLDOUT in node:
-        chosen = chosen.to(samples.labels.device)
-        held, rest = (samples.subset(part.nonzero().flatten()) for part in (chosen, ~chosen))
-        return LocalData(spec, rest, held, fingerprint)
-    order = torch.randperm(len(samples), generator=_generator(task.seed, identity, "holdout"))
-    num_held_out = int(task.train.holdout * len(samples))
-    order = order.to(samples.labels.device)
+        held, rest = (part.nonzero().flatten() for part in (chosen, ~chosen))
+    else:
+        order = torch.randperm(len(samples), generator=_generator(task.seed, identity, "holdout"))
+        num_held_out = int(task.train.holdout * len(samples))
+        held, rest = order[:num_held_out], order[num_held_out:]
+    samples = place(samples, device)
     return LocalData(
         spec=spec,
-        train=samples.subset(order[num_held_out:]),
-        holdout=samples.subset(order[:num_held_out]),
-        fingerprint=fingerprint,
+        train=samples.subset(rest),
+        holdout=samples.subset(held),
+        fingerprint=fingerprint_of(data_spec(task, data_root), raw),
+        moments=moments_of(raw.subset(used[rest].numpy()), table) if table and len(rest) else None,
     )
 
 

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from task.columns import LARGEST
 from task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples
 from task.image_files import printable
 from task.labels import LabelError, LabelMap, in_order, names_problem
 
 LABEL = "label"
-LARGEST = 1e150
-"""Absolute value in a column; the squares of larger ones do not fit into float64."""
 
 
 def load_tables(spec: DataSpec, root: Path, download: bool) -> Dataset:
@@ -112,7 +111,7 @@ class Row:
 
 def read_rows(path: Path) -> Iterator[Row]:
     """Read a table row by row; DatasetError if it is not readable or lacks columns."""
-    with _open_csv(path) as (header, rows):
+    with open_csv(path) as (header, rows):
         place = _label_column(path, header)
         for row in rows:
             label = row[place].strip() if place < len(row) else ""
@@ -127,7 +126,7 @@ def feature_names(path: Path) -> list[str]:
     DatasetError
         If it is not readable, has no label, or columns that cannot be matched by name.
     """
-    with _open_csv(path) as (header, _):
+    with open_csv(path) as (header, _):
         place = _label_column(path, header)
     names = header[:place] + header[place + 1 :]
     if problem := names_problem(names):
@@ -182,7 +181,7 @@ def _label_column(path: Path, header: list[str]) -> int:
 
 
 @contextmanager
-def _open_csv(path: Path) -> Iterator[tuple[list[str], Any]]:
+def open_csv(path: Path) -> Iterator[tuple[list[str], Any]]:
     """Header and reader of a CSV file."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
