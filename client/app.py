@@ -49,6 +49,8 @@ from task.settings import SettingsError
 from task.source import check_columns, data_spec
 from task.words import counted
 
+MIN_ROWS = 10
+"""Rows of a table whose means leave a node."""
 Handler = Callable[[Message, Context], Message]
 
 
@@ -100,13 +102,19 @@ def describe_columns(message: Message, context: Context) -> Message:
     Raises
     ------
     SettingsError
-        If the run leaves none, or what leaves nodes must have noise or masks: these have neither.
+        If the run leaves none, what leaves nodes must have noise or masks, which these have not, or
+        there are so few rows that they would nearly show these.
     """
     task = task_of(context)
     check_columns(task, secure_sums=bool(context.run_config.get("secure-sums")))
     moments = Session.of(context, scaled=False).data.moments
     if moments is None or not moments.mean:
         raise SettingsError("this run standardises no column of this node's by its values")
+    if moments.rows < MIN_ROWS:
+        raise SettingsError(
+            f"means of {moments.rows} rows would nearly show these; need {MIN_ROWS} (other nodes' "
+            "means count)"
+        )
     metrics = MetricRecord({NUM_EXAMPLES: moments.rows})
     content = RecordDict({METRICS: metrics, COLUMNS: record_of_columns(moments)})
     return Message(content, reply_to=message)

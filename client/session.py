@@ -71,7 +71,8 @@ class LocalData:
     fingerprint : bytes
         Of what was read; see `task.datasets.fingerprint_of`.
     moments : Moments, optional (default: None)
-        Of the training samples' columns, if the node has a table of its own.
+        Of a table's columns. Held-out rows count, lest runs that hold out other ones show single
+        rows by the differences.
     """
 
     spec: DataSpec
@@ -382,7 +383,7 @@ def _local_data(
         train=samples.subset(rest),
         holdout=samples.subset(held),
         fingerprint=fingerprint_of(data_spec(task, data_root), raw),
-        moments=moments_of(raw.subset(used[rest].numpy()), table) if table and len(rest) else None,
+        moments=moments_of(raw.subset(used.numpy()), table) if table else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from logging import INFO, WARNING
+from logging import INFO
 from statistics import median
 
 from flwr.app import Message, RecordDict

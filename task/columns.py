@@ -83,12 +83,12 @@ class Columns:
     ----------
     features : tuple[Column, ...]
         All but the label.
-    label : str
-        Name of the column with the classes.
+    label : str (default: "")
+        Name of the column with the classes; empty for tables without it.
     """
 
     features: tuple[Column, ...]
-    label: str
+    label: str = ""
 
     @classmethod
     def parsed(cls, text: str, label: str) -> Self:
@@ -105,10 +105,18 @@ class Columns:
             raise ValueError(problem)
         return columns
 
+    @classmethod
+    def of_inputs(cls, inputs: Sequence[str]) -> Self:
+        """Columns, without the label, of a model with inputs of these names."""
+        categories: dict[str, list[str]] = {}
+        for name, equals, category in (text.partition("=") for text in inputs):
+            categories.setdefault(name, []).extend([category] if equals else [])
+        return cls(tuple(Column(name, tuple(own)) for name, own in categories.items()))
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names in a table's header, the label's last."""
-        return (*(column.name for column in self.features), self.label)
+        return (*(column.name for column in self.features), *filter(None, [self.label]))
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
@@ -121,9 +129,7 @@ class Columns:
         is_open = [column.is_open for column in self.features for _ in column.inputs]
         return tuple(place for place, value in enumerate(is_open) if value)
 
-    def scale_of_inputs(
-        self, scale: "Scale | None"
-    ) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def scale_of_inputs(self, scale: "Scale | None") -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and deviation of each input; 0 and 1 of categories, and of all not yet known."""
         pairs = [column.scale or (0.0, 1.0) for column in self.features for _ in column.inputs]
         if scale is not None:
@@ -182,5 +188,3 @@ def _scale(name: str, mean: str, deviation: str) -> tuple[float, float]:
             f"54+-9, got {mean}+-{deviation}"
         )
     return scale
-
-

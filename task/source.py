@@ -15,14 +15,13 @@ from task.datasets import (
     load_dataset,
 )
 from task.datasets.images import fit_samples
+from task.datasets.types import PRIVATE as PRIVATE  # passed on
 from task.datasets.types import check_raw_samples
 from task.file_state import read_once
 from task.labels import LabelMap
 from task.partition import check_partition, partition_indices
 from task.settings import SettingsError, TaskSettings
 from task.words import listed
-
-PRIVATE = "private"
 
 
 def open_columns(settings: TaskSettings) -> tuple[str, ...]:
@@ -59,9 +58,7 @@ def check_columns(settings: TaskSettings, *, secure_sums: bool = False, edge: bo
         )
 
 
-def data_spec(
-    settings: TaskSettings, data_root: str = "", scale: Scale | None = None
-) -> DataSpec:
+def data_spec(settings: TaskSettings, data_root: str = "", scale: Scale | None = None) -> DataSpec:
     """Spec of a run's data: the named dataset's, or of nodes' own from ``private.*``.
 
     Images of nodes have mean and deviation 0.5. `data_root` is this machine's folder of datasets,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from task.columns import FAR, LARGEST, Column, Columns, Moments
 from task.datasets.tables import open_csv
-from task.datasets.types import DatasetError, DataSpec, RawSamples
+from task.datasets.types import PRIVATE, DatasetError, DataSpec, RawSamples
 from task.labels import names_problem
 from task.readers.arrow import opened
 from task.words import listed
@@ -42,23 +42,23 @@ def load_own_table(
         If a column is missing, or a value is: it is no number, category or class of the run's.
         Names file and line, but shows no value, since the server reads why a node is left out.
     """
-    path = Path(path)
-    values: list[list[float]] = []
-    labels: list[int] = []
-    with _opened(path, columns) as records:
-        for place, record in records:
-            try:
-                *features, label = record
-                values.append(_inputs(columns.features, features))
-                labels.append(_position(columns.label, spec.labels.classes, label))
-            except ValueError as error:
-                raise DatasetError(f"{path}, {place}: {error}") from None
-    if not labels:
-        raise DatasetError(f"{path}: has a header but no rows; need at least one")
-    inputs = np.array(values)[:, :, None, None]
+    inputs, labels = _read(Path(path), columns, spec)
     if is_scaled:
-        _check_scaled(path, inputs, spec)
+        _check_scaled(Path(path), inputs, spec)
     return RawSamples(inputs, np.array(labels, dtype=np.int64))
+
+
+def load_inputs(path: Path, spec: DataSpec) -> NDArray[np.float64]:
+    """Inputs of a model for each row of a table, (n, C, 1, 1), not yet standardised.
+
+    For errors see :func:`load_own_table`.
+    """
+    names = spec.labels.columns
+    if spec.name == PRIVATE:
+        columns = Columns.of_inputs(names)
+    else:  # a data set without categories
+        columns = Columns(tuple(map(Column, names)))
+    return _read(path, columns, spec)[0]
 
 
 def moments_of(raw: RawSamples, columns: Columns) -> Moments:
@@ -68,6 +68,23 @@ def moments_of(raw: RawSamples, columns: Columns) -> Moments:
     is_constant = values.min(axis=0) == values.max(axis=0)  # whose mean is rounded
     mean, variance = np.where(is_constant, values[0], mean), np.where(is_constant, 0.0, variance)
     return Moments(len(raw), tuple(mean.tolist()), tuple(variance.tolist()))
+
+
+def _read(path: Path, columns: Columns, spec: DataSpec) -> tuple[NDArray[np.float64], list[int]]:
+    """Inputs (n, C, 1, 1), and labels if the columns have one."""
+    values: list[list[float]] = []
+    labels: list[int] = []
+    with _opened(path, columns) as records:
+        for place, record in records:
+            features, label = record[: len(columns.features)], record[len(columns.features) :]
+            try:
+                values.append(_inputs(columns.features, features))
+                labels += [_position(columns.label, spec.labels.classes, text) for text in label]
+            except ValueError as error:
+                raise DatasetError(f"{path}, {place}: {error}") from None
+    if not values:
+        raise DatasetError(f"{path}: has a header but no rows; need at least one")
+    return np.array(values)[:, :, None, None], labels
 
 
 def _inputs(columns: Sequence[Column], values: Sequence[str]) -> list[float]:
@@ -126,8 +143,8 @@ def _opened(path: Path, columns: Columns) -> Iterator[Iterator[Record]]:
             yield _parquet_rows(table, columns.names)
     else:
         raise DatasetError(
-            f"data={str(path)!r} is no existing .csv or .parquet file, which a run with "
-            "private.columns reads (start the node with --data TABLE.csv)"
+            f"{str(path)!r} is no existing .csv or .parquet file (a run with private.columns reads "
+            "tables: start the node with --data TABLE.csv)"
         )
 
 
