@@ -29,7 +29,8 @@ def predict(
     """Say of which class each image or row is, with its probability and the next best classes.
 
     MODEL is a file that `flwr-distill runs export` wrote. Images are converted to its channels and
-    size, as nodes do with their own; columns of a table are found by name, and standardised. A .pt file is a program: use only those that you trust.
+    size, as nodes do with their own. Columns of a table are found by name, and standardised. A .pt
+    file is a program: use only those that you trust.
     """
     # Here, because every subcommand imports this file, and the node command must not import torch.
     from server.export.prediction import ModelFileError, read_model

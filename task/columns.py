@@ -164,17 +164,28 @@ def pooled(parts: Sequence[Moments]) -> Scale:
     """Mean and deviation of each column over all rows; of a constant column its value and 1."""
     total = sum(part.rows for part in parts)
     shares = [part.rows / total for part in parts]
-    means, deviations = [], []
-    for column in range(len(parts[0].mean)):
-        pairs = [(share, part.mean[column]) for share, part in zip(shares, parts, strict=True)]
-        mean = math.fsum(share * own for share, own in pairs)
-        between = math.fsum(share * (own - mean) ** 2 for share, own in pairs)
-        within = math.fsum(
-            share * part.variance[column] for share, part in zip(shares, parts, strict=True)
+    pairs = [
+        _pooled(shares, means, variances)
+        for means, variances in zip(
+            zip(*(part.mean for part in parts), strict=True),
+            zip(*(part.variance for part in parts), strict=True),
+            strict=True,
         )
-        means.append(mean)
-        deviations.append(math.sqrt(between + within) or 1.0)
-    return Scale(tuple(means), tuple(deviations))
+    ]
+    return Scale(tuple(mean for mean, _ in pairs), tuple(deviation for _, deviation in pairs))
+
+
+def _pooled(
+    shares: Sequence[float], means: Sequence[float], variances: Sequence[float]
+) -> tuple[float, float]:
+    if not any(variances) and len(set(means)) == 1:  # a mean of equal values may be rounded
+        return means[0], 1.0
+    mean = math.fsum(share * own for share, own in zip(shares, means, strict=True))
+    variance = math.fsum(
+        share * (own_variance + (own - mean) ** 2)
+        for share, own, own_variance in zip(shares, means, variances, strict=True)
+    )
+    return mean, math.sqrt(variance) or 1.0
 
 
 def _scale(name: str, mean: str, deviation: str) -> tuple[float, float]:
