@@ -31,6 +31,7 @@ HEART = {
     "exang:0|1,oldpeak",
     "strategy": "fedavg",
     "num-rounds": 10,
+    "most-samples": 0.0,
 }
 SMALL = {
     "dataset": "private",
