@@ -7,6 +7,7 @@ from task.columns import Columns, Scale, pooled
 from task.datasets import DatasetError, RawSamples, load_own_table, moments_of
 from task.settings import SettingsError, TaskSettings
 from task.source import data_spec, open_columns
+from task.survey import survey
 
 STATED = "age,sex:f|m,chol:200+-50"
 ROWS = [("61", "f", "240", "no"), ("47", "m", "210", "yes")]
@@ -171,3 +172,14 @@ def test_columns_are_found_again_from_the_inputs_of_an_exported_model():
     again = Columns.of_inputs(columns.inputs)
     assert again.inputs == columns.inputs
     assert again.names == ("age", "sex", "chol")
+
+
+def test_a_nodes_guard_counts_the_rows_of_any_table(tmp_path):
+    """For bounds on what runs say of its samples. Which column is the label, a run says."""
+    path = write(tmp_path / "table.csv")
+    assert survey(path, decode=False).usable == 2
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(arrow.table({"ill": ["no"] * 3}), tmp_path / "table.parquet")
+    assert survey(tmp_path / "table.parquet", decode=False).usable == 3
