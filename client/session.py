@@ -320,7 +320,7 @@ def _data_files(
     task: TaskSettings,
     node_config: tuple[tuple[str, NodeConfigValue], ...],
     device: torch.device,
-    scale: Scale | None,
+    scale: Scale | None = None,
 ) -> list[Path]:
     """Files and folders that `_local_data` may read, there or not."""
     node = dict(node_config)
@@ -336,7 +336,7 @@ def _local_data(
     task: TaskSettings,
     node_config: tuple[tuple[str, NodeConfigValue], ...],
     device: torch.device,
-    scale: Scale | None,
+    scale: Scale | None = None,
 ) -> LocalData:
     node = dict(node_config)
     data_root = str(node.get("data-root", ""))
