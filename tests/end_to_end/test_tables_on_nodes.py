@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord
 from sklearn.linear_model import LogisticRegression
 from typer.testing import CliRunner
 
@@ -171,7 +170,7 @@ def test_a_hostile_nodes_means_are_its_own_error(tmp_path, lie):
             content = node(message)
             if place == 3 and message.metadata.message_type == DESCRIBE_COLUMNS:
                 arrays = {name: np.array(values) for name, values in LIES[lie].items()}
-                content[COLUMNS] = ArrayRecord(as_record(arrays))
+                content[COLUMNS] = as_record(arrays)
             return content
 
         return answer
