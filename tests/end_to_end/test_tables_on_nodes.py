@@ -149,15 +149,16 @@ def test_a_node_with_another_table_is_left_out_by_name_and_its_values_do_not_cou
         run_in_process(SMALL, [*alike, odd])
 
 
+ARRIVED = 1.75e12
 LIES = {
-    "NaN": {"mean": [math.nan, 0.0], "variance": [1.0, 1.0]},
-    "infinity": {"mean": [math.inf, 0.0], "variance": [1.0, 1.0]},
-    "negative": {"mean": [60.0, 0.0], "variance": [-1.0, 1.0]},
-    "beyond float64's squares": {"mean": [1e200, 0.0], "variance": [1.0, 1.0]},
-    "far from others": {"mean": [1e9, 1.75e12], "variance": [1.0, 1.0]},
-    "wider than others": {"mean": [60.0, 1.75e12], "variance": [1e12, 1.0]},
-    "one column more": {"mean": [60.0, 0.0, 1.0], "variance": [1.0, 1.0, 1.0]},
-    "two shapes": {"mean": [60.0, 0.0], "variance": [1.0]},
+    "NaN": {"mean": [math.nan, ARRIVED], "variance": [144.0, 1e17]},
+    "infinity": {"mean": [math.inf, ARRIVED], "variance": [144.0, 1e17]},
+    "negative": {"mean": [60.0, ARRIVED], "variance": [-1.0, 1e17]},
+    "beyond float64's squares": {"mean": [1e200, ARRIVED], "variance": [144.0, 1e17]},
+    "far from others": {"mean": [1e9, ARRIVED], "variance": [144.0, 1e17]},
+    "wider than others": {"mean": [60.0, ARRIVED], "variance": [1e12, 1e17]},
+    "one column more": {"mean": [60.0, ARRIVED, 1.0], "variance": [144.0, 1e17, 1.0]},
+    "two shapes": {"mean": [60.0, ARRIVED], "variance": [144.0]},
 }
 
 
