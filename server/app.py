@@ -6,12 +6,11 @@ from functools import partial
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from pydantic import TypeAdapter
 
 from protocol.arrays import as_arrays
 from protocol.meeting import requirement_of
 from protocol.registry import phases_of
-from server.columns import ask_scale, check_scale
+from server.columns import check_scale, run_scale
 from server.edge import Commands, EdgeRounds, check_below, commands_from_above
 from server.grid.screening import ScreeningGrid
 from server.grid.secure_sums import SecureSumGrid
@@ -29,9 +28,7 @@ from server.strategy import method_of_start, settings_of_start, strategy_of_run
 from server.task import Task
 from strategies.common.directory import Directory
 from strategies.common.registry import find_strategy
-from strategies.common.waiting import connected_nodes
 from task.backbones import fingerprint
-from task.columns import Scale
 from task.compute.precision import products_in
 from task.source import check_columns, data_spec, open_columns
 
@@ -97,15 +94,10 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
             directory.resumes = str(checkpoint.run_id) if checkpoint else ""
             if checkpoint:
                 directory.class_names = tuple(checkpoint.record.get("classes", task.class_names))
-            columns, timeout = open_columns(settings), settings.phase_timeout
-            if checkpoint and columns:
-                directory.scale = TypeAdapter(Scale).validate_python(checkpoint.record["scale"])
-            elif columns:
-                connected_nodes(screening, settings.min_nodes, timeout)
-                most_samples = settings.most_samples
-                directory.scale = ask_scale(screening, columns, timeout, most_samples)
+            columns = open_columns(settings)
+            directory.scale = run_scale(screening, columns, settings, checkpoint)
             roster = Roster(directory, task.tested, task.spec.num_classes)
-            meet_nodes(screening, roster, settings.min_nodes, timeout, first)
+            meet_nodes(screening, roster, settings.min_nodes, settings.phase_timeout, first)
             check_scale(directory.scale, columns)
             if directory.scale:
                 task = replace(task, spec=data_spec(settings, scale=directory.scale))

@@ -8,12 +8,16 @@ from statistics import median
 from flwr.app import Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
+from pydantic import TypeAdapter
 
 from protocol.arrays import sent_arrays
 from protocol.meeting import COLUMNS, DESCRIBE_COLUMNS, moments_in
 from protocol.messages import NUM_EXAMPLES
 from protocol.outliers import capped
 from protocol.replies import number, set_aside, usable
+from server.record.checkpoint import Checkpoint
+from server.settings import RunSettings
+from strategies.common.waiting import connected_nodes
 from task.columns import FAR, Moments, Scale, pooled
 from task.settings import SettingsError
 from task.words import counted
@@ -22,30 +26,27 @@ MIN_COMPARED = 3
 """Nodes among which one can be far from the others."""
 
 
-def ask_scale(
-    grid: Grid, columns: Sequence[str], timeout: float, most_samples: float
+def run_scale(
+    grid: Grid, columns: Sequence[str], settings: RunSettings, checkpoint: Checkpoint | None
 ) -> Scale | None:
-    """Mean and deviation of each column over the nodes that are connected, by samples.
+    """Mean and deviation of each column that a run leaves to nodes; None if there are none.
 
-    Parameters
-    ----------
-    grid : Grid
-        The run's.
-    columns : Sequence[str]
-        Names of those that the run leaves to nodes.
-    timeout : float
-        Seconds to wait for replies.
-    most_samples : float
-        See `protocol.outliers.capped`.
-
-    Returns
-    -------
-    Scale or None
-        None if no node has sent anything usable; at the first meeting nodes say why.
+    A resumed run has those of its checkpoint. Others wait for ``min-nodes`` nodes, and ask all that
+    are connected. It is None, too, if none of these has sent anything usable; at the first meeting
+    nodes say why.
     """
+    if not columns:
+        return None
+    if checkpoint:
+        return TypeAdapter(Scale).validate_python(checkpoint.record["scale"])
+    connected_nodes(grid, settings.min_nodes, settings.phase_timeout)
+    return _ask(grid, columns, settings)
+
+
+def _ask(grid: Grid, columns: Sequence[str], settings: RunSettings) -> Scale | None:
     messages = [Message(RecordDict(), node, DESCRIBE_COLUMNS) for node in grid.get_node_ids()]
     parts: dict[int, Moments] = {}
-    for reply in usable(grid.send_and_receive(messages, timeout=timeout)):
+    for reply in usable(grid.send_and_receive(messages, timeout=settings.phase_timeout)):
         node = reply.metadata.src_node_id
         own = moments_in(sent_arrays(reply, COLUMNS), int(number(reply, NUM_EXAMPLES)))
         if len(own.mean) == len(columns):
@@ -58,7 +59,7 @@ def ask_scale(
         del parts[node]
     if not parts:
         return None
-    rows = capped({node: part.rows for node, part in parts.items()}, most_samples)
+    rows = capped({node: part.rows for node, part in parts.items()}, settings.most_samples)
     log(INFO, "Columns are standardised by the values of %s", counted(len(parts), "node"))
     return pooled([replace(part, rows=rows[node]) for node, part in parts.items()])
 

@@ -104,7 +104,7 @@ def test_four_hospitals_learn_what_all_their_patients_in_one_table_teach(tmp_pat
     best = pooled.score(np.hstack([(values - mean) / deviation, ones]), labels)
     assert best > 0.75
     names = predicted(tmp_path, *(HOSPITALS / site / "test.csv" for site in SITES))
-    assert np.mean(names == labels) > best - 0.04
+    assert np.mean(names == labels) > best - 0.05
 
 
 @pytest.mark.usefixtures("without_pictures")

@@ -6,7 +6,7 @@ import pytest
 from task.columns import Columns, Scale, pooled
 from task.datasets import DatasetError, RawSamples, load_own_table, moments_of
 from task.settings import SettingsError, TaskSettings
-from task.source import data_spec, open_columns
+from task.source import check_columns, data_spec, open_columns
 from task.survey import survey
 
 STATED = "age,sex:f|m,chol:200+-50"
@@ -165,6 +165,12 @@ def test_pooled_scale_is_that_of_all_rows_in_one_table():
     assert scale.mean == pytest.approx(rows.mean(axis=0).tolist(), rel=1e-12)
     assert scale.deviation[:2] == pytest.approx(rows.std(axis=0).tolist()[:2], rel=1e-9)
     assert scale.deviation[2] == 1.0  # constant
+
+
+def test_nodes_below_different_edges_need_one_scale_that_the_run_states():
+    with pytest.raises(SettingsError, match=r"private\.columns.*age"):
+        check_columns(settings(), edge=True)
+    check_columns(settings("age:60+-12,sex:f|m"), edge=True)
 
 
 def test_columns_are_found_again_from_the_inputs_of_an_exported_model():
