@@ -133,8 +133,8 @@ def survey(path: Path, watch: Watch | None = None, *, decode: bool = True) -> Su
     All images are decoded and compared with each other, in one pass. One sample at a time is in
     memory, with a few hundred bytes about each earlier one; an npz is read whole. With
     ``decode=False`` only the headers of image files are read: damage behind a header and duplicates
-    are not found. Rows of a table are then counted as one class, since a run says which column has
-    the label.
+    are not found. All rows of a table then count, by the column ``label`` if a CSV file has one; a
+    run may name another.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def survey(path: Path, watch: Watch | None = None, *, decode: bool = True) -> Su
     if reader := data_reader(path):
         return _survey_images(path, reader, decode=decode, watch=watch)
     if path.suffix in (".csv", ".parquet") and path.is_file() and not decode:
-        return Survey(path, counts={"": _number_of_rows(path)})
+        return Survey(path, counts=_rows_by_label(path))
     if path.suffix == ".npz" and path.is_file():
         return _survey_npz(path, watch)
     if path.suffix == ".csv" and path.is_file():
@@ -179,17 +179,19 @@ def _survey_images(
     return found
 
 
-def _number_of_rows(path: Path) -> int:
-    """Rows of a table in a CSV or Parquet file, whatever they hold."""
+def _rows_by_label(path: Path) -> dict[str, int]:
+    """Rows of a table, whatever they hold, by the column ``label`` of a CSV file if it has one."""
     if path.suffix == ".parquet":
         from task.readers.arrow import opened
 
         with opened(path) as table:
-            return int(table.metadata.num_rows)
+            return {"": int(table.metadata.num_rows)}
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows = filter(None, csv.reader(file))
-            return max(sum(1 for _ in rows) - 1, 0)
+            rows = filter(None, csv.reader(file, skipinitialspace=True))
+            header = [name.strip().lower() for name in next(rows, [])]
+            place = header.index("label") if "label" in header else len(header)
+            return Counter("".join(row[place : place + 1]).strip() for row in rows)
     except (OSError, ValueError, csv.Error) as error:
         raise DatasetError(f"{path}: not a readable CSV file ({error})") from error
 
