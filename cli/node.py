@@ -50,7 +50,9 @@ def node(
     peer_key: PeerKey = None,
     peer_revocations: PeerRevocations = None,
     peer_names: PeerNames = None,
-    data: Annotated[Path | None, node_option("data", "Folder or file of this node's data.")] = None,
+    data: Annotated[
+        Path | None, node_option("data", "Images by class, .npz or table of this node.")
+    ] = None,
     dataset: Annotated[
         str | None,
         node_option("dataset", "Data set of this node, where nodes hold different ones."),

@@ -1,7 +1,8 @@
-"""`flwr-distill predict`: classes of images, by an exported model."""
+"""`flwr-distill predict`: classes of images, or of a table's rows, by an exported model."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -9,6 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.errors import exit_on, fail
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from server.export.prediction import ExportedModel
 
 NEXT_BEST = 2
 """Classes that are named besides the most probable one."""
@@ -18,14 +24,18 @@ def predict(
     model: Annotated[
         Path, typer.Argument(help="Model file: .onnx, .safetensors, .pt.", show_default=False)
     ],
-    images: Annotated[
-        list[Path], typer.Argument(metavar="IMAGE...", help="Image files.", show_default=False)
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...", help="Image files, or .csv and .parquet tables.", show_default=False
+        ),
     ],
 ) -> None:
-    """Say of which class each image is, with its probability and the next best classes.
+    """Say of which class each image or row is, with its probability and the next best classes.
 
     MODEL is a file that `flwr-distill runs export` wrote. Images are converted to its channels and
-    size, as nodes do with their own. A .pt file is a program: use only those that you trust.
+    size, as nodes do with their own. Columns of a table are found by name, and standardised. A .pt
+    file is a program: use only those that you trust.
 
     Files that cannot be read are named after the others' classes, and the command exits with 1.
     """
@@ -33,22 +43,14 @@ def predict(
     from server.export.prediction import ModelFileError, read_model
     from server.page.words import percent
     from task.datasets import DatasetError
-    from task.image_files import UnusableFileError
 
-    table, problems = Table("image", "class", "probability", "next"), []
+    table = Table("sample", "class", "probability", "next")
+    problems: list[str] = []
     with exit_on(ModelFileError, DatasetError, command="predict"):
         exported = read_model(model)
         classes = exported.description.classes
         table.caption = f"label map {exported.description.spec.labels.digest}"
-        for image in images:
-            if not image.is_file():
-                problems.append(f"{image}: there is no such file")
-                continue
-            try:
-                probabilities = exported.probabilities(image)
-            except UnusableFileError as error:
-                problems.append(str(error))
-                continue
+        for sample, probabilities in _predictions(exported, files, problems):
             top = probabilities.topk(min(1 + NEXT_BEST, len(classes)))
             best, *others = (
                 (classes[index], percent(probability))
@@ -57,8 +59,24 @@ def predict(
                 )
             )
             following = ", ".join(f"{name} {share}" for name, share in others)
-            table.add_row(*map(Text, (str(image), *best, following)))
+            table.add_row(*map(Text, (sample, *best, following)))
     if table.row_count:
         Console().print(table)
     if problems:
         fail("\n".join(problems), "predict")
+
+
+def _predictions(
+    model: "ExportedModel", files: Sequence[Path], problems: list[str]
+) -> Iterator[tuple[str, "Tensor"]]:
+    """Names of samples and the probabilities of their classes; what cannot be read is a problem."""
+    from task.image_files import UnusableFileError
+
+    for file in files:
+        if not file.is_file():
+            problems.append(f"{file}: there is no such file")
+            continue
+        try:
+            yield from model.predictions(file)
+        except UnusableFileError as error:
+            problems.append(str(error))

@@ -17,10 +17,17 @@ from client.features import as_seen
 from client.lacks import lacking
 from client.local_round import LocalRound, build_model, received_arrays
 from client.secure_sums import summed
-from client.session import RunSource, Session, held_out, source_of
+from client.session import RunSource, Session, held_out, keep_scale, source_of, store_of
 from client.together import trained_together, trains_together
 from links import introduce
-from protocol.meeting import Continuation, Requirement, identity, place_secrets
+from protocol.meeting import (
+    COLUMNS,
+    Continuation,
+    Requirement,
+    identity,
+    place_secrets,
+    record_of_columns,
+)
 from protocol.messages import (
     ARRAYS,
     CONFIG,
@@ -40,8 +47,11 @@ from task.image_files import class_names
 from task.plugin import PluginError, import_object, located, raised_in
 from task.readers import data_reader
 from task.settings import SettingsError
+from task.source import check_columns
 from task.words import counted
 
+MIN_ROWS = 10
+"""Rows of a table whose means leave a node."""
 Handler = Callable[[Message, Context], Message]
 
 
@@ -87,6 +97,30 @@ class MethodApp(ClientApp):
 app = MethodApp()
 
 
+def describe_columns(message: Message, context: Context) -> Message:
+    """Reply with mean and variance of the columns that the run leaves to nodes to standardise.
+
+    Raises
+    ------
+    SettingsError
+        If the run leaves none, what leaves nodes must have noise or masks, which these have not, or
+        there are so few rows that they would nearly show these.
+    """
+    task = source_of(context).task(context)
+    check_columns(task, secure_sums=bool(context.run_config.get("secure-sums")))
+    moments = Session.of(context, scaled=False).data.moments
+    if moments is None or not moments.mean:
+        raise SettingsError("this run standardises no column of this node's by its values")
+    if moments.rows < MIN_ROWS:
+        raise SettingsError(
+            f"means of {moments.rows} rows would nearly show these; need {MIN_ROWS} (other nodes' "
+            "means count)"
+        )
+    metrics = MetricRecord({NUM_EXAMPLES: moments.rows})
+    content = RecordDict({METRICS: metrics, COLUMNS: record_of_columns(moments)})
+    return Message(content, reply_to=message)
+
+
 def describe(message: Message, context: Context) -> Message:
     """Describe this node: what it is called, what it holds and how to send to it, or what it lacks.
 
@@ -95,6 +129,8 @@ def describe(message: Message, context: Context) -> Message:
     """
     record = message.content.config_records.get(CONFIG)
     requirement = None if record is None else Requirement.checked(record, "message")
+    if requirement and (scale := requirement.scale):
+        keep_scale(store_of(context), scale)
     reasons = lacking(context, requirement)
     for reason in reasons:
         log(WARNING, "This node cannot take part in run %d: %s", context.run_id, reason)
@@ -105,7 +141,7 @@ def describe(message: Message, context: Context) -> Message:
     if reasons:
         config["lacks"] = reasons
     else:
-        session = Session.of(context)
+        session = Session.of(context, scaled=False)
         metrics[NUM_EXAMPLES] = len(session.data.train)
         if trains_together(context, session):
             metrics[TOGETHER] = 1

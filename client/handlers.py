@@ -108,7 +108,9 @@ class AppSource:
         """Shape of the samples, and the classes that the model has outputs for."""
         return self.data(context, task, device_of(context)).spec
 
-    def data(self, context: Context, task: TaskSettings, device: torch.device) -> LocalData:
+    def data(
+        self, context: Context, task: TaskSettings, device: torch.device, *, scaled: bool = True
+    ) -> LocalData:
         """The node's samples, loaded once per run and process.
 
         Raises

@@ -26,7 +26,7 @@ def lacking(context: Context, requirement: Requirement | None) -> list[str]:
     """
     reasons = _failing(
         [
-            lambda: introduce(Session.of(context)),
+            lambda: introduce(Session.of(context, scaled=False)),
             lambda: (requirement or Requirement()).check_labels(_spec(context).labels),
             lambda: _check_model(context, requirement),
             lambda: _import_code(requirement),

@@ -1,9 +1,10 @@
 """What a message handler works with: the run's settings, the node's data, device and store."""
 
+import json
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from logging import INFO
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from flwr.app import Context, Message
 from flwr.common import log
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from links.store import NodeStore
@@ -25,20 +27,34 @@ from protocol.messages import (
     REAL_PER_VIRTUAL,
 )
 from task.auxiliary_names import OWN_FILE
+from task.columns import Moments, Scale
 from task.compute.device import choose_device, place
 from task.datasets import (
     DataSpec,
     Samples,
     fingerprint_of,
     labels_of,
+    load_own_table,
     load_private_data,
+    moments_of,
 )
 from task.file_state import FilesChangedError, read_once
 from task.models import model_of
 from task.settings import SettingsError, TaskSettings
-from task.source import PRIVATE, data_spec, domain, partition_samples, source_files
+from task.source import (
+    PRIVATE,
+    data_spec,
+    domain,
+    open_columns,
+    partition_samples,
+    source_files,
+)
 
 NodeConfigValue = bool | int | float | str
+SCALE = "column-scale"
+"""Blob with the run's means and deviations of a table's columns."""
+SCALE_BYTES = 100
+"""More than a mean and a deviation take in it."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +72,16 @@ class LocalData:
         possibly empty: ``train.holdout`` and the run's draw, or what the node's owner has fixed.
     fingerprint : bytes
         Of what was read; see `task.datasets.fingerprint_of`.
+    moments : Moments, optional (default: None)
+        Of a table's columns. Held-out rows count, lest runs that hold out other ones show single
+        rows by the differences.
     """
 
     spec: DataSpec
     train: Samples
     holdout: Samples
     fingerprint: bytes
+    moments: Moments | None = None
 
 
 class Source(Protocol):
@@ -76,8 +96,10 @@ class Source(Protocol):
     def spec(self, context: Context, task: TaskSettings) -> DataSpec:
         """Shape and classes of the samples."""
 
-    def data(self, context: Context, task: TaskSettings, device: torch.device) -> LocalData:
-        """The node's samples, checked to be those with which the run began."""
+    def data(
+        self, context: Context, task: TaskSettings, device: torch.device, *, scaled: bool = True
+    ) -> LocalData:
+        """The node's samples, checked to be those with which the run began; see `Session.of`."""
 
     def model(self, task: TaskSettings, spec: DataSpec, seed: int | None = None) -> nn.Module:
         """A new model on the CPU; without a `seed`, that of the run draws its weights."""
@@ -126,8 +148,10 @@ class Session:
     source: Source
 
     @classmethod
-    def of(cls, context: Context) -> "Session":
+    def of(cls, context: Context, *, scaled: bool = True) -> "Session":
         """Session of the node that Flower's context describes.
+
+        With ``scaled=False`` a table is not standardised if the run's scale is not yet known.
 
         Reads ``device``, ``state-dir`` and ``partition-id`` from the node config, and what its
         source reads there.
@@ -135,7 +159,8 @@ class Session:
         Raises
         ------
         SettingsError
-            If a setting is wrong, or the node has neither ``data`` nor a partition.
+            If a setting is wrong, the node has neither ``data`` nor a partition, or it does not
+            know the run's scale.
         FilesChangedError
             If the data are no longer those with which this run began on this node.
         """
@@ -143,7 +168,7 @@ class Session:
         source = source_of(context)
         task = source.task(context)
         device = device_of(context)
-        data = source.data(context, task, device)
+        data = source.data(context, task, device, scaled=scaled)
         return cls(
             task=task,
             data=data,
@@ -199,12 +224,21 @@ class RunSource:
         """Shape and classes of the samples; the run knows them without the node's data."""
         return data_spec(task, str(context.node_config.get("data-root", "")))
 
-    def data(self, context: Context, task: TaskSettings, device: torch.device) -> LocalData:
+    def data(
+        self, context: Context, task: TaskSettings, device: torch.device, *, scaled: bool = True
+    ) -> LocalData:
         """The node's samples, loaded once per process, and again when their files have changed."""
+        store = store_of(context)
+        scale = scale_of(store, task)
+        if scaled and scale is None and open_columns(task):
+            raise SettingsError(
+                "this node does not know the means and deviations of the run's columns: its state "
+                "directory is not that of the first meeting (start the run again)"
+            )
         config = tuple(sorted(context.node_config.items()))
-        data = _local_data(task, config, device)
-        files = _data_files(task, config, device)
-        check_unchanged(store_of(context), data_name(context), data.fingerprint, files)
+        data = _local_data(task, config, device, scale)
+        files = _data_files(task, config, device, scale)
+        check_unchanged(store, data_name(context), data.fingerprint, files)
         return data
 
     def model(self, task: TaskSettings, spec: DataSpec, seed: int | None = None) -> nn.Module:
@@ -232,6 +266,19 @@ def data_name(context: Context) -> str:
     """Name under which `check_unchanged` keeps the fingerprint of a node's data."""
     partition = context.node_config.get("partition-id")
     return "data" if partition is None else f"data-{partition}"
+
+
+def scale_of(store: NodeStore, task: TaskSettings) -> Scale | None:
+    """What a table's columns are standardised by in the run, if this node knows it."""
+    if not (names := open_columns(task)):
+        return None
+    text = store.at(None).read(SCALE, most=SCALE_BYTES * len(names))
+    return None if text is None else TypeAdapter(Scale).validate_json(text)
+
+
+def keep_scale(store: NodeStore, scale: Scale) -> None:
+    """Keep what a table's columns are standardised by, for the rest of the run."""
+    store.at(None).write(SCALE, json.dumps(asdict(scale)).encode())
 
 
 def check_unchanged(store: NodeStore, what: str, fingerprint: bytes, files: Sequence[Path]) -> None:
@@ -352,7 +399,10 @@ def _generator(seed: int, identity: int, purpose: str, server_round: int = 0) ->
 
 
 def _data_files(
-    task: TaskSettings, node_config: tuple[tuple[str, NodeConfigValue], ...], device: torch.device
+    task: TaskSettings,
+    node_config: tuple[tuple[str, NodeConfigValue], ...],
+    device: torch.device,
+    scale: Scale | None = None,
 ) -> list[Path]:
     """Files and folders that `_local_data` may read, there or not."""
     node = dict(node_config)
@@ -365,19 +415,27 @@ def _data_files(
 
 @read_once(_data_files, maxsize=32)
 def _local_data(
-    task: TaskSettings, node_config: tuple[tuple[str, NodeConfigValue], ...], device: torch.device
+    task: TaskSettings,
+    node_config: tuple[tuple[str, NodeConfigValue], ...],
+    device: torch.device,
+    scale: Scale | None = None,
 ) -> LocalData:
     node = dict(node_config)
     data_root = str(node.get("data-root", ""))
-    spec = data_spec(task, data_root)
+    spec = data_spec(task, data_root, scale)
     identity = int(node.get("partition-id", 0))
     if name := node.get("dataset"):
         shares = int(node.get("num-partitions", 0))
         own = domain(task, str(name), (identity, shares) if shares else None, data_root)
         train, test = (place(part.to_samples(spec), device) for part in (own.train, own.test))
         return LocalData(spec, train, test, fingerprint_of(spec, own.train, own.test))
+    table = task.private.table if task.dataset == PRIVATE else None
     if path := node.get("data"):
-        raw = load_private_data(str(path), spec)
+        if table:
+            is_scaled = bool(scale) or not table.open_inputs
+            raw = load_own_table(str(path), spec, table, is_scaled=is_scaled)
+        else:
+            raw = load_private_data(str(path), spec)
     elif task.dataset == PRIVATE:
         raise SettingsError(
             'node config: data is not set, and dataset = "private" means that every node brings '
@@ -390,24 +448,24 @@ def _local_data(
         )
     else:
         raw = partition_samples(task, identity, int(node["num-partitions"]), data_root)
-    fingerprint, samples = fingerprint_of(spec, raw), raw.to_samples(spec)
+    samples = raw.to_samples(spec)
     chosen = _chosen_by_owner(node, len(samples))
-    used = _in_used_classes(samples, node, spec)
-    if not used.all():
-        samples, chosen = samples.subset(used.nonzero().flatten()), chosen[used]
-    samples = place(samples, device)
+    used = _in_used_classes(samples, node, spec).nonzero().flatten()
+    if len(used) < len(samples):
+        samples, chosen = samples.subset(used), chosen[used]
     if HOLDOUT in node:
-        chosen = chosen.to(samples.labels.device)
-        held, rest = (samples.subset(part.nonzero().flatten()) for part in (chosen, ~chosen))
-        return LocalData(spec, rest, held, fingerprint)
-    order = torch.randperm(len(samples), generator=_generator(task.seed, identity, "holdout"))
-    num_held_out = int(task.train.holdout * len(samples))
-    order = order.to(samples.labels.device)
+        held, rest = (part.nonzero().flatten() for part in (chosen, ~chosen))
+    else:
+        order = torch.randperm(len(samples), generator=_generator(task.seed, identity, "holdout"))
+        num_held_out = int(task.train.holdout * len(samples))
+        held, rest = order[:num_held_out], order[num_held_out:]
+    samples = place(samples, device)
     return LocalData(
         spec=spec,
-        train=samples.subset(order[num_held_out:]),
-        holdout=samples.subset(order[:num_held_out]),
-        fingerprint=fingerprint,
+        train=samples.subset(rest),
+        holdout=samples.subset(held),
+        fingerprint=fingerprint_of(data_spec(task, data_root), raw),
+        moments=moments_of(raw.subset(used.numpy()), table) if table else None,
     )
 
 

@@ -62,7 +62,7 @@ SETTINGS: Mapping[str, str] = {
         gradient auxiliary-size digest-lr digest-batch-size mu initial-steps initial-lr
         initial-batch-size distilled-size bits own-divergence balanced average-last left-out ranks
         images of-a-class steps method settings run-id node-id round resumes
-        columns
+        columns column-means column-deviations label
         refine-steps""",
     ),
     **_rows(

@@ -18,6 +18,7 @@ from node.asked import Asked, Refusal, Setting, json_table, table_of
 from node.listed import LINKS, OFF, OWNER, PATHS, RANGE, SERVER, SETTINGS, bound_of
 from node.policy import Policy
 from protocol.arguments import method_settings
+from protocol.meeting import DESCRIBE_COLUMNS
 from protocol.messages import PACE
 from protocol.method import Method
 from protocol.registry import COMMON, all_methods
@@ -214,6 +215,9 @@ def _noise(policy: Policy, asked: Asked) -> Refusal | None:
     least = policy.least_noise
     if not least:
         return None
+    if asked.message_type == DESCRIBE_COLUMNS:
+        reason = f"{least:g}, and means of columns have none (state them in private.columns)"
+        return Refusal("least-noise", reason)
     try:
         epsilons = _own_epsilons(asked)
         uncovered = "" if epsilons else _uncovered(asked)

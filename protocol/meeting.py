@@ -4,11 +4,13 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from flwr.app import MetricRecord
+import numpy as np
+from flwr.app import ArrayRecord, MetricRecord
 from pydantic import AfterValidator, Field
 
 from links.records import Introduction, NodeId, NodeName, NotAnId, Printable
 from links.store import SECRET_BYTES, NodeStore
+from protocol.arrays import Arrays, as_arrays, as_record, finite_arrays
 from protocol.messages import (
     CONFIG,
     DATASET,
@@ -19,13 +21,21 @@ from protocol.messages import (
     SECTOR,
 )
 from protocol.method import Method, Phase
-from protocol.schema import Count, Reply, Request
+from protocol.schema import LARGEST_NUMBER, Count, Reply, Request
+from task.columns import LARGEST, Moments, Scale
 from task.labels import LONGEST_NAME, MOST_NAMES, LabelError, LabelMap, names_problem
 from task.settings import Block
 
 DESCRIBE = "query.describe"
 """Ask a node who it is: name, partition, sector, samples, data set of its own, how to send to it,
 and what it lacks for the run."""
+
+DESCRIBE_COLUMNS = "query.describe_columns"
+"""Ask a node for the mean and variance of columns of its own table, before the first meeting."""
+
+COLUMNS = "columns"
+"""Array record of the reply: ``mean`` and ``variance`` of each column that the run states no scale
+of, float64, in the run's order."""
 
 CONTINUE = "query.continue_run"
 """Have a node take over its files of the run that this one resumes."""
@@ -44,6 +54,8 @@ def _distinct(names: list[str]) -> list[str]:
 Names = Annotated[list[Name], Field(max_length=MOST_NAMES), AfterValidator(_distinct)]
 """Of classes or columns, as a label map can have them."""
 Label = Annotated[int, Field(ge=0, lt=MOST_NAMES)]
+Value = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+Deviation = Annotated[float, Field(gt=0, le=LARGEST)]
 Secret = Annotated[bytes, Field(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
 Reason = Annotated[Printable, Field(min_length=1, max_length=LONGEST_REASON)]
 
@@ -66,6 +78,8 @@ class Requirement(Block):
         showed in it; empty for none.
     classes, columns : list of str (default: [])
         The run's label map; empty where its data have no names, or nodes say them first.
+    column_means, column_deviations : list of float (default: [])
+        What nodes standardise the columns of their own tables by; empty where the run states all.
     """
 
     method: str = ""
@@ -75,6 +89,20 @@ class Requirement(Block):
     resumes: Annotated[str, Field(pattern=r"^[0-9]{0,20}$")] = ""
     classes: Names = Field(default_factory=list)
     columns: Names = Field(default_factory=list)
+    column_means: list[Value] = Field(default_factory=list, max_length=MOST_NAMES)
+    column_deviations: list[Deviation] = Field(default_factory=list, max_length=MOST_NAMES)
+
+    @property
+    def scale(self) -> Scale | None:
+        """What nodes standardise columns by; None if the message says none.
+
+        Raises
+        ------
+        ValueError
+            If it says more means than deviations, or fewer.
+        """
+        pairs = list(zip(self.column_means, self.column_deviations, strict=True))
+        return Scale(*zip(*pairs, strict=True)) if pairs else None
 
     def check_labels(self, own: LabelMap) -> None:
         """Check that the names in a copy of the run's data set are the run's.
@@ -140,6 +168,12 @@ class DescribeConfig(Block):
     fingerprint: Secret | None = None
 
 
+class ColumnsMetrics(Block):
+    """Number of samples that means and variances are of."""
+
+    num_examples: Annotated[int, Field(ge=1, le=LARGEST_NUMBER)]
+
+
 class Continuation(Block):
     """The run to resume: its Flower id, the node's id in it, and the last round that counts."""
 
@@ -185,6 +219,33 @@ def requirement_of(
     return of_all.model_copy(update=of_method)
 
 
+def record_of_columns(moments: Moments) -> ArrayRecord:
+    """Record of a node's means and variances."""
+    arrays = {"mean": np.array(moments.mean), "variance": np.array(moments.variance)}
+    return as_record(arrays)
+
+
+def moments_in(record: ArrayRecord, rows: int) -> Moments:
+    """Means and variances over so many samples, from a record that was checked."""
+    arrays = as_arrays(record)
+    mean, variance = (tuple(arrays[name].tolist()) for name in ("mean", "variance"))
+    return Moments(rows, mean, variance)
+
+
+def _check_columns(record: ArrayRecord, model: Arrays) -> None:
+    if record.keys() != {"mean", "variance"}:
+        raise ValueError("its arrays are not mean and variance")
+    arrays = finite_arrays(record)
+    mean, variance = (np.asarray(arrays[name]) for name in ("mean", "variance"))
+    for array in (mean, variance):
+        if array.dtype != np.float64 or array.shape != (mean.size,):
+            raise ValueError(f"its columns are {array.dtype} {array.shape}, need float64 (n,)")
+    if np.abs(mean).max(initial=0) > LARGEST:
+        raise ValueError(f"a mean is beyond {LARGEST:g}")
+    if variance.min(initial=0) < 0 or variance.max(initial=0) > LARGEST**2:
+        raise ValueError(f"a variance is below 0, or beyond {LARGEST**2:g}")
+
+
 def identity(node_config: Mapping[str, Any]) -> tuple[MetricRecord, dict[str, Any]]:
     """Metrics and config with which a node says who it is, before it says what it has."""
     metrics = MetricRecord({NUM_EXAMPLES: 0})
@@ -223,6 +284,15 @@ PHASES = (
         request=Request({CONFIG: Requirement}),
         leaves="who it is, how many samples it has, their keyed fingerprint, its labels, "
         "and why it cannot take part",
+    ),
+    Phase(
+        DESCRIBE_COLUMNS,
+        "nodes describe their columns",
+        (Reply(metrics=ColumnsMetrics, arrays={COLUMNS: _check_columns}),),
+        "client.app:describe_columns",
+        request=Request(),
+        leaves="mean and variance of each column of its table that the run states no scale of, and "
+        "the number of samples",
     ),
     Phase(
         CONTINUE,

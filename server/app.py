@@ -1,6 +1,7 @@
 """The ServerApp: runs a federation from its run config."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from flwr.app import Context
@@ -9,6 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from protocol.arrays import as_arrays
 from protocol.meeting import requirement_of
 from protocol.registry import phases_of
+from server.columns import check_scale, run_scale
 from server.edge import Commands, EdgeRounds, check_below, commands_from_above
 from server.grid.screening import ScreeningGrid
 from server.grid.secure_sums import SecureSumGrid
@@ -29,6 +31,7 @@ from strategies.common.directory import Directory
 from strategies.common.registry import find_strategy
 from task.backbones import fingerprint
 from task.compute.precision import products_in
+from task.source import check_columns, data_spec, open_columns
 
 app = ServerApp()
 
@@ -50,6 +53,7 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
     strategy_class, method = find_strategy(settings.strategy)  # the defence may take another
     check_privacy(settings, method)
     check_below(settings, strategy_class, method)
+    check_columns(settings, secure_sums=settings.secure_sums, edge=bool(settings.edge))
     starting = method_of_start(settings, method)
     of_start = settings_of_start(settings)
     check_privacy(of_start, starting)
@@ -96,8 +100,13 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
             directory.resumes = str(checkpoint.run_id) if checkpoint else ""
             if checkpoint:
                 directory.class_names = tuple(checkpoint.record.get("classes", task.class_names))
+            columns = open_columns(settings)
+            directory.scale = run_scale(screening, columns, settings, checkpoint)
             roster = Roster(directory, task.tested, task.spec.num_classes)
             meet_nodes(screening, roster, settings.min_nodes, settings.phase_timeout, first)
+            check_scale(directory.scale, columns)
+            if directory.scale:
+                task = replace(task, spec=data_spec(settings, scale=directory.scale))
             getattr(strategy, "check_nodes", lambda count: None)(len(roster.nodes))
             record = checkpoint.record if checkpoint else None
             recorder = RunRecorder(

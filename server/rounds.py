@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from logging import ERROR, INFO
 from typing import Any
 
@@ -296,6 +296,7 @@ class Rounds:
                 **self.recorder.state_dict(),
                 "data": self.task.fingerprint,
                 "classes": list(self.roster.directory.class_names),
+                "scale": asdict(scale) if (scale := self.roster.directory.scale) else None,
             },
             keys=self.roster.keys,
         )

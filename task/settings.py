@@ -18,6 +18,7 @@ from pydantic import (
     field_validator,
 )
 
+from task.columns import Columns
 from task.labels import MOST_NAMES, names_problem
 from task.text_files import composed
 
@@ -131,11 +132,20 @@ class PrivateSettings(Block):
         Names of the classes over all nodes, in the order of the model's outputs: ``cat,dog,fish``
         or ``1,2,3,4``. Nodes name their class folders so. Not needed if folders are named by
         numbers from 0, or alike on all nodes.
+    label : str (default: "label")
+        Column of a table that has the classes, which ``classes`` must name.
+    columns : str (default: "")
+        Columns that a run reads of nodes' tables, by name, in the order of the model's inputs:
+        ``age,sex:f|m,chol:199+-110``. After a colon stand the categories, or the mean and deviation
+        to standardise by. Other numbers are standardised by means and deviations over all nodes.
+        Empty for images.
     """
 
     shape: str = "3x32x32"
     num_classes: Annotated[int, Field(ge=2, le=MOST_NAMES)] = 10
     classes: str = ""
+    label: Annotated[str, Field(min_length=1)] = "label"
+    columns: str = ""
 
     @field_validator("shape")
     @classmethod
@@ -153,10 +163,27 @@ class PrivateSettings(Block):
             raise ValueError(f'must be two or more names, as in "cat,dog,fish" ({problem})')
         return classes
 
+    @field_validator("columns")
+    @classmethod
+    def _are_columns_of_a_table(cls, text: str, info: ValidationInfo) -> str:
+        if not text or not {"classes", "label"} <= info.data.keys():
+            return text
+        columns = Columns.parsed(text, info.data["label"])
+        if not info.data["classes"]:
+            raise ValueError('needs the classes of its label, private.classes="no,yes"')
+        if problem := names_problem(columns.names):
+            raise ValueError(f"with private.label = {columns.label!r}, {problem}")
+        return text
+
     @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes by label; empty if not set."""
         return _listed(self.classes)
+
+    @property
+    def table(self) -> Columns | None:
+        """Columns of nodes' tables; None for images."""
+        return Columns.parsed(self.columns, self.label) if self.columns else None
 
 
 def _listed(names: str) -> tuple[str, ...]:

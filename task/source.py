@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from task.columns import Scale
 from task.datasets import (
     Dataset,
     DatasetError,
@@ -14,20 +15,61 @@ from task.datasets import (
     load_dataset,
 )
 from task.datasets.images import fit_samples
+from task.datasets.types import PRIVATE as PRIVATE  # passed on
 from task.datasets.types import check_raw_samples
 from task.file_state import read_once
 from task.labels import LabelMap
 from task.partition import check_partition, partition_indices
-from task.settings import TaskSettings
+from task.settings import SettingsError, TaskSettings
+from task.words import listed
 
-PRIVATE = "private"
+
+def open_columns(settings: TaskSettings) -> tuple[str, ...]:
+    """Columns of nodes' tables that are standardised by what nodes say of them; often none."""
+    if settings.dataset != PRIVATE or not (columns := settings.private.table):
+        return ()
+    return tuple(columns.inputs[place] for place in columns.open_inputs)
 
 
-def data_spec(settings: TaskSettings, data_root: str = "") -> DataSpec:
-    """Spec of a run's data; the named dataset's, or from ``private.*`` with mean and deviation 0.5.
+def check_columns(settings: TaskSettings, *, secure_sums: bool = False, edge: bool = False) -> None:
+    """Check that nodes may send means and variances of columns, if the run needs them.
 
-    `data_root` is this machine's folder of datasets, if it differs from the run's.
+    Parameters
+    ----------
+    secure_sums, edge : bool (default: False)
+        Whether the run masks what single nodes send, and whether it is of the nodes below an edge.
+
+    Raises
+    ------
+    SettingsError
+        If not: names the columns whose scale the run must state.
     """
+    names = open_columns(settings)
+    reasons = {
+        "train.dp-noise adds no noise to them": bool(settings.train.dp_noise),
+        "secure-sums does not mask them": secure_sums,
+        "each edge would have other ones": edge,
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    if names and reason:
+        raise SettingsError(
+            f"private.columns leaves means and deviations of {listed(names)} to the nodes, and "
+            f"{reason} (state them for each column, private.columns={names[0]}:MEAN+-DEVIATION)"
+        )
+
+
+def data_spec(settings: TaskSettings, data_root: str = "", scale: Scale | None = None) -> DataSpec:
+    """Spec of a run's data: the named dataset's, or of nodes' own from ``private.*``.
+
+    Images of nodes have mean and deviation 0.5. `data_root` is this machine's folder of datasets,
+    if it differs from the run's, and `scale` that of `open_columns`, once it is known.
+    """
+    if settings.dataset == PRIVATE and (columns := settings.private.table):
+        names = settings.private.class_names
+        mean, std = columns.scale_of_inputs(scale)
+        labels = LabelMap(names, columns.inputs)
+        shape = len(columns.inputs), 1, 1
+        return DataSpec(PRIVATE, shape, len(names), mean, std, kind="table", labels=labels)
     if settings.dataset == PRIVATE:
         channels, height, width = (int(side) for side in settings.private.shape.split("x"))
         half = (0.5,) * channels

@@ -3,6 +3,7 @@
 Of headers of images it imports neither torch nor NumPy: a node's supervisor looks at its data too.
 """
 
+import csv
 import hashlib
 from collections import Counter
 from collections.abc import Callable
@@ -132,7 +133,8 @@ def survey(path: Path, watch: Watch | None = None, *, decode: bool = True) -> Su
     All images are decoded and compared with each other, in one pass. One sample at a time is in
     memory, with a few hundred bytes about each earlier one; an npz is read whole. With
     ``decode=False`` only the headers of image files are read: damage behind a header and duplicates
-    are not found.
+    are not found. All rows of a table then count, by the column ``label`` if a CSV file has one; a
+    run may name another.
 
     Raises
     ------
@@ -141,6 +143,8 @@ def survey(path: Path, watch: Watch | None = None, *, decode: bool = True) -> Su
     """
     if reader := data_reader(path):
         return _survey_images(path, reader, decode=decode, watch=watch)
+    if path.suffix in (".csv", ".parquet") and path.is_file() and not decode:
+        return Survey(path, counts=_rows_by_label(path))
     if path.suffix == ".npz" and path.is_file():
         return _survey_npz(path, watch)
     if path.suffix == ".csv" and path.is_file():
@@ -173,6 +177,23 @@ def _survey_images(
         if watch:
             watch(total, label, shown)
     return found
+
+
+def _rows_by_label(path: Path) -> dict[str, int]:
+    """Rows of a table, whatever they hold, by the column ``label`` of a CSV file if it has one."""
+    if path.suffix == ".parquet":
+        from task.readers.arrow import opened
+
+        with opened(path) as table:
+            return {"": int(table.metadata.num_rows)}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = filter(None, csv.reader(file, skipinitialspace=True))
+            header = [name.strip().lower() for name in next(rows, [])]
+            place = header.index("label") if "label" in header else len(header)
+            return Counter("".join(row[place : place + 1]).strip() for row in rows)
+    except (OSError, ValueError, csv.Error) as error:
+        raise DatasetError(f"{path}: not a readable CSV file ({error})") from error
 
 
 def skipped_in_a_line(findings: list[Finding]) -> str:

@@ -10,6 +10,7 @@ from server.page.privacy import of_whole_nodes, spent
 from server.page.run_files import RunFiles
 from server.page.words import percent
 from task.datasets import DataSpec
+from task.datasets.types import PRIVATE
 from task.labels import positions
 from task.words import counted
 
@@ -66,7 +67,10 @@ def model_card(run: RunFiles, file: str) -> str:
 
 def _columns(spec: DataSpec) -> list[str]:
     names = ", ".join(map(_plain, spec.labels.columns))
-    return [f"- Columns, one a channel: {names}."] if names else []
+    if not names:
+        return []
+    categories = "" if spec.name != PRIVATE else " `column=category` is 1 where it is so, else 0."
+    return [f"- Columns, one a channel: {names}.{categories}"]
 
 
 def _by_position(spec: DataSpec) -> str:
@@ -98,9 +102,10 @@ def _as_read(run: RunFiles) -> list[str]:
 
 
 def _command(description: Description, file: str) -> list[str]:
-    if description.spec.kind != "image":
+    samples = {"image": "image files", "table": "a table's rows"}.get(description.spec.kind)
+    if samples is None:
         return []
-    return [f"- Classes of image files: `flwr-distill predict {file} IMAGE...`"]
+    return [f"- Classes of {samples}: `flwr-distill predict {file} FILE...`"]
 
 
 def _accuracy(run: RunFiles) -> list[str]:

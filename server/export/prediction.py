@@ -1,6 +1,6 @@
-"""Uses an exported model: from an image file to the probability of each class."""
+"""Uses an exported model: from an image file or a table to the probability of each class."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from protocol.meeting import one_line
 from server.export.description import KEY, Description
+from task.datasets import load_inputs
 from task.datasets.images import read_image
 from task.datasets.types import normalise
 from task.models import create_model, is_code
@@ -37,6 +38,28 @@ class ExportedModel:
 
     description: Description
     logits: Callable[[Tensor], Tensor]
+
+    def predictions(self, file: Path) -> Iterator[tuple[str, Tensor]]:
+        """Name of each sample in a file, and the probability of each class, (classes,).
+
+        An image file has one sample, a table one in each row.
+
+        Raises
+        ------
+        DatasetError
+            If the file is no image or table that can be read.
+        """
+        if self.description.spec.kind == "image":
+            yield str(file), self.probabilities(file)
+            return
+        for number, probabilities in enumerate(self._of_rows(file), start=1):
+            yield f"{file}, row {number}", probabilities
+
+    @torch.inference_mode()
+    def _of_rows(self, file: Path) -> Tensor:
+        spec = self.description.spec
+        inputs = normalise(load_inputs(file, spec), spec)
+        return torch.softmax(self.logits(inputs).double(), dim=1)
 
     @torch.inference_mode()
     def probabilities(self, image: Path) -> Tensor:
@@ -64,7 +87,8 @@ def read_model(file: Path) -> ExportedModel:
     Raises
     ------
     ModelFileError
-        If it is no such file, or of a model that takes no images or cannot be built here.
+        If it is no such file, or of a model that takes neither images nor tables, or cannot be
+        built here.
     """
     if not file.is_file():
         raise ModelFileError(f"{file}: there is no such file ({_REMEDY})")
@@ -78,8 +102,10 @@ def read_model(file: Path) -> ExportedModel:
     except (DecodeError, RuntimeError, SafetensorError, ValueError) as error:
         reason = one_line(error) or type(error).__name__
         raise ModelFileError(f"{file}: not a model that can be used here: {reason}") from error
-    if (kind := model.description.spec.kind) != "image":
-        raise ModelFileError(f"{file}: its inputs are of kind {kind}; only images can be predicted")
+    if (kind := model.description.spec.kind) == "text":
+        raise ModelFileError(
+            f"{file}: its inputs are of kind {kind}; only images and tables can be predicted"
+        )
     return model
 
 

@@ -22,9 +22,12 @@ from protocol.meeting import (
 from protocol.messages import CONFIG, INTRODUCTION, METRICS
 from protocol.outliers import capped
 from protocol.replies import handlers_remedy, has_no_handler
+from task.columns import Scale
 from task.settings import SettingsError
 from task.words import listed
 
+OPTIONAL = ("frozen", "resumes", "classes", "columns", "column_means", "column_deviations")
+"""Fields of the requirement that are left out of the message if they are empty."""
 NO_SAMPLES = "it has no training samples"
 MOST_LINES = 10
 """Distinct reasons in an error or a log."""
@@ -109,6 +112,8 @@ class Directory:
         Training samples of each node, as it told them at first.
     resumes : str
         Flower's id of the run that this one resumes; empty for none.
+    scale : Scale, optional
+        What nodes standardise columns of their own tables by; None if the run states all.
     """
 
     def __init__(
@@ -123,6 +128,7 @@ class Directory:
         self.num_examples: dict[int, int] = {}
         self._requirement = requirement
         self.resumes = ""
+        self.scale: Scale | None = None
         self._descriptions: dict[int, Description] = {}
 
     def look_up(
@@ -174,11 +180,17 @@ class Directory:
 
     def _ask(self, grid: Grid, nodes: list[int], timeout: float | None) -> dict[int, Description]:
         content = RecordDict()
-        if self._requirement or self.resumes:
+        if self._requirement or self.resumes or self.scale:
             requirement = self._requirement or Requirement()
-            said = requirement.model_copy(update={"resumes": self.resumes})
-            optional = ("frozen", "resumes", "classes", "columns")
-            unsaid = {key for key in optional if not getattr(said, key)}
+            scale = self.scale or Scale((), ())
+            said = requirement.model_copy(
+                update={
+                    "resumes": self.resumes,
+                    "column_means": list(scale.mean),
+                    "column_deviations": list(scale.deviation),
+                }
+            )
+            unsaid = {key for key in OPTIONAL if not getattr(said, key)}
             content[CONFIG] = ConfigRecord(said.model_dump(by_alias=True, exclude=unsaid))
         messages = [Message(content, node, DESCRIBE) for node in nodes]
         answers = dict.fromkeys(nodes, Description(0, lacks=("no answer in time",)))

@@ -1,6 +1,7 @@
 """Datasets by name, a node's own data, and auxiliary images."""
 
 from task.datasets.auxiliary import auxiliary_files, auxiliary_images
+from task.datasets.own_tables import load_inputs, load_own_table, moments_of
 from task.datasets.private import labels_of, load_private_data
 from task.datasets.registry import dataset_files, load_dataset
 from task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples, Samples, fingerprint_of
@@ -17,5 +18,8 @@ __all__ = [
     "fingerprint_of",
     "labels_of",
     "load_dataset",
+    "load_inputs",
+    "load_own_table",
     "load_private_data",
+    "moments_of",
 ]

@@ -63,7 +63,7 @@ def labels_of(path: str | Path, names: Sequence[str], spec: DataSpec) -> list[in
     path = Path(path)
     if (reader := data_reader(path)) is None:
         found = [spec.labels.label_of(composed(name)) for name in names]
-        if not spec.labels.has_numbers:
+        if spec.kind != "table" and not spec.labels.has_numbers:
             found += [int(name) for name in names if is_position(name)]
         return [label for label in found if label is not None]
     labels = _labels(path, reader, spec)

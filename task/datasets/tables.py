@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from task.columns import LARGEST
 from task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples
 from task.image_files import printable
 from task.labels import LabelError, LabelMap, in_order, names_problem
 from task.text_files import composed, open_text
 
 LABEL = "label"
-LARGEST = 1e150
-"""Absolute value in a column; the squares of larger ones do not fit into float64."""
 
 
 def load_tables(spec: DataSpec, root: Path, download: bool) -> Dataset:
@@ -112,8 +111,14 @@ class Row:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """Read a table row by row, without blank ones; DatasetError if it is not readable."""
-    with _open_csv(path) as (header, rows):
+    """Read a table row by row, without blank ones.
+
+    Raises
+    ------
+    DatasetError
+        If it is not readable or has no column of labels.
+    """
+    with open_csv(path) as (header, rows):
         place = _label_column(path, header)
         for row in rows:
             if not any(value.strip() for value in row):
@@ -130,7 +135,7 @@ def feature_names(path: Path) -> list[str]:
     DatasetError
         If it is not readable, has no label, or columns that cannot be matched by name.
     """
-    with _open_csv(path) as (header, _):
+    with open_csv(path) as (header, _):
         place = _label_column(path, header)
     names = header[:place] + header[place + 1 :]
     if problem := names_problem(names):
@@ -195,7 +200,7 @@ def _label_column(path: Path, header: list[str]) -> int:
 
 
 @contextmanager
-def _open_csv(path: Path) -> Iterator[tuple[list[str], Any]]:
+def open_csv(path: Path) -> Iterator[tuple[list[str], Any]]:
     """Header and reader of a CSV file."""
     try:
         with open_text(path) as file:

@@ -14,6 +14,8 @@ from task.image_files import float_problem
 from task.labels import LabelMap, positions
 from task.settings import Change
 
+PRIVATE = "private"
+"""Name of the data of nodes that bring their own."""
 Pixels = NDArray[np.uint8 | np.float32 | np.float64]
 """Pixels of images, uint8 or float32 from 0 to 1; of texts and tables, their values."""
 

@@ -161,7 +161,7 @@ def _content(value: object) -> bytes | None:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[Any]:
+def opened(file: Path) -> Iterator[Any]:
     """A Parquet file, or a reader of an Arrow file's batches; errors name the file."""
     try:
         import pyarrow
@@ -185,7 +185,7 @@ def _opened(file: Path) -> Iterator[Any]:
 
 def _batches(file: Path, names: list[str]) -> Iterator[list[Any]]:
     """Columns of one batch after another."""
-    with _opened(file) as source:
+    with opened(file) as source:
         if hasattr(source, "iter_batches"):
             batches = source.iter_batches(BATCH, columns=names)
         elif hasattr(source, "get_batch"):
@@ -197,7 +197,7 @@ def _batches(file: Path, names: list[str]) -> Iterator[list[Any]]:
 
 
 def _schema(file: Path) -> Any:
-    with _opened(file) as source:
+    with opened(file) as source:
         return source.schema_arrow if hasattr(source, "schema_arrow") else source.schema
 
 

@@ -1,10 +1,11 @@
 """The pages' sequences of commands, typed as they stand there, with real processes.
 
-The tutorial is typed from its first command to its last, and so is "Without Docker", on hosts and
-ports of this machine; of README and of docs/recovery.md the commands that need a federation. What
-stays running, or takes minutes, is left once it has said the words in `UNTIL`.
+The tutorials are typed from their first command to their last, and so is "Without Docker", on hosts
+and ports of this machine; of README and of docs/recovery.md the commands that need a federation.
+What stays running, or takes minutes, is left once it has said the words in `UNTIL`.
 """
 
+import csv
 import re
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from .pages import ROOT, commands, files
 from .reader import Reader
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
+TABLES = ROOT / "docs" / "tutorial-tables.md"
 DEPLOY = ROOT / "docs" / "deploy.md"
 IN_ORDER = {
     "README.md": [
@@ -33,6 +35,7 @@ IN_ORDER = {
         'flwr-distill run -c \'strategy="hfldd" num-rounds=50 resume="latest"\'',
     ],
     "docs/tutorial.md": [command.text for command in commands(TUTORIAL) if command.fenced],
+    "docs/tutorial-tables.md": [command.text for command in commands(TABLES) if command.fenced],
 }
 """What is typed here, by page; tests/docs/test_commands.py has the rest."""
 
@@ -62,19 +65,37 @@ def reader(clone):
     typing.close()
 
 
-def test_the_tutorial_leads_from_nothing_to_a_prediction(reader, clone):
-    for name, content in files(TUTORIAL).items():
-        file = clone / "tutorial" / name
+def type_tutorial(reader, page, folder):
+    """Save the files of a tutorial, and type its commands; return what each said."""
+    for name, content in files(page).items():
+        file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
     said = {}
-    for text in IN_ORDER["docs/tutorial.md"]:
+    for text in IN_ORDER[f"docs/{page.name}"]:
         until = "online. In another terminal" if text.startswith("flwr-distill up") else None
         said[text] = reader.type(text, until=until)
+    return said
+
+
+def test_the_tutorial_leads_from_nothing_to_a_prediction(reader, clone):
+    said = type_tutorial(reader, TUTORIAL, clone / "tutorial")
     (prediction,) = (lines for text, lines in said.items() if " predict " in text)
     rows = [line for line in prediction.splitlines() if "new/three/" in line]
-    assert len(rows) == len(list((clone / "tutorial" / "new" / "three").iterdir()))
+    new = clone / "tutorial" / "new" / "three"
+    assert len(rows) == len(list(new.iterdir()))
     assert sum("three" in line.split("%")[0].partition(".png")[2] for line in rows) > len(rows) / 2
+
+
+def test_the_tutorial_for_tables_leads_from_nothing_to_a_prediction(reader, clone):
+    said = type_tutorial(reader, TABLES, clone / "tables")
+    (prediction,) = (lines for text, lines in said.items() if " predict " in text)
+    with open(clone / "tables" / "new.csv") as file:
+        diseases = [row["disease"] for row in csv.DictReader(file)]
+    rows = [line.partition("%")[0] for line in prediction.splitlines() if "new.csv, row" in line]
+    assert len(rows) == len(diseases)
+    right = [disease in row for disease, row in zip(diseases, rows, strict=True)]
+    assert sum(right) > 0.6 * len(right)
 
 
 def test_a_federation_of_the_readme_runs_is_stopped_and_resumes(reader):

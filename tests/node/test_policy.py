@@ -22,6 +22,7 @@ from node.settings import NodeError, NodeSettings, load_settings
 from node.supervisor import _log_data
 from protocol.arrays import as_record
 from protocol.fedlgd import TRAIN_VIRTUAL
+from protocol.meeting import DESCRIBE_COLUMNS
 from task.settings import SettingsError
 
 HUB = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDtqJ7zOtqQtYqOo0CpvDXNlMhV3HeJDpjrASKGLWdop"
@@ -261,6 +262,16 @@ def judged(
     )
     refusal = judge_message(policy, message, NOON)
     return "" if refusal is None else f"{refusal.rule}: {refusal.reason}"
+
+
+def test_means_of_columns_have_no_noise() -> None:
+    """Whatever the app says that the run does."""
+    run = PRIVATE | {"strategy": "fedavg"}
+    message = Asked.by(RecordDict(), message_type=DESCRIBE_COLUMNS, bundle="0" * 64, run_config=run)
+    refusal = judge_message(HOSPITAL, message, NOON)
+    assert refusal is not None
+    assert refusal.rule == "least-noise"
+    assert judge_message(OPEN, message, NOON) is None
 
 
 @pytest.mark.parametrize("policy", [HOSPITAL, NOISY], ids=["hospital", "noisy"])

@@ -1,0 +1,102 @@
+"""The scale of the columns of nodes' own tables: from means and variances that nodes send."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from logging import INFO
+from statistics import median
+
+from flwr.app import Message, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+from pydantic import TypeAdapter
+
+from protocol.arrays import sent_arrays
+from protocol.meeting import COLUMNS, DESCRIBE_COLUMNS, moments_in
+from protocol.messages import NUM_EXAMPLES
+from protocol.outliers import capped
+from protocol.replies import number, set_aside, usable
+from server.record.checkpoint import Checkpoint
+from server.settings import RunSettings
+from strategies.common.waiting import connected_nodes
+from task.columns import FAR, Moments, Scale, pooled
+from task.settings import SettingsError
+from task.words import counted
+
+MIN_COMPARED = 3
+"""Nodes among which one can be far from the others."""
+
+
+def run_scale(
+    grid: Grid, columns: Sequence[str], settings: RunSettings, checkpoint: Checkpoint | None
+) -> Scale | None:
+    """Mean and deviation of each column that a run leaves to nodes; None if there are none.
+
+    A resumed run has those of its checkpoint. Others wait for ``min-nodes`` nodes, and ask all that
+    are connected. It is None, too, if none of these has sent anything usable; at the first meeting
+    nodes say why.
+    """
+    if not columns:
+        return None
+    if checkpoint:
+        return TypeAdapter(Scale).validate_python(checkpoint.record["scale"])
+    connected_nodes(grid, settings.min_nodes, settings.phase_timeout)
+    return _ask(grid, columns, settings)
+
+
+def _ask(grid: Grid, columns: Sequence[str], settings: RunSettings) -> Scale | None:
+    messages = [Message(RecordDict(), node, DESCRIBE_COLUMNS) for node in grid.get_node_ids()]
+    parts: dict[int, Moments] = {}
+    for reply in usable(grid.send_and_receive(messages, timeout=settings.phase_timeout)):
+        node = reply.metadata.src_node_id
+        own = moments_in(sent_arrays(reply, COLUMNS), int(number(reply, NUM_EXAMPLES)))
+        if len(own.mean) == len(columns):
+            parts[node] = own
+        else:
+            reason = f"describes {len(own.mean)} columns, and the run has {len(columns)}"
+            set_aside(grid, node, DESCRIBE_COLUMNS, reason)
+    for node, reason in far_from_others(parts, columns).items():
+        set_aside(grid, node, DESCRIBE_COLUMNS, reason)
+        del parts[node]
+    if not parts:
+        return None
+    rows = capped({node: part.rows for node, part in parts.items()}, settings.most_samples)
+    log(INFO, "Columns are standardised by the values of %s", counted(len(parts), "node"))
+    return pooled([replace(part, rows=rows[node]) for node, part in parts.items()])
+
+
+def far_from_others(parts: Mapping[int, Moments], columns: Sequence[str]) -> dict[int, str]:
+    """Why a node's values do not count: a column is in another unit, say, or a lie.
+
+    Compared are means and deviations with the medians of all nodes, of which fewer than half cannot
+    move them far. A column that is constant on most nodes is not judged.
+    """
+    reasons: dict[int, str] = {}
+    if len(parts) < MIN_COMPARED:
+        return reasons
+    for place, name in enumerate(columns):
+        means = {node: part.mean[place] for node, part in parts.items()}
+        deviations = {node: part.variance[place] ** 0.5 for node, part in parts.items()}
+        middle, usual = median(means.values()), median(deviations.values())
+        for node in parts if usual else ():
+            if max(abs(means[node] - middle), deviations[node]) > FAR * usual:
+                reasons.setdefault(
+                    node,
+                    f"its column {name!r} is more than {FAR:g} deviations from other nodes' "
+                    "(check its unit)",
+                )
+    return reasons
+
+
+def check_scale(scale: Scale | None, columns: Sequence[str]) -> None:
+    """Check that a run knows the scale of its columns.
+
+    Raises
+    ------
+    SettingsError
+        If it does not.
+    """
+    if scale is None and columns:
+        raise SettingsError(
+            "no node sent means and deviations of its columns, as the log says (state them for "
+            f"each column, private.columns={columns[0]}:MEAN+-DEVIATION)"
+        )

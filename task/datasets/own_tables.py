@@ -1,0 +1,186 @@
+"""A node's own table: the columns that a run reads, by name, from a CSV or Parquet file."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from task.columns import FAR, LARGEST, Column, Columns, Moments
+from task.datasets.tables import open_csv
+from task.datasets.types import PRIVATE, DatasetError, DataSpec, RawSamples
+from task.labels import names_problem
+from task.readers.arrow import opened
+from task.words import listed
+
+Record = tuple[str, Sequence[str]]
+"""Where a row is, and its values as text."""
+_REMEDY = "correct it or drop the row"
+
+
+def load_own_table(
+    path: str | Path, spec: DataSpec, columns: Columns, *, is_scaled: bool
+) -> RawSamples:
+    """Load the columns of a node's table that a run reads; others are not looked at.
+
+    Parameters
+    ----------
+    path : str or Path
+        A ``.csv`` or ``.parquet`` file, with a header that has each of `columns` once.
+    spec : DataSpec
+        Of the run's data; its classes are what labels may be.
+    columns : Columns
+        The run's.
+    is_scaled : bool
+        Whether `spec` has the run's means and deviations; else these are not compared.
+
+    Raises
+    ------
+    DatasetError
+        If a column is missing, or a value is: it is no number, category or class of the run's.
+        Names file and line, but shows no value, since the server reads why a node is left out.
+    """
+    inputs, labels = _read(Path(path), columns, spec)
+    if is_scaled:
+        _check_scaled(Path(path), inputs, spec)
+    return RawSamples(inputs, np.array(labels, dtype=np.int64))
+
+
+def load_inputs(path: Path, spec: DataSpec) -> NDArray[np.float64]:
+    """Inputs of a model for each row of a table, (n, C, 1, 1), not yet standardised.
+
+    For errors see :func:`load_own_table`.
+    """
+    names = spec.labels.columns
+    if spec.name == PRIVATE:
+        columns = Columns.of_inputs(names)
+    else:  # a data set without categories
+        columns = Columns(tuple(map(Column, names)))
+    return _read(path, columns, spec)[0]
+
+
+def moments_of(raw: RawSamples, columns: Columns) -> Moments:
+    """What a node says of the columns that a run states no scale of."""
+    values: NDArray[np.float64] = raw.images[:, list(columns.open_inputs), 0, 0].astype(np.float64)
+    mean, variance = values.mean(axis=0), values.var(axis=0)
+    is_constant = values.min(axis=0) == values.max(axis=0)  # whose mean is rounded
+    mean, variance = np.where(is_constant, values[0], mean), np.where(is_constant, 0.0, variance)
+    return Moments(len(raw), tuple(mean.tolist()), tuple(variance.tolist()))
+
+
+def _read(path: Path, columns: Columns, spec: DataSpec) -> tuple[NDArray[np.float64], list[int]]:
+    """Inputs (n, C, 1, 1), and labels if the columns have one."""
+    values: list[list[float]] = []
+    labels: list[int] = []
+    with _opened(path, columns) as records:
+        for place, record in records:
+            features, label = record[: len(columns.features)], record[len(columns.features) :]
+            try:
+                values.append(_inputs(columns.features, features))
+                labels += [_position(columns.label, spec.labels.classes, text) for text in label]
+            except ValueError as error:
+                raise DatasetError(f"{path}, {place}: {error}") from None
+    if not values:
+        raise DatasetError(f"{path}: has a header but no rows; need at least one")
+    return np.array(values)[:, :, None, None], labels
+
+
+def _inputs(columns: Sequence[Column], values: Sequence[str]) -> list[float]:
+    """The model's inputs of a row, not yet standardised."""
+    inputs: list[float] = []
+    for column, value in zip(columns, values, strict=True):
+        if column.categories:
+            position = _position(column.name, column.categories, value)
+            inputs += [float(position == place) for place in range(len(column.categories))]
+        else:
+            inputs.append(_number(column.name, value))
+    return inputs
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        what = "no number" if text else "missing"
+        raise ValueError(f"{name} is {what}; {_REMEDY}") from None
+    if not abs(value) <= LARGEST:
+        raise ValueError(f"{name} is not finite, or beyond {LARGEST:g}; {_REMEDY}")
+    return value
+
+
+def _position(name: str, known: Sequence[str], text: str) -> int:
+    if text in known:
+        return known.index(text)
+    what = f"not among {listed(known)}" if text else "missing"
+    raise ValueError(f"{name} is {what}; {_REMEDY}")
+
+
+def _check_scaled(path: Path, inputs: NDArray[np.float64], spec: DataSpec) -> None:
+    """Raise DatasetError where a column is in another unit, or does not fit a model's float32."""
+    with np.errstate(over="ignore"):
+        scaled = np.abs(inputs[:, :, 0, 0] - np.array(spec.mean)) / np.array(spec.std)
+        usual, largest = scaled.mean(axis=0), scaled.max(axis=0)
+    odd = (usual > FAR) | (largest > np.finfo(np.float32).max)
+    if odd.any():
+        name = spec.labels.columns[int(odd.argmax())]
+        raise DatasetError(
+            f"{path}: column {name!r} is {usual[odd.argmax()]:.3g} deviations from the run's mean, "
+            "on average over its rows (check its unit, which must be that of other nodes)"
+        )
+
+
+@contextmanager
+def _opened(path: Path, columns: Columns) -> Iterator[Iterator[Record]]:
+    """Rows of a table, with the values of the columns alone, in their order."""
+    if path.suffix == ".csv" and path.is_file():
+        with open_csv(path) as (header, rows):
+            yield _csv_rows(path, _places(path, header, columns), len(header), rows)
+    elif path.suffix == ".parquet" and path.is_file():
+        with opened(path) as table:
+            _places(path, table.schema_arrow.names, columns)
+            yield _parquet_rows(table, columns.names)
+    else:
+        raise DatasetError(
+            f"{str(path)!r} is no existing .csv or .parquet file (a run with private.columns reads "
+            "tables: start the node with --data TABLE.csv)"
+        )
+
+
+def _places(path: Path, header: Sequence[str], columns: Columns) -> list[int]:
+    """Places of the columns in a header."""
+    if missing := [name for name in columns.names if name not in header]:
+        raise DatasetError(
+            f"{path}: columns differ, missing {listed(missing)}: here {listed(header)}, in the run "
+            f"{listed(columns.names)} (rename them, or have the run state others: private.columns)"
+        )
+    if problem := names_problem([name for name in header if name in columns.names]):
+        raise DatasetError(f"{path}: columns: {problem}")
+    return [header.index(name) for name in columns.names]
+
+
+def _csv_rows(path: Path, places: Sequence[int], width: int, rows: Any) -> Iterator[Record]:
+    for row in filter(None, rows):
+        line = f"line {rows.line_num}"
+        if len(row) != width:
+            raise DatasetError(f"{path}, {line}: has {len(row)} values, the header {width}")
+        yield line, [row[place].strip() for place in places]
+
+
+def _parquet_rows(table: Any, names: Sequence[str]) -> Iterator[Record]:
+    row = 0
+    for batch in table.iter_batches(columns=list(names)):
+        columns = [batch.column(name).to_pylist() for name in names]
+        for values in zip(*columns, strict=True):
+            row += 1
+            yield f"row {row}", [_text(value) for value in values]
+
+
+def _text(value: object) -> str:
+    """A value of a Parquet file as CSV would have it; 1.0 as 1, since gaps make integers floats."""
+    if value is None:
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)

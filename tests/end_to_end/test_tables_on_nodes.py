@@ -1,0 +1,254 @@
+"""Nodes with tables of their own: hospitals with heart patients, and small generated ones."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from typer.testing import CliRunner
+
+from benchmarks.in_process import run_in_process
+from cli.main import app
+from fleet.local_federation import LocalFederation
+from protocol.arrays import as_record
+from protocol.meeting import COLUMNS, DESCRIBE_COLUMNS
+from server.export.prediction import read_model
+from server.page.run_files import read_run
+from server.roster import TooFewNodesError
+from task.settings import SettingsError
+
+ROOT = Path(__file__).resolve().parents[2]
+HOSPITALS = ROOT.parent / "shared/data/heart_disease"
+SITES = ("cleveland", "hungarian", "long_beach_va", "switzerland")
+HEART = {
+    "dataset": "private",
+    "private.classes": "0,1",
+    "private.columns": "age,sex:0|1,cp:1|2|3|4,trestbps,chol,fbs:0|1,restecg:0|1|2,thalach,"
+    "exang:0|1,oldpeak",
+    "strategy": "fedavg",
+    "num-rounds": 10,
+    "most-samples": 0.0,
+}
+SMALL = {
+    "dataset": "private",
+    "private.classes": "no,yes",
+    "private.label": "ill",
+    "private.columns": "age,sex:f|m,arrived",
+    "strategy": "fedavg",
+    "num-rounds": 1,
+    "train.local-epochs": 1,
+}
+
+
+def records(path):
+    with open(path) as file:
+        return list(csv.DictReader(file))
+
+
+def write_ward(folder, name, rows=60, unit=1.0, header="arrived,age,sex,ill,name"):
+    """A table of patients who are ill if they are old; `arrived` is in milliseconds."""
+    rng = np.random.default_rng(sum(map(ord, name)))
+    ages = rng.normal(60, 12, rows)
+    lines = [
+        f"{1_750_000_000_000 + int(rng.integers(0, 10**9))},{age * unit:.1f},{'fm'[place % 2]},"
+        f"{'yes' if age > 60 else 'no'},Patient {place}"
+        for place, age in enumerate(ages)
+    ]
+    path = folder / f"{name}.csv"
+    path.write_text("\n".join([header, *lines]) + "\n")
+    return {"data": str(path), "name": name}
+
+
+def spec_of(runs):
+    return read_run(runs / "1").about["spec"]
+
+
+def predicted(runs, *tables):
+    """Names of the classes by an exported model, row by row."""
+    command = ["runs", "export", str(runs / "1"), "--format", "onnx"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    model = read_model(runs / "1" / "export" / "model.onnx")
+    classes = model.description.classes
+    return [classes[int(p.argmax())] for table in tables for _, p in model.predictions(table)]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_pictures")
+def test_four_hospitals_learn_what_all_their_patients_in_one_table_teach(tmp_path):
+    if not HOSPITALS.is_dir():
+        pytest.skip(f"no data of the four hospitals in {HOSPITALS}")
+    nodes = [{"data": str(HOSPITALS / site / "train.csv"), "name": site} for site in SITES]
+    run_in_process(HEART, nodes, tmp_path)
+    numbers = ["age", "trestbps", "chol", "thalach", "oldpeak"]
+    categories = [tuple(name.split("=")) for name in spec_of(tmp_path)["labels"]["columns"]]
+    categories = [pair for pair in categories if len(pair) == 2]
+
+    def encoded(part):
+        rows = [row for site in SITES for row in records(HOSPITALS / site / f"{part}.csv")]
+        values = np.array([[float(row[name]) for name in numbers] for row in rows])
+        ones = np.array([[row[name] == category for name, category in categories] for row in rows])
+        return values, ones, np.array([row["label"] for row in rows])
+
+    values, ones, labels = encoded("train")
+    mean, deviation = values.mean(axis=0), values.std(axis=0)
+    spec = spec_of(tmp_path)
+    places = [spec["labels"]["columns"].index(name) for name in numbers]
+    assert [spec["mean"][place] for place in places] == pytest.approx(mean.tolist(), rel=1e-9)
+    assert [spec["std"][place] for place in places] == pytest.approx(deviation.tolist(), rel=1e-9)
+    pooled = LogisticRegression().fit(np.hstack([(values - mean) / deviation, ones]), labels)
+    values, ones, labels = encoded("test")
+    best = pooled.score(np.hstack([(values - mean) / deviation, ones]), labels)
+    assert best > 0.75
+    names = predicted(tmp_path, *(HOSPITALS / site / "test.csv" for site in SITES))
+    assert np.mean(names == labels) > best - 0.05
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_all_nodes_standardise_by_the_rows_of_all_and_the_card_says_by_what(tmp_path):
+    wards = [write_ward(tmp_path, name, rows) for name, rows in (("a", 60), ("b", 30), ("c", 90))]
+    run_in_process(SMALL, wards, tmp_path / "runs")
+    rows = [row for ward in wards for row in records(ward["data"])]
+    spec = spec_of(tmp_path / "runs")
+    assert spec["labels"]["columns"] == ["age", "sex=f", "sex=m", "arrived"]
+    for place, name in ((0, "age"), (3, "arrived")):
+        values = np.array([float(row[name]) for row in rows])
+        assert spec["mean"][place] == pytest.approx(values.mean(), rel=1e-12)
+        assert spec["std"][place] == pytest.approx(values.std(), rel=1e-9)
+    assert (spec["mean"][1:3], spec["std"][1:3]) == ([0, 0], [1, 1])
+    assert len(predicted(tmp_path / "runs", Path(wards[0]["data"]))) == 60
+    (card,) = (tmp_path / "runs" / "1" / "export").glob("*.md")
+    assert repr(spec["mean"][3]) in card.read_text()
+
+
+@pytest.mark.parametrize(
+    ("ward", "shown"),
+    [
+        ({"header": "arrived,years,sex,ill,name"}, ("missing age", "years")),
+        ({"header": "arrived,age,gender,ill,name"}, ("missing sex", "gender")),
+        ({"unit": 1e5}, ("'age'", "unit")),
+    ],
+)
+def test_a_node_with_another_table_is_left_out_by_name_and_its_values_do_not_count(
+    tmp_path, ward, shown
+):
+    alike = [write_ward(tmp_path, name) for name in "abc"]
+    odd = write_ward(tmp_path, "ward-9", **ward)
+    run_in_process(SMALL, alike, tmp_path / "without")
+    run_in_process(SMALL, [*alike, odd], tmp_path / "runs", min_nodes=3)
+    about = read_run(tmp_path / "runs" / "1").about
+    assert len(about["nodes"]) == 3
+    (warning,) = [text for text in about["warnings"] if "ward-9" in text]
+    assert all(text in warning for text in shown)
+    assert "Patient" not in warning
+    assert about["spec"] == spec_of(tmp_path / "without")
+    with pytest.raises(TooFewNodesError, match="ward-9"):
+        run_in_process(SMALL, [*alike, odd])
+
+
+ARRIVED = 1.75e12
+LIES = {
+    "NaN": {"mean": [math.nan, ARRIVED], "variance": [144.0, 1e17]},
+    "infinity": {"mean": [math.inf, ARRIVED], "variance": [144.0, 1e17]},
+    "negative": {"mean": [60.0, ARRIVED], "variance": [-1.0, 1e17]},
+    "beyond float64's squares": {"mean": [1e200, ARRIVED], "variance": [144.0, 1e17]},
+    "far from others": {"mean": [1e9, ARRIVED], "variance": [144.0, 1e17]},
+    "wider than others": {"mean": [60.0, ARRIVED], "variance": [1e12, 1e17]},
+    "one column more": {"mean": [60.0, ARRIVED, 1.0], "variance": [144.0, 1e17, 1.0]},
+    "two shapes": {"mean": [60.0, ARRIVED], "variance": [144.0]},
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_hostile_nodes_means_are_its_own_error(tmp_path, lie):
+    wards = [write_ward(tmp_path, name) for name in "abcd"]
+
+    def lying(place, node):
+        def answer(message):
+            content = node(message)
+            if place == 3 and message.metadata.message_type == DESCRIBE_COLUMNS:
+                arrays = {name: np.array(values) for name, values in LIES[lie].items()}
+                content[COLUMNS] = as_record(arrays)
+            return content
+
+        return answer
+
+    run_in_process(SMALL, wards[:3], tmp_path / "honest")
+    run_in_process(SMALL, wards, tmp_path / "runs", wrap=lying)
+    spec = spec_of(tmp_path / "runs")
+    assert (spec["mean"], spec["std"]) == tuple(
+        spec_of(tmp_path / "honest")[name] for name in ("mean", "std")
+    )
+
+
+def test_nodes_that_join_later_and_resumed_runs_keep_the_scale(tmp_path):
+    wards = [write_ward(tmp_path, name) for name in "ab"]
+    run_in_process(SMALL, wards, tmp_path / "runs")
+    before = spec_of(tmp_path / "runs")
+    more = [*wards, write_ward(tmp_path, "c", 200)]
+    config = SMALL | {"num-rounds": 2, "resume": "1"}
+    run_in_process(config, more, tmp_path / "runs", min_nodes=2)
+    about = read_run(tmp_path / "runs" / "1").about
+    assert about["spec"] == before
+    assert len(about["nodes"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("more", "setting"),
+    [
+        ({"train.dp-noise": 1.0}, "dp-noise"),
+        ({"secure-sums": True}, "secure-sums"),
+    ],
+)
+def test_what_must_have_noise_or_masks_needs_stated_means(tmp_path, more, setting):
+    wards = [write_ward(tmp_path, name) for name in "abc"]
+    with pytest.raises(SettingsError, match=rf"private\.columns.*{setting}.*age:MEAN"):
+        run_in_process(SMALL | more, wards)
+    asked = []
+
+    def watched(place, node):
+        def answer(message):
+            asked.append(message.metadata.message_type)
+            return node(message)
+
+        return answer
+
+    stated = {"private.columns": "age:60+-12,sex:f|m,arrived:1.75e12+-1e9"}
+    run_in_process(SMALL | more | stated, wards, tmp_path / "runs", wrap=watched)
+    assert DESCRIBE_COLUMNS not in asked
+    assert spec_of(tmp_path / "runs")["mean"] == [60.0, 0.0, 0.0, 1.75e12]
+
+
+def test_means_of_few_rows_do_not_leave_a_node(tmp_path):
+    wards = [write_ward(tmp_path, name, rows) for name, rows in (("a", 60), ("few", 9))]
+    sent = {}
+
+    def watched(place, node):
+        def answer(message):
+            content = node(message)
+            if message.metadata.message_type == DESCRIBE_COLUMNS:
+                sent[place] = content
+            return content
+
+        return answer
+
+    run_in_process(SMALL, wards, tmp_path / "runs", wrap=watched)
+    assert list(sent) == [0]
+    assert len(read_run(tmp_path / "runs" / "1").about["nodes"]) == 2
+
+
+@pytest.mark.slow
+def test_tables_are_learnt_with_real_processes(tmp_path):
+    wards = [write_ward(tmp_path, name) for name in "abc"]
+    runs = tmp_path / "runs"
+    config = {**SMALL, "runs-dir": str(runs), "min-nodes": 3, "phase-timeout": 120.0}
+    data = [Path(ward["data"]) for ward in wards]
+    with LocalFederation(3, tmp_path / "state", data=data) as federation:
+        outcome = federation.run(ROOT, config, timeout=240)
+    assert outcome.completed, outcome.lines[-20:]
+    about = json.loads((runs / str(outcome.run_id) / "about.json").read_text())
+    assert len(about["nodes"]) == 3
+    assert about["spec"]["mean"][0] == pytest.approx(60, abs=3)
