@@ -70,7 +70,7 @@ def report(options: Options, console: Console) -> None:
         **formation_arguments(method, options.formation),
     )
     console.print(
-        f"{method} will take about {duration(options.sets * of_one.seconds)} for "
+        f"{method} will take at most about {duration(options.sets * of_one.seconds)} for "
         f"{options.sets} halves"
     )
     with progress_bar(f"{method}, {options.sets} halves", console) as update:

@@ -16,6 +16,7 @@ from cli.run_log import RunLog
 from cli.up import start
 from fleet.local_federation import LocalFederation
 from fleet.own_app import APP_DIR
+from fleet.submission import RunError
 from task.words import counted
 
 SECTORED = ("fedhead", "fedhead-plus")
@@ -93,7 +94,7 @@ def demo(
         for name in ("fedavg", strategy):
             own = {**config, **(ANALYTIC_RUN if name == "analytic" else {}), "strategy": name}
             console.rule(f"{name}: {counted(int(str(own['num-rounds'])), 'round')}, {split}")
-            with RunLog(console) as log:
+            with exit_on(RunError, command="demo"), RunLog(console) as log:
                 outcome = federation.run(APP_DIR, own, on_line=log.show)
             if not outcome.completed or log.folder is None:
                 fail(f"{name} ended as {outcome.status}: {log.reason(outcome.details)}", "demo")

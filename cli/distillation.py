@@ -32,6 +32,7 @@ from task.models import ModelError
 from task.settings import SettingsError
 from task.words import counted
 
+VIRTUAL = "virtual images"
 REFUSALS = (DatasetError, DistillError, ModelError, SettingsError, OSError)
 """Errors in the user's input, shown without a traceback."""
 
@@ -190,7 +191,7 @@ def _scores(
     decoded = virtual.decoded()
     targets = decoded.labels if decoded.soft_labels is None else decoded.soft_labels
     sets = {
-        "virtual images": Samples(decoded.images, targets),
+        VIRTUAL: Samples(decoded.images, targets),
         "real images, as many": at_most(source.train, options.per_class, options.seed),
         "all real images": source.train,
     }
@@ -208,7 +209,8 @@ def _scores(
                     device=device,
                     progress=report,
                 )
-        scores[name] = {"images": len(samples), "accuracy": accuracy}
+        images = len(virtual) if name == VIRTUAL else len(samples)
+        scores[name] = {"images": images, "accuracy": accuracy}
     return scores
 
 

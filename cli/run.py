@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,7 @@ from cli.run_log import RunLog
 from fleet.own_app import APP_DIR, PRESETS
 from fleet.run_config import RunConfigError, read_run_config
 from fleet.submission import RunError, RunOutcome, submit
+from node.settings import NODE_CONFIG
 from task.settings import RunConfigValue, SettingsError
 
 
@@ -74,6 +76,7 @@ def run(
     user = user_of(user_certificate, user_key, "run")
     link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "run")
     if link.federation:
+        _check_data_set(overrides, link.federation.node_dirs)
         overrides = {"min-nodes": len(link.federation.node_dirs)} | overrides
 
     console = Console()
@@ -86,6 +89,14 @@ def run(
         fail(f"run {outcome.run_id} failed: {reason}", "run")
     if log.folder:
         _show_results(console, log.folder if runs_dir is None else runs_dir / log.folder.name)
+
+
+def _check_data_set(overrides: Mapping[str, RunConfigValue], node_dirs: list[str]) -> None:
+    """End the command where nodes have data of their own, and no data set is named."""
+    files = [Path(folder) / NODE_CONFIG for folder in node_dirs]
+    configs = [tomllib.loads(file.read_text("utf-8")) for file in files if file.exists()]
+    if "dataset" not in overrides and any("data" in config for config in configs):
+        fail("these nodes have data of their own: say -c 'dataset=\"private\"'", "run")
 
 
 def _preset(name: str) -> Path:

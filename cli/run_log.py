@@ -16,7 +16,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) *: {2,}")
 _CHATTER = re.compile(
     r"\s*$|\[ROUND |(configure|aggregate)_\w+: |\s*[├└│]|Starting \w+ strategy"
-    r"|(Initial g|G)lobal evaluation|Strategy execution finished|Start `flwr-"
+    r"|fraction_evaluate is set to 0\.0|(Initial g|G)lobal evaluation"
+    r"|Strategy execution finished|Start `flwr-"
 )
 """What Flower's strategies say in every round: no news beside our own lines."""
 _RECORDS = "Final results:"
@@ -44,6 +45,7 @@ class RunLog:
         self._level = "INFO"
         self._crash: list[str] | None = None
         self._in_records = False
+        self._last = ""
 
     def __enter__(self) -> Self:
         self._waiting.__enter__()
@@ -69,7 +71,8 @@ class RunLog:
             self._crash.append(line)
         elif self._level == "ERROR" and line.startswith(_CRASH):
             self._crash = []
-        elif not _CHATTER.match(line):
+        elif line != self._last and not _CHATTER.match(line):
+            self._last = line
             # Nodes' texts are in it: no control characters, and not without end.
             self._show("".join(c if c.isprintable() else " " for c in line[:_LONGEST]))
 

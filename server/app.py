@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from logging import WARNING
 
 from flwr.app import Context
+from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 from protocol.arrays import as_arrays
@@ -108,6 +110,12 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
             if directory.scale:
                 task = replace(task, spec=data_spec(settings, scale=directory.scale))
             getattr(strategy, "check_nodes", lambda count: None)(len(roster.nodes))
+            if task.evaluate is None and not settings.fraction_evaluate:
+                log(
+                    WARNING,
+                    "Nothing will say how accurate the model is: the server has no test samples, "
+                    "and fraction-evaluate is 0 (set it to 1.0, and nodes test on held-out ones)",
+                )
             record = checkpoint.record if checkpoint else None
             recorder = RunRecorder(
                 folder, settings, screening.ledger, journal, record, directory.class_name

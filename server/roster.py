@@ -166,6 +166,7 @@ class Roster:
         """Find what may be wrong, and log what is new."""
         found = [
             *self._shared_partitions(connected),
+            *self._data_of_another_kind(connected),
             *self._classes_of_nobody(),
             *self._very_large_nodes(connected),
         ]
@@ -186,6 +187,20 @@ class Roster:
             "(start each with a --partition-id of its own)"
             for (_, partition), names in nodes.items()
             if len(names) > 1
+        ]
+
+    def _data_of_another_kind(self, connected: Sequence[int]) -> list[str]:
+        """A warning about nodes with data of their own, where the server tests on a named set."""
+        own = [
+            self.directory.name(node)
+            for node in connected
+            if self.nodes[node].partition is None and not self.nodes[node].dataset
+        ]
+        if not self.tested or not own:
+            return []
+        return [
+            f"{listed(own)} train on data of their own, and the server tests on the run's data set "
+            '(set dataset="private", unless theirs are of the same kind)'
         ]
 
     def _very_large_nodes(self, connected: Sequence[int]) -> list[str]:

@@ -83,6 +83,17 @@ def test_a_run_on_the_local_federation_needs_no_options_and_ends_with_its_table(
         assert number in result.stdout
 
 
+def test_nodes_with_data_of_their_own_do_not_run_the_default_data_set(invoke, up, folder):
+    (folder / "node-1").mkdir()
+    (folder / "node-1" / "node-config.toml").write_text('data = "/ward"\n')
+    result = invoke()
+    assert result.exit_code == 1
+    assert 'dataset="private"' in result.stderr
+    assert not invoke.submitted
+    assert invoke("-c", 'dataset="private"').exit_code == 0
+    assert invoke("-c", 'dataset="digits"').exit_code == 0
+
+
 def test_results_are_shown_from_where_they_are_seen_here(invoke, up, folder):
     result = invoke("--runs-dir", folder / "runs", lines=["Results in /elsewhere/7"])
     assert "94.2 %" in result.stdout
@@ -214,6 +225,8 @@ def test_the_log_has_rounds_and_warnings_and_none_of_flowers_chatter():
         "\x1b[92mINFO \x1b[0m:      configure_train: Sampled 4 nodes (out of 4)",
         "\x1b[92mINFO \x1b[0m:      round   1/3  accuracy  50.0%",
         "\x1b[93mWARNING \x1b[0m:   Node 3 is \x07late",
+        "\x1b[93mWARNING \x1b[0m:   Node 3 is \x07late",
+        "\x1b[93mWARNING \x1b[0m:   fraction_evaluate is set to 0.0. It will be skipped.",
         "\x1b[92mINFO \x1b[0m:      members distil their data: 1 of 3 nodes, about 8 s left",
         "\x1b[92mINFO \x1b[0m:      Final results:",
         "\x1b[92mINFO \x1b[0m:      ",

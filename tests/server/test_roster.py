@@ -51,6 +51,16 @@ def test_nodes_are_named_and_ordered_by_partition_then_by_id(memory_grid):
     assert roster.order == {70: 0, 50: 1, 40: 2, 60: 3}
 
 
+@pytest.mark.parametrize(("tested", "warns"), [((0, 1), True), ((), False)])
+def test_nodes_with_data_of_their_own_beside_a_named_set_are_a_warning(memory_grid, tested, warns):
+    roster = Roster(tested=tested)
+    grid = memory_grid({1: node(**{"partition-id": 0}), 2: node({"name": "ward"})})
+    meet_nodes(grid, roster, 2, 1)
+    said = [text for text in roster.warnings if 'dataset="private"' in text]
+    assert bool(said) == warns
+    assert all("ward" in text and "node-0" not in text for text in said)
+
+
 def test_a_partition_comes_before_none_also_where_few_of_many_partitions_are_there(memory_grid):
     many = {9: node(**{"num-examples": 1, "partition-id": 70}), 3: node(**{"num-examples": 1})}
     roster = met(memory_grid(many), 2)
@@ -156,7 +166,8 @@ def covering(*classes, **about):
 
     def meet(memory_grid):
         configs = [{} if held is None else {"classes": held} for held in classes]
-        grid = memory_grid({i: node(config) for i, config in enumerate(configs)})
+        nodes = {i: node(c, **{"partition-id": i}) for i, c in enumerate(configs)}
+        grid = memory_grid(nodes)
         roster = Roster(Directory(**about), tested=(0, 1, 2, 3))
         meet_nodes(grid, roster, 1, timeout=1)
         return roster.warnings
