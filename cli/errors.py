@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -34,7 +33,7 @@ def exit_on(*errors: type[Exception], command: str = "") -> Iterator[None]:
 class FileErrors(TyperGroup):
     """A command that ends with one line where a file cannot be read or written."""
 
-    def invoke(self, context: click.Context) -> Any:
+    def invoke(self, context: Any) -> Any:
         """Run the command."""
         try:
             return super().invoke(context)

@@ -89,7 +89,8 @@ def test_a_run_is_named_by_its_first_digits_and_never_cut(finished_run, monkeypa
     ).output.replace("\n", "")
     several = invoke("show", "16", "--runs-dir", runs_dir)
     assert several.exit_code == 1
-    assert f"16 begins 2 ids: {ids[0]}, {ids[1]} (give more digits)" in several.stderr
+    assert "16 begins 2 ids: " in several.stderr
+    assert all(name in several.stderr for name in ids)
     assert "no run 3 in" in invoke("show", "3", "--runs-dir", runs_dir).stderr
 
 

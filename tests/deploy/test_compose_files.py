@@ -62,7 +62,9 @@ def test_the_image_has_what_the_project_needs_with_partitions_and_without_simula
     found = (tmp_path / "requirements.txt").read_text().splitlines()
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = settings["project"]["optional-dependencies"]
-    needed = [*settings["project"]["dependencies"], *extras["partitions"]]
+    needed = list(settings["project"]["dependencies"])
+    for extra in ("dicom", "parquet", "partitions", "tiff"):
+        needed += extras[extra]
     assert sorted(found) == sorted([*needed, *settings["build-system"]["requires"]])
 
 

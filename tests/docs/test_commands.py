@@ -65,7 +65,6 @@ NOT_HERE = {
     r"flwr-distill demo --strategy fedhead": "minutes: tests/end_to_end",
     r"(export|source) ": "for the commands that follow",
     r"make proto": "rewrites the sources that are in git: tests/links/test_proto.py",
-    r"uv build$": "tests/wheel",
     r"tensorboard ": "another project's server; tests/server/record/test_report.py reads its files",
     r"pip install": "changes the environment: tests/plugins/conftest.py installs the same folder",
     r"(mkdir|mv|cp) ": "of the reader's own folders",

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from client.session import RunSource
 from fleet.local_federation import free_ports
 from links.mailbox import Mailbox, start_server
 from links.records import Introduction
@@ -113,6 +114,7 @@ class Party:
         self.state_dir = folder / str(node_id)
         self.node_config = {"state-dir": str(self.state_dir), **node_config}
         self.store = NodeStore.open(self.state_dir, run_id, node_id)
+        self.source = RunSource()
 
     @property
     def mailbox(self):

@@ -153,8 +153,8 @@ def test_heads_hold_the_same_whichever_way_it_came(
         sessions = {}
         session_of = Session.of
 
-        def remembered(context, sessions=sessions, session_of=session_of):
-            sessions[context.node_id] = session_of(context)
+        def remembered(context, sessions=sessions, session_of=session_of, **how):
+            sessions[context.node_id] = session_of(context, **how)
             return sessions[context.node_id]
 
         with monkeypatch.context() as patch:

@@ -33,6 +33,8 @@ OTHERS = {
     "partition.index-file": "split.json",
     "private.shape": "1x8x8",
     "private.classes": "cat,dog",
+    "private.columns": "age,sex:f|m",
+    "private.label": "ill",
     "train.optimizer": "adam",
     "train.lr-schedule": "cosine",
     "train.precision": "tf32",
@@ -71,6 +73,7 @@ TOGETHER = {
     **{"hfldd.network": NETWORK, "hfldd.network-weights": NETWORK},
     "hfldd.votes": {"hfldd.rotate": False, "hfldd.complete-clusters": False},
     "fedlgd.dp-epsilon": {"fedlgd.refine-steps": 0},
+    "private.columns": {"private.classes": "no,yes"},
 }
 """What a setting needs beside it."""
 BEGAN_WITH = flat(RunSettings.from_run_config(FIRST).model_dump(by_alias=True))
