@@ -72,7 +72,10 @@ def show(run: Run, runs_dir: RunsDir = DEFAULT_RUNS_DIR) -> None:
     console = Console()
     console.print(f"[bold]{files.title}[/], in {files.folder}", highlight=False)
     table = Table.grid(padding=(0, 2))
-    for name, value in [*numbers(files), *files.changed_settings.items()]:
+    state = files.state
+    if state == "failed":
+        state = f"{state}: {files.named(files.journal[-1]['error'])}"
+    for name, value in [("state", state), *numbers(files), *files.changed_settings.items()]:
         table.add_row(name, escape(str(value)))
     console.print(table)
 

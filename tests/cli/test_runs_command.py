@@ -51,6 +51,7 @@ def test_a_list_says_which_runs_failed_and_what_only_nodes_know(finished_run):
     of_run = {line.split()[0]: line for line in output.splitlines() if "digits" in line}
     assert "failed" in of_run["22"]
     assert "90.0 % on nodes" in of_run["11"]
+    assert "failed: The run failed." in invoke("show", failed).output
     shown = [line.split() for line in invoke("show", on_nodes).output.splitlines()]
     assert ["accuracy", "90.0", "%", "on", "nodes"] in shown
     assert ["rounds", "to", "80", "%", "2"] in shown
