@@ -226,7 +226,7 @@ def test_a_federation_goes_up_mends_a_dead_node_runs_and_is_stopped(tmp_path: Pa
         assert ran.returncode == 0, ran.stdout + ran.stderr
         assert "round   1/1" in ran.stdout
         assert f"Results in {tmp_path / 'runs'}" in ran.stdout
-        bad = 'strategy="nonsense"'
+        bad = 'strategy="nonsense" dataset="digits"'
         ran = subprocess.run(command("run", "-c", bad, *where), capture_output=True, text=True)
         assert ran.returncode == 1
         assert "strategy = 'nonsense': not one of" in ran.stderr
