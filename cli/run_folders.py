@@ -33,18 +33,18 @@ def read_runs(names: list[str], runs_dir: Path) -> "list[RunFiles]":
         fail(error)
     for name, run in zip(names, runs, strict=True):
         if name == LATEST:
-            begun = str(run.about.get("started", "-"))[:16].replace("T", " ")
-            which = f"{run.folder.name}, {run.title}, started {begun}, {run.state}"
+            start = str(run.about.get("started", "-"))[:16].replace("T", " ")
+            which = f"{run.folder.name}, {run.title}, started {start}, {run.state}"
             typer.echo(f"latest is run {which}", err=True)
     return runs
 
 
 def run_folders(runs_dir: Path) -> list[Path]:
     """Folders of runs, the one that started last is the last; all of them have met their nodes."""
-    return [folder for folder in _begun(runs_dir) if (folder / SETTINGS).exists()]
+    return [folder for folder in _by_start(runs_dir) if (folder / SETTINGS).exists()]
 
 
-def _begun(runs_dir: Path) -> list[Path]:
+def _by_start(runs_dir: Path) -> list[Path]:
     """Folders of runs as `run_folders`, with those that have not met their nodes."""
     files = [*runs_dir.glob(f"*/{SETTINGS}"), *runs_dir.glob(f"*/{JOURNAL}")]
     return sorted({file.parent for file in files}, key=_started)
@@ -69,7 +69,7 @@ def shortest(name: str, names: list[str], least: int = 6) -> str:
 
 
 def _folder(name: str, runs_dir: Path) -> Path:
-    ids = [folder.name for folder in _begun(runs_dir)]
+    ids = [folder.name for folder in _by_start(runs_dir)]
     if name not in (*ids, LATEST) and (Path(name) / SETTINGS).exists():
         return Path(name)
     try:

@@ -5,12 +5,15 @@ accents (Unicode's form NFD); others do not (NFC).
 """
 
 import codecs
+import csv
 import io
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
+
+from task.errors import DatasetError
 
 _UTF_16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 
@@ -47,6 +50,31 @@ def read_text(path: Path) -> str:
     """Read a text file as `open_text` does."""
     with open_text(path) as text:
         return text.read()
+
+
+@contextmanager
+def open_rows(path: Path, what: str, **dialect: Any) -> Iterator[Any]:
+    """Open a file of values as a `csv.reader`, whose ``line_num`` is that of the last row.
+
+    Raises
+    ------
+    DatasetError
+        In the block, if the file is no readable `what`; says which line, or why.
+    """
+    line = 0
+    try:
+        with open_text(path) as text:
+            rows = csv.reader(text, **dialect)
+            try:
+                yield rows
+            finally:
+                line = rows.line_num
+    except DatasetError:
+        raise
+    except csv.Error as error:
+        raise DatasetError(f"{path}, line {line}: {error}; repair the line") from error
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{path}: not a readable {what} ({error})") from error
 
 
 def composed(text: str) -> str:

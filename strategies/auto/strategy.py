@@ -200,14 +200,13 @@ class Auto(Strategy):
         taken.summary()
 
     def _held(self, nodes: list[int], grid: Grid) -> float | None:
-        """Share of the classes that the median node holds; None if a node does not tell."""
+        """Share of the classes that the median node holds; None if a node does not say."""
         known = self._directory.look_up(grid, nodes, self._timeout).values()
         held = [len(set(about.classes)) for about in known if about.classes is not None]
         return median(held) / self._num_classes if len(held) == len(nodes) else None
 
     def _skew(self, asking: HFLDD, nodes: list[int], arrays: ArrayRecord, grid: Grid) -> float:
         """How much the labels of nodes differ."""
-        log(INFO, "Auto: asking %s for soft labels", counted(len(nodes), "node"))
         asking.ask_labels(nodes, grid)
         request, labels = asking.label_knowledge, list(asking.labels.values())
         if len(labels) < min(FEWEST_ASKED, len(nodes)):

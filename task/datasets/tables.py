@@ -1,6 +1,5 @@
 """Tables of numbers with a label column from CSV files, such as network traffic flows."""
 
-import csv
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from task.columns import LARGEST
 from task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples
 from task.image_files import printable
 from task.labels import LabelError, LabelMap, in_order, names_problem
-from task.text_files import composed, open_text
+from task.text_files import composed, open_rows
 
 LABEL = "label"
 
@@ -202,13 +201,5 @@ def _label_column(path: Path, header: list[str]) -> int:
 @contextmanager
 def open_csv(path: Path) -> Iterator[tuple[list[str], Any]]:
     """Header and reader of a CSV file."""
-    try:
-        with open_text(path) as file:
-            reader = csv.reader(file, skipinitialspace=True)
-            yield [composed(name.strip()) for name in next(reader, [])], reader
-    except DatasetError:
-        raise
-    except csv.Error as error:
-        raise DatasetError(f"{path}, line {reader.line_num}: {error}; repair the line") from error
-    except (OSError, ValueError) as error:
-        raise DatasetError(f"{path}: not a readable CSV file ({error})") from error
+    with open_rows(path, "CSV file", skipinitialspace=True) as rows:
+        yield [composed(name.strip()) for name in next(rows, [])], rows

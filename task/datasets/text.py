@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from task.datasets.types import Dataset, DatasetError, DataSpec, RawSamples
 from task.image_files import printable
-from task.text_files import composed, open_text
+from task.text_files import composed, open_rows
 
 LENGTH = 64
 """Maximum words per text; nearly all of AG News' descriptions are shorter."""
@@ -61,33 +61,25 @@ def token_ids(texts: list[str]) -> NDArray[np.float32]:
 
 def _read_tsv(path: Path, spec: DataSpec) -> RawSamples:
     texts, labels = [], []
-    try:
-        with open_text(path) as file:
-            rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-            header = [name.strip() for name in next(rows, [])]
-            text = next((header.index(name) for name in _TEXT_COLUMNS if name in header), None)
-            if text is None or "label" not in header:
+    with open_rows(path, "TSV file", delimiter="\t", quoting=csv.QUOTE_NONE) as rows:
+        header = [name.strip() for name in next(rows, [])]
+        text = next((header.index(name) for name in _TEXT_COLUMNS if name in header), None)
+        if text is None or "label" not in header:
+            raise DatasetError(
+                f"{path}: has the columns {printable(str(header))}, need 'label' and 'text' "
+                "(or 'sentence'), with tabs between them"
+            )
+        for row in rows:
+            if not any(value.strip() for value in row):
+                continue
+            label = row[header.index("label")].strip() if len(row) == len(header) else ""
+            if not label.isdecimal() or int(label) >= spec.num_classes:
                 raise DatasetError(
-                    f"{path}: has the columns {printable(str(header))}, need 'label' and 'text' "
-                    "(or 'sentence'), with tabs between them"
+                    f"{path}, line {rows.line_num}: need {len(header)} fields and a label of 0 "
+                    f"to {spec.num_classes - 1}, got {printable(str(row))}"
                 )
-            for row in rows:
-                if not any(value.strip() for value in row):
-                    continue
-                label = row[header.index("label")].strip() if len(row) == len(header) else ""
-                if not label.isdecimal() or int(label) >= spec.num_classes:
-                    raise DatasetError(
-                        f"{path}, line {rows.line_num}: need {len(header)} fields and a label of 0 "
-                        f"to {spec.num_classes - 1}, got {printable(str(row))}"
-                    )
-                texts.append(row[text])
-                labels.append(int(label))
-    except DatasetError:
-        raise
-    except csv.Error as error:
-        raise DatasetError(f"{path}, line {rows.line_num}: {error}; repair the line") from error
-    except (OSError, ValueError) as error:
-        raise DatasetError(f"{path}: not a readable TSV file ({error})") from error
+            texts.append(row[text])
+            labels.append(int(label))
     if not labels:
         raise DatasetError(f"{path}: has no texts; need at least one")
     return RawSamples(token_ids(texts), np.array(labels, np.int64))

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from task.errors import DatasetError
 from task.image_files import Finding, printable, visible
 from task.readers import DataReader, StoredImage
-from task.text_files import composed, open_text
+from task.text_files import composed, open_rows, open_text
 
 COLUMNS = {"file", "label"}
 
@@ -72,28 +72,20 @@ def _rows(folder: Path) -> Iterator[tuple[int, PurePosixPath, str]]:
         names = ", ".join(printable(file.name) for file in lists) or "none"
         raise DatasetError(f"{folder}: need one list with the columns file and label, got {names}")
     (listing,) = lists
-    try:
-        with open_text(listing) as content:
-            rows = csv.reader(content)
-            header = _names(next(rows))
-            if any(header.count(name) > 1 for name in COLUMNS):
-                raise DatasetError(f"{listing}: need one column file and one column label")
-            for row in rows:
-                if not any(value.strip() for value in row):
-                    continue  # a blank line
-                where = f"{listing}, line {rows.line_num}"
-                if len(row) != len(header):
-                    raise DatasetError(f"{where}: has {len(row)} values, need {len(header)}")
-                name, label = (row[header.index(column)].strip() for column in ("file", "label"))
-                if not label:
-                    raise DatasetError(f"{where}: has no label; write one, or remove the line")
-                yield rows.line_num, _inside(name, where), composed(label)
-    except DatasetError:
-        raise
-    except csv.Error as error:
-        raise DatasetError(f"{listing}, line {rows.line_num}: {error}; repair the line") from error
-    except (OSError, ValueError) as error:
-        raise DatasetError(f"{listing}: not a readable list ({error})") from error
+    with open_rows(listing, "list") as rows:
+        header = _names(next(rows))
+        if any(header.count(name) > 1 for name in COLUMNS):
+            raise DatasetError(f"{listing}: need one column file and one column label")
+        for row in rows:
+            if not any(value.strip() for value in row):
+                continue  # a blank line
+            where = f"{listing}, line {rows.line_num}"
+            if len(row) != len(header):
+                raise DatasetError(f"{where}: has {len(row)} values, need {len(header)}")
+            name, label = (row[header.index(column)].strip() for column in ("file", "label"))
+            if not label:
+                raise DatasetError(f"{where}: has no label; write one, or remove the line")
+            yield rows.line_num, _inside(name, where), composed(label)
 
 
 def _inside(name: str, where: str) -> PurePosixPath:
