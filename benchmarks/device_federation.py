@@ -6,8 +6,8 @@ A SuperLink and four nodes train with FedAvg and HFLDD on 6,000 images of MNIST,
 and then on the CPU; ``--quick`` has fewer images and rounds, and ``--device cpu`` the CPU alone.
 Seconds a round are medians without the first round. Memory is the largest that a node had: on the
 GPU as the driver reports it (where it cannot, the card's use beyond that before, in equal parts),
-on the host PSS. Accuracy is that of the last round on MNIST's test images: of HFLDD the mean of five
-seeds, since one seed differs by up to .025 from the next, on any device.
+on the host PSS. Accuracy is that of the last round on MNIST's test images: of HFLDD the mean of
+five seeds, since one seed differs by up to .025 from the next, on any device.
 """
 
 from __future__ import annotations
