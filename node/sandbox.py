@@ -138,11 +138,16 @@ def _python() -> list[Path]:
     folders = [Path(path) for path in sys.path if Path(path).is_absolute()]
     found = list(installed)
     for folder in folders:
-        if folder.name in _PACKAGES or any(folder.is_relative_to(each) for each in installed):
+        if _is_installation(folder) or any(folder.is_relative_to(each) for each in installed):
             found.append(folder)
         else:
             found += _packages_in(folder)
     return list(dict.fromkeys(found))
+
+
+def _is_installation(folder: Path) -> bool:
+    """Whether packages are installed there, as by ``pip install --target``."""
+    return folder.name in _PACKAGES or any(folder.glob("*.dist-info"))
 
 
 def _packages_in(folder: Path) -> Iterator[Path]:

@@ -1,7 +1,6 @@
 """Nodes as real processes on one real GPU: an error that CUDA does not recover from, sandboxes."""
 
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 from flwr.common.constant import ErrorCode
@@ -9,7 +8,7 @@ from flwr.common.constant import ErrorCode
 from fleet.local_federation import LocalFederation
 from node.sandbox import why_no_box
 from tests.gpu import work
-from tests.node.supernodes import SuperNode, running_executor, told, wait_until_gone
+from tests.node.supernodes import ROOT, SuperNode, running_executor, told, wait_until_gone
 
 pytestmark = pytest.mark.gpu
 
@@ -85,15 +84,17 @@ def test_a_failed_assertion_on_the_gpu_costs_its_node_a_worker_and_the_other_nod
 
 
 @pytest.mark.skipif(bool(why_no_box()), reason=f"no sandbox here: {why_no_box()}")
-def test_a_sandboxed_app_computes_on_the_gpu(tmp_path):
-    settings = {
-        "device": work.REAL_GPU,
-        "policy": {"sandbox": "required", "direct-links": False},
-    }
+def test_sandboxed_apps_compute_on_the_gpu(tmp_path):
+    policy = {"sandbox": "required", "direct-links": False}
+    settings = {"device": work.REAL_GPU, "policy": policy}
     config = {"strategy": "fedavg", "num-rounds": 1, "min-nodes": 2, "runs-dir": str(tmp_path)}
-    with LocalFederation(2, tmp_path / "nodes", node_settings=settings) as federation:
-        outcome = federation.run(Path(__file__).resolve().parents[2], config, timeout=60)
-        assert outcome.completed, "\n".join(outcome.lines[-40:])
-        for node in federation.nodes:
-            log = (node.state_dir / "node.log").read_text()
-            assert "the app is boxed in" in log
+    federation = LocalFederation(2, tmp_path / "nodes", node_settings=settings)
+    try:
+        federation.start(timeout=45)
+        outcome = federation.run(ROOT, config, timeout=60)
+    finally:
+        federation.stop()
+        logs = [node.log.read_text() for node in federation.nodes]
+        print("\n".join(logs))
+    assert outcome.completed, "\n".join(outcome.lines[-40:])
+    assert all("the app is boxed in" in log for log in logs)

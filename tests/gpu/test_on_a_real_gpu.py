@@ -15,6 +15,7 @@ from client.training_together import train_together
 from distill import distiller
 from task.augmentation import Augment
 from task.compute import device as compute_device
+from task.compute.cuda_graph import graphed
 from task.compute.device import place
 from task.compute.precision import products_in
 from task.datasets import load_dataset
@@ -261,3 +262,22 @@ def test_a_full_gpu_is_explained_and_what_the_message_held_is_free_for_the_next(
     assert "is out of memory: lower train.batch-size=512, take a smaller model" in reason
     assert done == ("done", 0, "")
     assert reserved[0] < 4 * 2**30
+
+
+def test_what_recordings_allocated_is_free_for_other_processes_after_the_message(monkeypatch):
+    reserved = []
+
+    def app(message: Message, context: Context) -> Message:
+        reserved.append(torch.cuda.memory_reserved(GPU))
+        for _ in range(4):  # each recording has its own memory
+            step = graphed(
+                lambda size: size.expand(2**28).sum() + size.expand(2**28).clone()[0], GPU
+            )
+            for _ in range(3):
+                step(torch.ones(1, device=GPU))
+            del step
+        message.metadata.__dict__["_message_id"] = "id"
+        return Message(RecordDict(), reply_to=message)
+
+    assert notes_of_worker(monkeypatch, app, REAL_GPU, {}) == [("done", 0, "")] * 2
+    assert reserved[1] < reserved[0] + 2**29

@@ -215,3 +215,22 @@ def test_a_node_that_must_box_in_does_not_start_where_it_cannot(settings, monkey
 def test_a_box_needs_links_through_the_server():
     with pytest.raises(NodeError, match=r"needs direct-links: false"):
         load_settings(None, {"policy": {"sandbox": "required"}})
+
+
+@needs_box
+def test_namespace_packages_of_an_installation_are_in_the_box(settings, tmp_path, monkeypatch):
+    """As pip install --target makes one: google.protobuf is in a folder without __init__.py."""
+    folder = tmp_path / "packages"
+    (folder / "space" / "part").mkdir(parents=True)
+    (folder / "space" / "part" / "__init__.py").write_text("WORDS = 'from part'\n")
+    (folder / "part-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(folder)
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from space.part import WORDS; print(WORDS)"
+    done = subprocess.run(
+        [*box(settings, {}), sys.executable, "-I", "-c", code, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.strip() == "from part", done.stderr
