@@ -106,16 +106,27 @@ def _masked(images: Tensor, mask: Tensor) -> Tensor:
 def _scale(height: int, width: int, uniform: _Draw) -> Augmentation:
     low, high = 1 / 1.2, 1.2
     x, y = low + (high - low) * uniform(), low + (high - low) * uniform()
-    return Augmentation(_affine, (torch.tensor([[x, 0.0, 0.0], [0.0, y, 0.0]]),))
+    return _linear(height, width, [[x, 0.0], [0.0, y]])
 
 
 def _rotation(height: int, width: int, uniform: _Draw) -> Augmentation:
     angle = math.radians(15) * (2 * uniform() - 1)
     cos, sin = math.cos(angle), math.sin(angle)
-    return Augmentation(_affine, (torch.tensor([[cos, -sin, 0.0], [sin, cos, 0.0]]),))
+    return _linear(height, width, [[cos, -sin], [sin, cos]])
 
 
-def _affine(images: Tensor, matrix: Tensor) -> Tensor:
+def _linear(height: int, width: int, matrix: list[list[float]]) -> Augmentation:
+    """Sample each pixel from the place, (x, y) from the centre, that the matrix maps it to.
+
+    In the matrix corner pixels are at 1, and in what is sampled the corners of the image: with
+    ``align_corners=True`` PyTorch would leave a GPU's images to cuDNN's sampler.
+    """
+    shares = (width - 1) / width, (height - 1) / height
+    rows = [[share * x for x in row] + [0.0] for share, row in zip(shares, matrix, strict=True)]
+    return Augmentation(_sampled, (torch.tensor(rows),))
+
+
+def _sampled(images: Tensor, matrix: Tensor) -> Tensor:
     theta = matrix.to(images.dtype).expand(len(images), 2, 3)
     grid = functional.affine_grid(theta, list(images.shape), align_corners=True)
-    return functional.grid_sample(images, grid, align_corners=True)
+    return functional.grid_sample(images, grid, align_corners=False)

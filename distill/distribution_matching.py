@@ -295,10 +295,11 @@ def alike(images: Tensor, groups: int) -> list[Tensor]:
     """Places of images (n, C, H, W) by groups of one size, or two, that look alike.
 
     Cuts along the first principal component of the images at 8 x 8 pixels, or of vectors, and each
-    part again.
+    part again. This is done on the CPU: a GPU's eigenvectors may point the other way.
     """
     vectors = are_vectors(images.shape)
-    small = (images if vectors else functional.adaptive_avg_pool2d(images, COARSE)).flatten(1)
+    small = images if vectors else functional.adaptive_avg_pool2d(images, COARSE)
+    small = small.flatten(1).cpu()
 
     def parts(places: Tensor, groups: int) -> list[Tensor]:
         if groups == 1:
@@ -313,7 +314,7 @@ def alike(images: Tensor, groups: int) -> list[Tensor]:
         cut = len(places) * below // groups
         return parts(places[order[:cut]], below) + parts(places[order[cut:]], groups - below)
 
-    return parts(torch.arange(len(images), device=images.device), groups)
+    return [part.to(images.device) for part in parts(torch.arange(len(images)), groups)]
 
 
 def own_groups(smallest: int, per_class: int) -> int:

@@ -13,9 +13,6 @@ from collections.abc import Iterator
 _OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
 """Of a CUDA version, from NVIDIA's "Minor Version Compatibility" (CUDA Compatibility guide)."""
 
-_SPARE_CACHE = 1 << 28
-"""Bytes that may stay in PyTorch's cache on a GPU beyond what was needed."""
-
 
 def describe_gpu(number: int) -> str:
     """Name and memory of a GPU: ``NVIDIA H100 80GB HBM3, 79.2 GiB``."""
@@ -110,19 +107,6 @@ def give_memory_back(error: BaseException) -> None:
         traceback.clear_frames(each.__traceback__)
     gc.collect()
     torch.cuda.empty_cache()
-
-
-def give_cache_back() -> None:
-    """Free PyTorch's cache on the GPU where it holds more than the last message needed at its peak.
-
-    What a CUDA graph's recording allocated is of no use to others, and stays in the cache when the
-    graph is gone. Other processes on the GPU would run out of memory.
-    """
-    if (torch := sys.modules.get("torch")) is None or not torch.cuda.is_initialized():
-        return
-    if torch.cuda.memory_reserved() > torch.cuda.max_memory_allocated() + _SPARE_CACHE:
-        torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
 
 
 def _known_of(number: int) -> str:

@@ -193,7 +193,7 @@ def _show_paper(figures: dict[str, Any]) -> list[str]:
     return lines
 
 
-PAPER = Part("paper", 60, _paper, _json, _show_paper)
+PAPER = Part("paper", 70, _paper, _json, _show_paper)
 PARTS = [
     Part("doctor", 20, _doctor, _json, _show_doctor),
     Part("tests", 90, _tests, _read_tests, _show_tests),

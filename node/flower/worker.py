@@ -40,13 +40,7 @@ from node.bundle import folder_of_bundles, unpack
 from node.compiler import put_off_compiler
 from node.device import UnfitError, take_device
 from node.flower.timing import patch_pull_backoff
-from node.gpus import (
-    give_cache_back,
-    give_memory_back,
-    is_cuda_lost,
-    is_out_of_memory,
-    memory_remedy,
-)
+from node.gpus import give_memory_back, is_cuda_lost, is_out_of_memory, memory_remedy
 from node.line import module_of_line
 from node.memory import give_freed_back, keep_freed
 from node.notes import TASK_LIMIT, Notes, shortened
@@ -84,7 +78,6 @@ class Worker:
             if note[0] == "lost":
                 return
             give_freed_back()
-            give_cache_back()
 
     def _serve_task(self, token: str, tree: ObjectTree) -> Note:
         """Serve a task, but for the last note."""

@@ -1,9 +1,11 @@
 """CUDA graphs: a step's kernels are recorded once, and then started all at once."""
 
 import logging
+import threading
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
@@ -37,10 +39,16 @@ def graphed(step: Callable[P, R], device: torch.device) -> Callable[P, R]:
     if device.type != "cuda":
         return step
     try:
-        return cast(Callable[P, R], _Graphed(step, torch.cuda.Stream(device)))  # type: ignore[no-untyped-call]
+        return cast(Callable[P, R], _Graphed(step, _stream(device, threading.get_ident())))
     except RuntimeError as error:  # no driver, or no CUDA in this PyTorch
         logger.info("no CUDA graphs: %s", error)
         return step
+
+
+@cache
+def _stream(device: torch.device, thread: int) -> torch.cuda.Stream:
+    """Where a thread records: cuBLAS keeps up to 64 MB for each stream that it has been used on."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class _Graphed:

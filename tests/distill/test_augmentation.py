@@ -1,7 +1,11 @@
 """Augmentations: fixed once drawn, the same for every image, differentiable."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
+from scipy.ndimage import map_coordinates
 
 from distill.augmentation import draw_augmentation
 
@@ -32,6 +36,30 @@ def test_gradient_reaches_the_pixels(seed: int) -> None:
         slope = augment(leaf + 1e-5 * direction).square().sum()
         slope = (slope - augment(leaf - 1e-5 * direction).square().sum()) / 2e-5
     assert float((gradient * direction).sum()) == pytest.approx(float(slope), rel=1e-4)
+
+
+@pytest.mark.parametrize(("place", "kind"), [(0.7, "scale"), (0.9, "rotation")])
+def test_scale_and_rotation_interpolate_about_the_centre(
+    place: float, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against SciPy's interpolation, with corner pixels at 1."""
+    numbers = iter([place, 0.2, 0.6])
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(next(numbers)))
+    augment = draw_augmentation(9, 7, torch.Generator())
+    monkeypatch.undo()
+    low, high, angle = 1 / 1.2, 1.2, math.radians(15) * (2 * 0.2 - 1)
+    matrix = {
+        "scale": np.diag([low + (high - low) * 0.2, low + (high - low) * 0.6]),
+        "rotation": np.array(
+            [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+        ),
+    }[kind]
+    down, across = np.meshgrid(np.linspace(-1, 1, 9), np.linspace(-1, 1, 7), indexing="ij")
+    x, y = np.tensordot(matrix, np.stack([across, down]), 1)
+    places = np.stack([(y + 1) * 4, (x + 1) * 3])
+    image = images(1)[0, 0]
+    expected = map_coordinates(image.numpy(), places, order=1, mode="grid-constant")
+    np.testing.assert_allclose(augment(image[None, None])[0, 0], expected, atol=1e-5)
 
 
 def test_draws_come_from_the_generator_and_differ() -> None:

@@ -12,11 +12,13 @@ from typer.testing import CliRunner
 from cli.judge import JUDGES, QUICK
 from cli.main import app
 from distill import VirtualData, distiller
+from distill.augmentation import draw_augmentation
 from distill.ensemble import distil_ensemble, teacher_probabilities
 from distill.gradient_matching import match_gradient
 from distill.kip import distill_kip_many
 from distill.private_matching import distill_dm_privately
 from distill.registry import _DISTILLERS
+from distill.starts import smoothed
 from tests.gpu.work import ACCURACY, ADAM, ONE_PASS, SGD, generator
 
 IMAGES = torch.randn(18, 1, 8, 8, generator=generator())
@@ -58,6 +60,45 @@ def test_every_distiller_gives_what_it_gives_on_the_cpu(gpu, check, name):
     check(run(gpu.device, "cpu"), on_cpu)
     check(run(gpu.device, gpu.device), on_cpu)
     gpu.check_used()
+
+
+def test_every_augmentation_maps_images_and_gradients_as_on_the_cpu(gpu):
+    images = torch.randn(2000, 1, 28, 28, generator=generator())
+    weights = torch.randn(2000, 1, 28, 28, generator=generator(1))
+
+    def run(augment, device):
+        leaf = images.to(device).requires_grad_()
+        mapped = augment.to(device)(leaf)
+        return mapped, torch.autograd.grad((mapped * weights.to(device)).sum(), leaf)[0]
+
+    kinds = set()
+    for seed in range(20):
+        augment = draw_augmentation(28, 28, generator(seed))
+        gpu.check(run(augment, gpu.device), run(augment, "cpu"), ONE_PASS)
+        kinds.add(augment.kind if augment.parameters else type(augment.kind))
+    assert len(kinds) == 4  # scale and rotation are one
+
+
+def test_small_images_match_real_ones_step_by_step_as_on_the_cpu(gpu):
+    """With a formation, and all augmentations; rounding grows from step to step."""
+    images = smoothed(torch.randn(240, 1, 28, 28, generator=generator()))
+
+    def run(device):
+        losses = []
+        distiller("dm")(
+            (images + torch.arange(240)[:, None, None, None] % 2).to(device),
+            (torch.arange(240) % 2).to(device),
+            num_classes=2,
+            per_class=4,
+            formation=2,
+            steps=12,
+            generator=generator(5),
+            device=device,
+            progress=lambda step, steps, loss: losses.append(loss),
+        )
+        return losses
+
+    gpu.check(run(gpu.device), run("cpu"), ADAM)
 
 
 @pytest.mark.parametrize("init", ["pixel-stats", "noise", "real"])

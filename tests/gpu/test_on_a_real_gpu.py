@@ -264,20 +264,16 @@ def test_a_full_gpu_is_explained_and_what_the_message_held_is_free_for_the_next(
     assert reserved[0] < 4 * 2**30
 
 
-def test_what_recordings_allocated_is_free_for_other_processes_after_the_message(monkeypatch):
-    reserved = []
+def test_recordings_one_after_the_other_take_the_memory_of_one():
+    """Each stream on which cuBLAS works keeps memory of its own."""
 
-    def app(message: Message, context: Context) -> Message:
-        reserved.append(torch.cuda.memory_reserved(GPU))
-        for _ in range(4):  # each recording has its own memory
-            step = graphed(
-                lambda size: size.expand(2**28).sum() + size.expand(2**28).clone()[0], GPU
-            )
-            for _ in range(3):
-                step(torch.ones(1, device=GPU))
-            del step
-        message.metadata.__dict__["_message_id"] = "id"
-        return Message(RecordDict(), reply_to=message)
+    def recorded():
+        step = graphed(lambda x: (x @ x).sum(), GPU)
+        for _ in range(3):
+            step(torch.ones(64, 64, device=GPU))
 
-    assert notes_of_worker(monkeypatch, app, REAL_GPU, {}) == [("done", 0, "")] * 2
-    assert reserved[1] < reserved[0] + 2**29
+    recorded()
+    before = torch.cuda.memory_allocated(GPU)
+    for _ in range(10):
+        recorded()
+    assert torch.cuda.memory_allocated(GPU) < before + 2**25

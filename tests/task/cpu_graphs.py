@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from task.compute import cuda_graph
+
 CHANGES_STATISTICS = {torch.ops.aten.native_batch_norm.default}
 """Changes its arguments, and its schema does not say so."""
 
@@ -105,4 +107,6 @@ def install(monkeypatch):
         "stream": OnStream,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
+    # No stand-in is kept for other tests.
+    monkeypatch.setattr(cuda_graph, "_stream", lambda device, thread: new_stream(device))
     return graphs
