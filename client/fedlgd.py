@@ -198,7 +198,7 @@ def joined(own: Samples, other: Samples | None) -> Samples:
     """Both sets as one."""
     if other is None:
         return own
-    return Samples(torch.cat([own.inputs, other.inputs]), torch.cat([own.labels, other.labels]))
+    return own.with_more(other)
 
 
 def loss_gradient(model: nn.Module, samples: Samples, names: Collection[str]) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """HFLDD on nodes: soft labels, members' virtual data, and the pool that a head trains on."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from functools import lru_cache, partial
 from logging import INFO, WARNING
 from pathlib import Path
@@ -293,13 +294,9 @@ def pooled_samples(session: Session, left_out: Collection[int] = ()) -> Samples:
         return own
     received = _read_parcels(tuple((path, path.stat().st_mtime_ns) for path in paths))
     received = received.to(own.inputs.device)
-    own_labels = own.labels
     if received.labels.ndim == 2:
-        own_labels = one_hot(own_labels, session.data.spec.num_classes).float()
-    return Samples(
-        inputs=torch.cat([own.inputs, received.inputs]),
-        labels=torch.cat([own_labels, received.labels]),
-    )
+        own = replace(own, labels=one_hot(own.labels, session.data.spec.num_classes).float())
+    return own.with_more(received)
 
 
 def num_parcels(session: Session) -> int:

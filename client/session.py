@@ -448,22 +448,18 @@ def _local_data(
         )
     else:
         raw = partition_samples(task, identity, int(node["num-partitions"]), data_root)
-    samples = raw.to_samples(spec)
-    chosen = _chosen_by_owner(node, len(samples))
-    used = _in_used_classes(samples, node, spec).nonzero().flatten()
-    if len(used) < len(samples):
-        samples, chosen = samples.subset(used), chosen[used]
+    used = _in_used_classes(torch.tensor(raw.labels), node, spec).nonzero().flatten()
     if HOLDOUT in node:
-        held, rest = (part.nonzero().flatten() for part in (chosen, ~chosen))
+        chosen = _chosen_by_owner(node, len(raw))[used]
+        held, rest = used[chosen], used[~chosen]
     else:
-        order = torch.randperm(len(samples), generator=_generator(task.seed, identity, "holdout"))
-        num_held_out = int(task.train.holdout * len(samples))
-        held, rest = order[:num_held_out], order[num_held_out:]
-    samples = place(samples, device)
+        order = torch.randperm(len(used), generator=_generator(task.seed, identity, "holdout"))
+        num_held_out = int(task.train.holdout * len(used))
+        held, rest = used[order[:num_held_out]], used[order[num_held_out:]]
     return LocalData(
         spec=spec,
-        train=samples.subset(rest),
-        holdout=samples.subset(held),
+        train=place(raw.to_samples(spec, rest), device),
+        holdout=place(raw.to_samples(spec, held), device),
         fingerprint=fingerprint_of(data_spec(task, data_root), raw),
         moments=moments_of(raw.subset(used.numpy()), table) if table else None,
     )
@@ -473,10 +469,8 @@ def _chosen_by_owner(node: Mapping[str, NodeConfigValue], num_samples: int) -> T
     """Which samples the owner holds out, bool (n,): by place in the data, and a secret of the node.
 
     Places are those before anything that a run chooses, and each draw is by itself, so no run can
-    have other samples held out. All are False where the owner leaves it to the run.
+    have other samples held out.
     """
-    if HOLDOUT not in node:
-        return torch.zeros(num_samples, dtype=torch.bool)
     secret, below = bytes.fromhex(str(node[HOLDOUT_SECRET])), int(float(node[HOLDOUT]) * 2**64)
     draws = (
         blake2b(place.to_bytes(8, "big"), key=secret, digest_size=8).digest()
@@ -485,19 +479,16 @@ def _chosen_by_owner(node: Mapping[str, NodeConfigValue], num_samples: int) -> T
     return torch.tensor([int.from_bytes(draw, "big") < below for draw in draws], dtype=torch.bool)
 
 
-def _in_used_classes(
-    samples: Samples, node: Mapping[str, NodeConfigValue], spec: DataSpec
-) -> Tensor:
+def _in_used_classes(labels: Tensor, node: Mapping[str, NodeConfigValue], spec: DataSpec) -> Tensor:
     """Which samples are of classes that the node's owner lets runs use, bool (n,)."""
     if names := str(node.get(CLASSES, "")):
         rule, path = f"classes = {names}", str(node["data"])
-        labels = labels_of(path, names.split(","), spec)
-        used = torch.isin(samples.labels, torch.tensor(labels, dtype=torch.int64))
+        usable = labels_of(path, names.split(","), spec)
+        used = torch.isin(labels, torch.tensor(usable, dtype=torch.int64))
     elif fewest := int(node.get(FEWEST_OF_A_CLASS, 0)):
-        rule, sizes = f"fewest-of-a-class = {fewest}", samples.labels.bincount()
-        used = sizes[samples.labels] >= fewest
+        rule, used = f"fewest-of-a-class = {fewest}", labels.bincount()[labels] >= fewest
     else:
-        return torch.ones(len(samples), dtype=torch.bool)
+        return torch.ones(len(labels), dtype=torch.bool)
     if not used.any():
         raise SettingsError(
             f"the node's policy: {rule}, and none of its samples is of such a class"

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from task.auxiliary_names import NAMED, NOISE
-from task.datasets.images import fit_array, read_image, stack_images
+from task.datasets.images import fit_array, read_image
 from task.datasets.npz import read_npz_images
 from task.datasets.registry import (
     data_root,
@@ -17,6 +17,7 @@ from task.datasets.registry import (
     load_dataset,
 )
 from task.datasets.types import DatasetError, DataSpec, Pixels, normalise
+from task.large_arrays import stacked
 
 
 def auxiliary_images(
@@ -58,7 +59,7 @@ def auxiliary_images(
             "size or use noise"
         )
     chosen = rng.choice(len(stored), size, replace=False)
-    return normalise(stack_images([_fit(stored[index], spec) for index in chosen]), spec)
+    return normalise(stacked(_fit(stored[index], spec) for index in chosen), spec)
 
 
 def auxiliary_files(name: str, root: str | Path | None = None) -> list[Path]:

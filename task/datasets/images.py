@@ -1,6 +1,5 @@
 """Convert image files and arrays to the channels and size of a dataset."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ from PIL import Image
 
 from task.datasets.types import DatasetError, DataSpec, Pixels, RawSamples
 from task.image_files import Encoded, open_image
+from task.large_arrays import stacked
 
 _MODES = {1: "L", 3: "RGB"}
 _GREY = np.array([0.299, 0.587, 0.114], np.float32)
@@ -46,16 +46,7 @@ def fit_samples(raw: RawSamples, spec: DataSpec) -> RawSamples:
     images = raw.images
     if spec.kind != "image" or images.ndim != 4 or images.shape[1] not in _MODES or not len(images):
         return raw
-    return RawSamples(stack_images([fit_array(image, spec) for image in images]), raw.labels)
-
-
-def stack_images(images: Sequence[Pixels]) -> Pixels:
-    """Stack images of one shape: uint8 if all are, else all as float32 from 0 to 1."""
-    if all(image.dtype == np.uint8 for image in images):
-        return np.stack(images)
-    return np.stack(
-        [image / np.float32(255) if image.dtype == np.uint8 else image for image in images]
-    )
+    return RawSamples(stacked(fit_array(image, spec) for image in images), raw.labels)
 
 
 def _convertible(spec: DataSpec) -> tuple[int, int, int]:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from task.datasets.images import fit_samples, read_image, stack_images
+from task.datasets.images import fit_samples, read_image
 from task.datasets.npz import read_npz_samples
 from task.datasets.types import DatasetError, DataSpec, RawSamples, check_raw_samples
 from task.image_files import Finding, UnusableFileError, class_names
 from task.labels import in_order, is_position
+from task.large_arrays import Stack
 from task.readers import DataReader, data_reader
 from task.survey import skipped_in_a_line
 from task.text_files import composed
@@ -73,7 +74,8 @@ def labels_of(path: str | Path, names: Sequence[str], spec: DataSpec) -> list[in
 
 def _read_images(path: Path, reader: DataReader, spec: DataSpec) -> RawSamples:
     label_of = _labels(path, reader, spec)
-    labels, images, skipped = [], [], []
+    labels: list[int] = []
+    images, skipped = Stack(), []
     for sample in reader.images(path):
         try:
             if isinstance(sample, Finding):
@@ -85,11 +87,11 @@ def _read_images(path: Path, reader: DataReader, spec: DataSpec) -> RawSamples:
             labels.append(label_of[sample.label])
         except UnusableFileError as error:
             skipped.append(replace(error.finding, place=sample.place))
-    if not images:
+    if not labels:
         raise DatasetError(f"{path}: has no usable image{skipped_in_a_line(skipped)}")
     if skipped:
-        logger.warning("%s: %d images%s", path, len(images), skipped_in_a_line(skipped))
-    raw = RawSamples(stack_images(images), np.array(labels, dtype=np.int64))
+        logger.warning("%s: %d images%s", path, len(labels), skipped_in_a_line(skipped))
+    raw = RawSamples(images.stacked(), np.array(labels, dtype=np.int64))
     return check_raw_samples(raw, spec, str(path))
 
 

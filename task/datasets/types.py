@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 from task.errors import DatasetError as DatasetError  # passed on
 from task.image_files import float_problem
 from task.labels import LabelMap, positions
+from task.large_arrays import empty, joined
 from task.settings import Change
 
 PRIVATE = "private"
 """Name of the data of nodes that bring their own."""
+AT_ONCE = 64
+"""Samples that are normalised in one go."""
 Pixels = NDArray[np.uint8 | np.float32 | np.float64]
 """Pixels of images, uint8 or float32 from 0 to 1; of texts and tables, their values."""
 
@@ -114,6 +117,10 @@ class Samples:
             pairs = (pairs[0].pin_memory(), pairs[1].pin_memory())
         return pairs[0].to(device, non_blocking=True), pairs[1].to(device, non_blocking=True)
 
+    def with_more(self, more: "Samples") -> "Samples":
+        """These samples and then others, with labels of the same kind."""
+        return Samples(joined([self.inputs, more.inputs]), torch.cat([self.labels, more.labels]))
+
     def subset(self, indices: Sequence[int] | NDArray[np.int64] | torch.Tensor) -> "Samples":
         """The samples at ``indices``, in that order."""
         chosen = torch.as_tensor(indices, dtype=torch.int64, device=self.labels.device)
@@ -144,9 +151,14 @@ class RawSamples:
         chosen = np.asarray(indices, dtype=np.int64)
         return RawSamples(self.images[chosen], self.labels[chosen])
 
-    def to_samples(self, spec: DataSpec) -> Samples:
-        """Normalise with ``spec``'s mean and std into model inputs."""
-        return Samples(normalise(self.images, spec), torch.tensor(self.labels))
+    def to_samples(self, spec: DataSpec, chosen: torch.Tensor | None = None) -> Samples:
+        """Normalise with ``spec``'s mean and std into model inputs: all, or those at `chosen`."""
+        places = torch.arange(len(self)) if chosen is None else chosen
+        shape = len(places), *self.images.shape[1:]
+        inputs = torch.from_numpy(empty(shape, np.float32))
+        for part, into in zip(*(torch.split(x, AT_ONCE) for x in (places, inputs)), strict=True):
+            into.copy_(normalise(self.images[part.numpy()], spec))
+        return Samples(inputs, torch.tensor(self.labels)[places])
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,123 @@
+"""Large arrays, which are kept in a file instead of memory."""
+
+import io
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike, NDArray
+
+from task.errors import DatasetError
+
+SHARE = 1 / 8
+"""Of the memory, what one array may take of it."""
+_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def memory() -> int:
+    """Bytes of memory of this machine, or what its container may use."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(machine, int(_CONTAINER_LIMIT.read_text(encoding="ascii")))
+    except (OSError, ValueError):  # no container, or one without a limit
+        return machine
+
+
+def empty(shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
+    """An array with no values yet.
+
+    One of over `SHARE` of the memory is in a file of the temporary folder, which nobody else can
+    open and which is gone with the array.
+
+    Raises
+    ------
+    DatasetError
+        If the disk has no room for it.
+    """
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    if size <= SHARE * memory():
+        return np.empty(shape, dtype)
+    file = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the array)
+    try:
+        os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        raise _no_room(size, error) from error
+    return np.memmap(file, dtype, "r+", shape=tuple(shape))
+
+
+def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Tensors behind one another along their first dimension, as `torch.cat` joins them."""
+    first = parts[0]
+    if first.device.type != "cpu" or first.dtype != torch.float32:
+        return torch.cat(list(parts))
+    out = torch.from_numpy(empty((sum(map(len, parts)), *first.shape[1:]), np.float32))
+    return torch.cat(list(parts), out=out)
+
+
+class Stack:
+    """Stacks arrays of one shape, uint8 or float32 from 0 to 1, as they come.
+
+    In memory up to `SHARE` of it, then in a file as from `empty`.
+    """
+
+    def __init__(self) -> None:
+        self._file: BinaryIO = io.BytesIO()
+        self._bytes = 0
+        self._shape: tuple[int, ...] = ()
+        self._types: list[np.dtype[Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._types)
+
+    def append(self, array: NDArray[Any]) -> None:
+        """Add an array; raises DatasetError if the disk has no room for it."""
+        self._bytes += array.nbytes
+        try:
+            if isinstance(self._file, io.BytesIO) and self._bytes > SHARE * memory():
+                file = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the array)
+                file.write(self._file.getbuffer())
+                self._file = file
+            self._file.write(np.ascontiguousarray(array).data)
+        except OSError as error:
+            raise _no_room(self._bytes, error) from error
+        self._shape = array.shape
+        self._types.append(array.dtype)
+
+    def stacked(self) -> NDArray[Any]:
+        """The arrays (n, ...): uint8 if all are, else all as float32."""
+        kinds = set(self._types)
+        if len(kinds) == 1:
+            return self._read(0, kinds.pop(), (len(self), *self._shape))
+        stacked, begin = empty((len(self), *self._shape), np.float32), 0
+        for place, kind in enumerate(self._types):
+            array = self._read(begin, kind, self._shape)
+            stacked[place] = array / np.float32(255) if kind == np.uint8 else array
+            begin += array.nbytes
+        return stacked
+
+    def _read(self, begin: int, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        if isinstance(self._file, io.BytesIO):
+            count = int(np.prod(shape))
+            return np.frombuffer(self._file.getbuffer(), kind, count, begin).reshape(shape)
+        self._file.flush()
+        return np.memmap(self._file, kind, "r+", begin, shape)
+
+
+def stacked(arrays: Iterable[NDArray[Any]]) -> NDArray[Any]:
+    """Stack arrays of one shape as a `Stack` does."""
+    stack = Stack()
+    for array in arrays:
+        stack.append(array)
+    return stack.stacked()
+
+
+def _no_room(size: int, error: OSError) -> DatasetError:
+    return DatasetError(
+        f"the images take {size / 2**30:.1f} GiB, over an eighth of the memory, and "
+        f"{tempfile.gettempdir()} has no room for them: {error.strerror} (set TMPDIR to a folder "
+        "on a disk with room, or make private.shape smaller)"
+    )
