@@ -1,6 +1,7 @@
 """Large arrays, which are kept in a file instead of memory."""
 
 import io
+import mmap
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -41,12 +42,12 @@ def empty(shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     if size <= SHARE * memory():
         return np.empty(shape, dtype)
-    file = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the array)
-    try:
-        os.posix_fallocate(file.fileno(), 0, size)
-    except OSError as error:
-        raise _no_room(size, error) from error
-    return np.memmap(file, dtype, "r+", shape=tuple(shape))
+    with tempfile.TemporaryFile() as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            raise _no_room(size, error) from error
+        return np.frombuffer(mmap.mmap(file.fileno(), size), dtype).reshape(shape)
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -70,15 +71,12 @@ class Stack:
         self._shape: tuple[int, ...] = ()
         self._types: list[np.dtype[Any]] = []
 
-    def __len__(self) -> int:
-        return len(self._types)
-
     def append(self, array: NDArray[Any]) -> None:
         """Add an array; raises DatasetError if the disk has no room for it."""
         self._bytes += array.nbytes
         try:
             if isinstance(self._file, io.BytesIO) and self._bytes > SHARE * memory():
-                file = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the array)
+                file = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the stack)
                 file.write(self._file.getbuffer())
                 self._file = file
             self._file.write(np.ascontiguousarray(array).data)
@@ -89,22 +87,22 @@ class Stack:
 
     def stacked(self) -> NDArray[Any]:
         """The arrays (n, ...): uint8 if all are, else all as float32."""
+        buffer = self._buffer()
         kinds = set(self._types)
         if len(kinds) == 1:
-            return self._read(0, kinds.pop(), (len(self), *self._shape))
-        stacked, begin = empty((len(self), *self._shape), np.float32), 0
-        for place, kind in enumerate(self._types):
-            array = self._read(begin, kind, self._shape)
-            stacked[place] = array / np.float32(255) if kind == np.uint8 else array
+            return np.frombuffer(buffer, kinds.pop()).reshape(-1, *self._shape)
+        stacked, begin = empty((len(self._types), *self._shape), np.float32), 0
+        for into, kind in zip(stacked, self._types, strict=True):
+            array = np.frombuffer(buffer, kind, into.size, begin).reshape(into.shape)
+            into[:] = array / np.float32(255) if kind == np.uint8 else array
             begin += array.nbytes
         return stacked
 
-    def _read(self, begin: int, kind: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    def _buffer(self) -> memoryview | mmap.mmap:
         if isinstance(self._file, io.BytesIO):
-            count = int(np.prod(shape))
-            return np.frombuffer(self._file.getbuffer(), kind, count, begin).reshape(shape)
+            return self._file.getbuffer()
         self._file.flush()
-        return np.memmap(self._file, kind, "r+", begin, shape)
+        return mmap.mmap(self._file.fileno(), 0)
 
 
 def stacked(arrays: Iterable[NDArray[Any]]) -> NDArray[Any]:

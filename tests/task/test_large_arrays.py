@@ -1,6 +1,7 @@
 """Arrays that memory would not hold are in files, and are the same."""
 
 import errno
+import mmap
 import os
 import subprocess
 import sys
@@ -22,6 +23,12 @@ def place(request, monkeypatch):
     return request.param
 
 
+def is_mapped(array):
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return isinstance(getattr(array, "obj", array), mmap.mmap)
+
+
 def test_images_are_stacked_alike_in_memory_and_in_a_file(place):
     generator = np.random.default_rng(0)
     small = [generator.integers(0, 256, (3, 8, 8), np.uint8) for _ in range(5)]
@@ -31,7 +38,7 @@ def test_images_are_stacked_alike_in_memory_and_in_a_file(place):
     mixed = [small[0], deep[0], small[1]]
     expected = np.stack([small[0] / np.float32(255), deep[0], small[1] / np.float32(255)])
     np.testing.assert_array_equal(stacked(mixed), expected)
-    assert isinstance(stacked(small), np.memmap) == (place == "in a file")
+    assert is_mapped(stacked(small)) == (place == "in a file")
 
 
 def test_tensors_are_joined_alike_in_memory_and_in_a_file(place):
