@@ -104,7 +104,9 @@ def demo(
     console.print(results_table("Handwritten digits, each node with a few of them", results))
     _draw(results, runs_dir)
 
-    from server.page import comparison_page, read_run  # here: every subcommand imports this file
+    # Here: every subcommand imports this file.
+    from server.page.comparison_page import comparison_page
+    from server.page.run_files import read_run
 
     folders = [runs_dir / result["run_id"] for result in results.values()]
     page = comparison_page([read_run(folder) for folder in folders], runs_dir)

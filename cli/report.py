@@ -26,7 +26,9 @@ def report(
     """
     files = read_runs(runs, runs_dir)
 
-    from server.page import REPORT, comparison_page, run_page
+    from server.page.comparison_page import comparison_page
+    from server.page.run_files import REPORT
+    from server.page.run_page import run_page
 
     if len(files) == 1:
         file, page = output or files[0].folder / REPORT, run_page(files[0])

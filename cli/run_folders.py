@@ -11,7 +11,7 @@ from cli.errors import fail
 from server.record.run_ids import LATEST, RunIdError, full_id
 
 if TYPE_CHECKING:
-    from server.page import RunFiles
+    from server.page.run_files import RunFiles
 
 RUN_HELP = "Run id or its first digits, its folder, or latest."
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder that the runs' folders are in.")]
@@ -25,7 +25,7 @@ def read_runs(names: list[str], runs_dir: Path) -> "list[RunFiles]":
 
     Which run is the latest goes to standard error.
     """
-    from server.page import RunFilesError, read_run
+    from server.page.run_files import RunFilesError, read_run
 
     try:
         runs = [read_run(_folder(name, runs_dir)) for name in names]

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from protocol.arrays import as_arrays, as_tensors
 from protocol.meeting import one_line
 from server.export.description import KEY, Description
-from server.page import RunFiles
 from server.page.comparison import best
 from server.page.method import method_of_run
+from server.page.run_files import RunFiles
 from server.record.checkpoint import checkpoints, load_checkpoint
 from task.models import create_model
 

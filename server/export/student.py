@@ -10,7 +10,7 @@ from torch.nn import functional
 from distill.ensemble import Distilled, distil_ensemble
 from server.export.description import Description
 from server.export.model import FILES, ExportError, Format, weights_of, write_model
-from server.page import RunFiles
+from server.page.run_files import RunFiles
 from task.backbones import whole_state
 from task.datasets import auxiliary_images
 from task.evaluation import outputs

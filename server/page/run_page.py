@@ -1,5 +1,7 @@
 """Report of one run."""
 
+from pathlib import Path
+
 from server.page.costs import times, traffic, warnings
 from server.page.federation import partition, topology
 from server.page.layout import page
@@ -8,8 +10,15 @@ from server.page.method import panels
 from server.page.notices import errors, notices
 from server.page.numbers import numbers
 from server.page.privacy import privacy
-from server.page.run_files import RunFiles, flat
+from server.page.run_files import REPORT, RunFiles, flat, read_run
 from strategies.common.sections import Section, Table
+
+
+def write_report(folder: Path) -> Path:
+    """Write ``report.html`` from the files in a run's folder."""
+    report = folder / REPORT
+    report.write_text(run_page(read_run(folder)), encoding="utf-8")
+    return report
 
 
 def run_page(run: RunFiles) -> str:

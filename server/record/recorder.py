@@ -18,9 +18,9 @@ from safetensors.numpy import save_file
 from torch.utils.tensorboard import SummaryWriter
 
 from server.grid.ledger import Ledger
-from server.page import write_report
 from server.page.comparison import best, reached
 from server.page.numbers import TARGET
+from server.page.run_page import write_report
 from server.page.topology_picture import topology_picture
 from server.record.journal import Journal
 from server.settings import RunSettings

@@ -13,7 +13,7 @@ from cli.main import app
 from server.export.description import KEY
 from server.export.model import FILES, export_model
 from server.export.prediction import read_model
-from server.page import read_run
+from server.page.run_files import read_run
 from task.datasets.types import normalise
 from task.models import create_model
 

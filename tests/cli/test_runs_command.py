@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -35,6 +37,22 @@ def test_runs_are_listed_by_age_with_what_came_out(finished_run):
     assert [row[0] for row in shown] == ["22", "11"]
     assert "done fedavg digits 1/1 60.0 %" in " ".join(shown[0])
     assert "not done hfldd digits 1/1 70.0 %" in " ".join(shown[1])
+
+
+@pytest.mark.parametrize("command", ["list", "show"])
+def test_runs_are_read_without_pytorch(finished_run, command):
+    """It takes seconds and hundreds of megabytes."""
+    folder = finished_run("22")
+    name = [folder.name] if command == "show" else []
+    arguments = ["runs", command, *name, "--runs-dir", str(folder.parent)]
+    program = (
+        "import sys; from cli.main import app; app(sys.argv[1:], standalone_mode=False); "
+        "print('torch' in sys.modules)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert ended.stdout.splitlines()[-1:] == ["False"], ended.stderr
 
 
 def test_a_list_says_which_runs_failed_and_what_only_nodes_know(finished_run):

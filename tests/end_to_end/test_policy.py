@@ -16,7 +16,7 @@ from fleet.submission import RunOutcome
 from node.outbox import FOLDER, entries
 from node.processes import start_bound, stop
 from node.supervisor import status_file
-from server.page import read_run
+from server.page.run_files import read_run
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = {"num-rounds": 1, "min-nodes": 1, "train.local-epochs": 1, "phase-timeout": 60.0}

@@ -13,8 +13,8 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 
 from client import app as ours
 from server.app import main
-from server.page import read_run
 from server.page.privacy import spent
+from server.page.run_files import read_run
 from task.datasets import load_dataset
 from task.models import create_model
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from server.page import read_run, run_page
 from server.page.comparison_page import comparison_page
+from server.page.run_files import read_run
+from server.page.run_page import run_page
 
 RUNS = Path(__file__).parent / "runs"
 

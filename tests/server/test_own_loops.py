@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from protocol.meeting import DESCRIBE
 from server.app import main
 from server.export.model import export_model, run_to_export
-from server.page import read_run
+from server.page.run_files import read_run
 from server.record.checkpoint import checkpoints
 from server.roster import TooFewNodesError
 from server.rounds import NothingLearntError

@@ -9,7 +9,8 @@ from flwr.app import Context, RecordDict
 from protocol.analytic import TRAIN_SUMS
 from protocol.arrays import as_arrays
 from server.app import main
-from server.page import read_run, run_page
+from server.page.run_files import read_run
+from server.page.run_page import run_page
 from server.record.checkpoint import checkpoints, load_checkpoint
 from server.rounds import NothingLearntError
 from task.settings import SettingsError

@@ -12,7 +12,7 @@ from server.export.card import model_card
 from server.export.model import ExportError, _checked, export_model, run_to_export
 from server.export.prediction import read_model
 from server.export.student import Student, distil, export_student
-from server.page import read_run
+from server.page.run_files import read_run
 from server.record.checkpoint import Checkpoint, save_checkpoint
 from task.datasets import load_dataset
 from task.models import create_model, last_dense

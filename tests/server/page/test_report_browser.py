@@ -4,7 +4,8 @@ import shutil
 
 import pytest
 
-from server.page import comparison_page, read_run
+from server.page.comparison_page import comparison_page
+from server.page.run_files import read_run
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = (

@@ -8,8 +8,9 @@ from flwr.app import Context, RecordDict
 
 from distill.privacy import Closeness, PrivacyCard, Yardstick
 from server.app import main
-from server.page import read_run, run_page
 from server.page.privacy import privacy
+from server.page.run_files import read_run
+from server.page.run_page import run_page
 from task.settings import TaskSettings
 from task.source import partition_samples
 

@@ -7,9 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from server.page import RunFilesError, read_run, run_page
 from server.page.curves import Series, line_chart
 from server.page.drawings import cluster_star, dot_plot, leader_grid
+from server.page.run_files import RunFilesError, read_run
+from server.page.run_page import run_page
 
 TOPOLOGY = {
     "clusters": [{"head": "10", "members": ["2"]}, {"head": "3", "members": []}],

@@ -10,7 +10,8 @@ from flwr.app import ArrayRecord, MetricRecord
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from server.grid.ledger import Ledger
-from server.page import read_run, write_report
+from server.page.run_files import read_run
+from server.page.run_page import write_report
 from server.record.journal import Journal
 from server.record.recorder import RunRecorder
 from server.settings import RunSettings
