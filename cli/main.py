@@ -1,9 +1,10 @@
 """The `flwr-distill` command: one file per subcommand, gathered here."""
 
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from io import TextIOWrapper
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -61,18 +62,26 @@ def _main(
             stream.reconfigure(errors="backslashreplace")
 
 
-for command in (
-    *(demo, distill, audit, partition, settings, doctor, node, edge, outbox),
-    *(up, status, stop, register, run, report, predict),
-):
-    app.command()(command)
-app.command("app")(app_folder)
+_TRY, _FEDERATION, _NODE = "Try", "Federations and runs", "Nodes and their owners"
+_DATA, _RESULTS = "Data", "Results"
+_COMMANDS: dict[str, list[Callable[..., Any]]] = {
+    _TRY: [demo, settings],
+    _FEDERATION: [up, run, status, stop, register],
+    _NODE: [node, edge, doctor, outbox],
+    _DATA: [partition, distill, audit],
+    _RESULTS: [report, predict],
+}
+for panel, commands in _COMMANDS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+app.command("app", rich_help_panel=_TRY)(app_folder)
 # Flower's own parser reads the arguments, `--help` included.
 app.command(
     add_help_option=False,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    rich_help_panel=_FEDERATION,
 )(superlink)
-app.add_typer(certs, name="certs")
-app.add_typer(data, name="data")
-app.add_typer(policy, name="policy")
-app.add_typer(runs, name="runs")
+app.add_typer(certs, name="certs", rich_help_panel=_NODE)
+app.add_typer(policy, name="policy", rich_help_panel=_NODE)
+app.add_typer(data, name="data", rich_help_panel=_DATA)
+app.add_typer(runs, name="runs", rich_help_panel=_RESULTS)
