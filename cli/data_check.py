@@ -86,9 +86,9 @@ def refusal(found: Survey, *, strict: bool) -> str:
     unusable = found.of_kind("unreadable")
     if found.path.suffix == ".csv" and unusable:
         rows = counted(len(unusable), "unusable row")
-        return f"a run refuses a table with {rows}; drop or mend them"
+        return f"a run refuses a table with {rows}; drop or fix them"
     if strict and found.findings:
-        return f"--strict: {counted(len(found.findings), 'finding')}; mend them, or drop --strict"
+        return f"--strict: {counted(len(found.findings), 'finding')}; fix them, or drop --strict"
     return ""
 
 

@@ -19,7 +19,7 @@ SLOWEST = 16 * 1024
 """Bytes a second below which a transfer is given up, on either side."""
 
 STREAMS = 32
-"""Streams at once into a mailbox; more are sent away, and come again."""
+"""Streams at once into a mailbox; senders of more retry later."""
 
 STREAMS_OF_A_CERTIFICATE = 4
 """Streams at once with one certificate."""
@@ -51,7 +51,7 @@ def closed_after(seconds: float, close: Callable[[], object]) -> Iterator[None]:
 
 
 class BusyError(LinkError):
-    """As many streams are open as may be: the sender is to come again."""
+    """As many streams are open as are allowed: the sender retries later."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Admission:
         limit = STREAMS_OF_A_CERTIFICATE if peer.certified else STREAMS
         with self._lock:
             if self._streams[peer] >= limit:
-                raise BusyError(f"{limit} streams are open from here: come again")
+                raise BusyError(f"{limit} streams are open from here: retry later")
             self._streams[peer] += 1
         try:
             yield

@@ -1,4 +1,4 @@
-"""The way out of a box that has no network (`node.sandbox`): a Unix socket in a folder."""
+"""The way out of a sandbox that has no network (`node.sandbox`): a Unix socket in a folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DOOR = "door"
 """Folder in a state directory with the socket."""
 
 INSIDE = Path("/run/door")
-"""The folder, as the box sees it."""
+"""The folder, as the sandbox sees it."""
 
 _SOCKET = "appio"
 _OPENS_WITHIN = 20.0

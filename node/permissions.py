@@ -7,7 +7,7 @@ from pathlib import Path
 from task.durable import replacing
 
 _FOLDER = "raw-data-allowed"
-"""Folder in a state directory, with a file for each run; a boxed app cannot write there."""
+"""Folder in a state directory, with a file for each run; a sandboxed app cannot write there."""
 
 
 def allow_raw_data(state_dir: Path, run_id: int) -> None:

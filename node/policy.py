@@ -130,13 +130,13 @@ class Policy(Block):
     hours : str, optional (default: any)
         When the node works, by its clock: ``20:00-06:00``.
     sandbox : str (default: "none")
-        Whether the process that runs the app is boxed in (`node.sandbox`): ``none``, ``required``
+        Whether the app runs in a sandbox (`node.sandbox`): ``none``, ``required``
         (the node does not start without), or ``where-possible``.
     most_disk : int, optional (default: any)
         Bytes that an app in its sandbox may keep on the node's disk, in the folders of its run and
         its bundle. ``any`` is a share of what is free (`node.run_sandbox.SHARE`).
     readable : list of str (default: none)
-        Absolute paths that the app may read in its box, besides Python and the node's data.
+        Absolute paths that the app may read in its sandbox, besides Python and the node's data.
     """
 
     strategies: Annotated[list[Name] | None, _OrAny] = None
@@ -211,7 +211,7 @@ class Policy(Block):
     @classmethod
     def _has_no_network(cls, sandbox: str, info: ValidationInfo) -> str:
         if sandbox != "none" and info.data.get("direct_links"):
-            raise ValueError("needs direct-links: false, because a boxed app has no network")
+            raise ValueError("needs direct-links: false, because a sandboxed app has no network")
         return sandbox
 
     @field_validator("most_disk")
@@ -306,7 +306,7 @@ def in_words(policy: Policy) -> list[str]:
     )
     files = " and ".join(["its data", "its run's state", *p.readable])
     disk = "a quarter of the free disk" if p.most_disk is None else f"{p.most_disk:,} bytes"
-    box = f"no network but the node, no files but {files}, and {disk} at most to write."
+    limits = f"no network but the node, no files but {files}, and {disk} at most to write."
     return [
         f"Takes part in {_any_of(p.strategies, 'any strategy')}.",
         f"Answers {_any_of(p.message_types, 'messages of any type')}.",
@@ -355,8 +355,8 @@ def in_words(policy: Policy) -> list[str]:
         "Works at any hour." if p.hours is None else f"Works at {p.hours} by its own clock.",
         {
             "none": "Runs the app as this user, with its files and its network.",
-            "where-possible": f"Boxes the app in, on machines that can: {box}",
-            "required": f"Boxes the app in, or does not start: {box}",
+            "where-possible": f"Runs the app in a sandbox, on machines that can: {limits}",
+            "required": f"Runs the app in a sandbox, or does not start: {limits}",
         }[p.sandbox],
     ]
 

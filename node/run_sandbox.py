@@ -65,7 +65,7 @@ class RunSandboxes:
     Parameters
     ----------
     command : sequence of str
-        From `node.sandbox.box`: what all runs have in common.
+        From `node.sandbox.sandbox_command`: what all runs have in common.
     state_dir : Path
         The node's.
     most_disk : int, optional

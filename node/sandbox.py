@@ -1,7 +1,7 @@
-"""Boxes in the process that runs the app: no network but its SuperNode, no files but its data.
+"""Sandbox of the process that runs the app: no network but its SuperNode, no files but its data.
 
-A box is made of Linux namespaces by bubblewrap (``bwrap``), which needs no root where the machine
-lets users make them. Inside are read-only: the system's libraries, Python and its packages, the
+A sandbox is made of Linux namespaces by bubblewrap (``bwrap``), which needs no root where users
+may make them. Inside are read-only: the system's libraries, Python and its packages, the
 node's data, its certificates for links, and what the policy names as ``readable``; and, from
 `node.run_sandbox`, the app bundle of the run and, to write, what strategies keep of that run in the
 state directory. The outbox and account of what has left the node, its key for the SuperLink, its
@@ -48,12 +48,12 @@ _VARIABLES = (
 _HOME = "/run/home"
 """Where the app may write what nobody keeps; packages may lie in /tmp."""
 _MAX_TEMPORARY = 1 << 30
-"""Bytes in each of a box's temporary folders, which are in memory; bubblewrap 0.7 bounds them."""
+"""Bytes in each temporary folder of a sandbox, in memory; bubblewrap 0.7 bounds them."""
 _STARTS_WITHIN = 20.0
 
 
-def why_no_box() -> str:
-    """Why no box can be made on this machine; an empty text if one can."""
+def why_no_sandbox() -> str:
+    """Why this machine allows no sandbox; empty if it does."""
     if (bwrap := shutil.which("bwrap")) is None:
         return "bubblewrap is not installed (on Debian and Ubuntu: apt install bubblewrap)"
     try:
@@ -72,7 +72,7 @@ def why_no_box() -> str:
 
 
 def why_exposed(settings: NodeSettings) -> str:
-    """Why an app in a box could read a secret of the node; an empty text if it cannot."""
+    """Why an app in a sandbox could read a secret of the node; an empty text if it cannot."""
     state, login = settings.state_dir, settings.auth_key
     for path in _readable(settings):
         if state.is_relative_to(path.resolve()):
@@ -91,8 +91,8 @@ def why_exposed(settings: NodeSettings) -> str:
     return ""
 
 
-def box(settings: NodeSettings, environment: Mapping[str, str]) -> list[str]:
-    """The command that boxes in the one behind it; see the module for what is inside.
+def sandbox_command(settings: NodeSettings, environment: Mapping[str, str]) -> list[str]:
+    """The command that runs the one after it in a sandbox; the module says what is inside.
 
     Parameters
     ----------
@@ -187,7 +187,9 @@ def _public(file: Path) -> bytes | None:
 
 def _state(folder: Path) -> list[str]:
     """An empty state directory, with what all runs see of the node's."""
-    NodeStore.open(folder, 0, 0).secret()  # made here: a box cannot make files beside its folders
+    NodeStore.open(
+        folder, 0, 0
+    ).secret()  # made here: a sandbox cannot make files beside its folders
     (folder / DOOR).mkdir(mode=0o700, parents=True, exist_ok=True)
     door = ["--ro-bind", str(folder / DOOR), str(INSIDE)]
     return ["--tmpfs", str(folder), *door, *_read_only([folder / SECRET])]

@@ -38,7 +38,7 @@ from node.policy import OPEN, Policy, cannot_hold, in_words
 from node.processes import Process, start_bound, start_nursery, stop
 from node.reachability import check_superlink
 from node.run_records import RunRecords
-from node.sandbox import box, why_exposed, why_no_box
+from node.sandbox import sandbox_command, why_exposed, why_no_sandbox
 from node.secret import appio_secret, holdout_secret
 from node.settings import (
     FLOWER_HOME,
@@ -98,7 +98,7 @@ class Node:
         self._nursery_folder = Path()
         self._packages: frozenset[tuple[str, int]] = frozenset()
         self._folder = ExitStack()
-        self._boxed = False
+        self._sandboxed = False
         self._stock = is_stock()
 
     def run(self) -> None:
@@ -144,7 +144,7 @@ class Node:
                 root_certificates=settings.root_certificates,
                 timeout=settings.connect_timeout,
             )
-        self._box_in()
+        self._decide_on_sandbox()
         _log_policy(settings.policy)
         if settings.data is not None and settings.data.is_dir():
             threading.Thread(
@@ -155,23 +155,23 @@ class Node:
 
             serve_metrics(self._status, settings.metrics_port)
 
-    def _box_in(self) -> None:
-        """Decide whether the app is boxed in, and say so."""
+    def _decide_on_sandbox(self) -> None:
+        """Decide whether the app runs in a sandbox, and log it."""
         policy = self._settings.policy
         if policy.sandbox == "none":
             return
-        reason = why_no_box()
+        reason = why_no_sandbox()
         if reason and policy.sandbox == "required":
-            raise NodeError(f"policy: sandbox: required, and there is none here: {reason}")
-        self._boxed = not reason
-        if self._boxed and (exposed := why_exposed(self._settings)):
+            raise NodeError(f"policy: sandbox: required, and this machine allows none: {reason}")
+        self._sandboxed = not reason
+        if self._sandboxed and (exposed := why_exposed(self._settings)):
             raise NodeError(f"policy: sandbox: {policy.sandbox}: {exposed}")
-        held = (
-            "Held: the app is boxed in."
-            if self._boxed
-            else f"Not held: no box, {reason}. The app has this user's files and network."
+        outcome = (
+            "Enforced: the app runs in a sandbox."
+            if self._sandboxed
+            else f"Not enforced: no sandbox, {reason}. The app has this user's files and network."
         )
-        print(f"Policy: {held}", file=sys.stderr, flush=True)
+        print(f"Policy: {outcome}", file=sys.stderr, flush=True)
 
     def _supervise(self) -> None:
         pause = 1.0
@@ -299,12 +299,12 @@ class Node:
 
     def _executor_command(self, port: int, report: int) -> list[str]:
         settings = self._settings
-        boxed: list[str] = []
-        if self._boxed:
-            boxed = ["--box", json.dumps(box(settings, self._environment()))]
-            boxed += ["--state-dir", str(settings.state_dir)]
+        sandbox: list[str] = []
+        if self._sandboxed:
+            sandbox = ["--sandbox", json.dumps(sandbox_command(settings, self._environment()))]
+            sandbox += ["--state-dir", str(settings.state_dir)]
             if settings.policy.most_disk is not None:
-                boxed += ["--most-disk", str(settings.policy.most_disk)]
+                sandbox += ["--most-disk", str(settings.policy.most_disk)]
         return [
             *(sys.executable, "-P", "-m", EXECUTOR),
             *("--appio-address", f"127.0.0.1:{port}"),
@@ -314,7 +314,7 @@ class Node:
             *(("--keep-warm",) if settings.keep_warm else ()),
             *("--report-fd", str(report)),
             *(f"--preload={module}" for module in settings.preload),
-            *boxed,
+            *sandbox,
         ]
 
     def _mailbox_command(self, report: int) -> list[str]:

@@ -42,7 +42,7 @@ from task.words import counted
 EndOfRound = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-START_AGAIN = "the nodes' logs say more; mend them and start the run again"
+START_AGAIN = "the nodes' logs say more; fix them and start the run again"
 
 
 class NothingLearntError(RuntimeError):
@@ -256,7 +256,7 @@ class Rounds:
         if len(self._failures) == self.settings.patience_failed:
             raise NothingLearntError(
                 f"{counted(len(self._failures), 'failed round')}, and patience-failed = "
-                f"{self.settings.patience_failed}: {failure} (mend the nodes and go on with "
+                f"{self.settings.patience_failed}: {failure} (fix the nodes and resume with "
                 f'resume = "{self.recorder.folder.name}", or raise patience-failed)'
             )
         self.grid.begin_round(server_round + 1)

@@ -320,15 +320,15 @@ def main() -> None:
     parser.add_argument("--release-after", type=float, default=120.0, help="seconds")
     parser.add_argument("--keep-warm", action="store_true", help="never be without a child")
     parser.add_argument("--report-fd", type=int, help="used by flwr-distill node")
-    parser.add_argument("--box", type=json.loads, help="node.sandbox.box, as JSON")
-    parser.add_argument("--state-dir", type=Path, help="with --box: the node's")
-    parser.add_argument("--most-disk", type=int, help="with --box: bytes that an app may keep")
+    parser.add_argument("--sandbox", type=json.loads, help="node.sandbox.sandbox_command, as JSON")
+    parser.add_argument("--state-dir", type=Path, help="with --sandbox: the node's")
+    parser.add_argument("--most-disk", type=int, help="with --sandbox: bytes that an app may keep")
     args = parser.parse_args()
     child_address, sandboxes = args.appio_address, None
-    if args.box is not None:
+    if args.sandbox is not None:
         from node.run_sandbox import RunSandboxes  # here: imports `links`, and workers are forked
 
-        sandboxes = RunSandboxes(args.box, args.state_dir, args.most_disk)
+        sandboxes = RunSandboxes(args.sandbox, args.state_dir, args.most_disk)
         open_door(args.state_dir / DOOR, args.appio_address)
         child_address = door_from_inside()
     child_arguments = ["--appio-address", child_address, "--device", args.device]

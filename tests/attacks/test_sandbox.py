@@ -32,15 +32,17 @@ from links.store import CONTINUES, SPENT, NodeStore, remove_old_runs
 from node.flower_1_32.run_ends import remove_links_of_ended_runs
 from node.run_records import RunRecordError, RunRecords
 from node.run_sandbox import Disk, RunSandboxes
-from node.sandbox import box, why_no_box
+from node.sandbox import sandbox_command, why_no_sandbox
 from node.settings import NodeError, NodeSettings
 from node.supervisor import Node
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD = time.time() - 1e7
-needs_box = pytest.mark.skipif(bool(why_no_box()), reason=f"no sandbox here: {why_no_box()}")
+needs_sandbox = pytest.mark.skipif(
+    bool(why_no_sandbox()), reason=f"no sandbox here: {why_no_sandbox()}"
+)
 BUNDLE, OTHER_BUNDLE = "a" * 64, "b" * 64
-BOXED = {"sandbox": "required", "direct-links": False}
+SANDBOXED = {"sandbox": "required", "direct-links": False}
 
 
 class Bomb:
@@ -286,7 +288,7 @@ print(json.dumps({
 
 def probe(settings, run_id=1, bundle=BUNDLE, **wanted):
     wanted = {"read": [], "write": [], "links": [], "root": "/"} | wanted
-    sandboxes = RunSandboxes(box(settings, dict(os.environ)), settings.state_dir, None)
+    sandboxes = RunSandboxes(sandbox_command(settings, dict(os.environ)), settings.state_dir, None)
     ended = subprocess.run(
         [
             *sandboxes.of_run(run_id, bundle).command,
@@ -301,12 +303,12 @@ def probe(settings, run_id=1, bundle=BUNDLE, **wanted):
     return json.loads(ended.stdout)
 
 
-@needs_box
+@needs_sandbox
 def test_of_a_checkout_packages_alone_are_in_the_sandbox(state, monkeypatch):
     own = [path for path in sys.path if not Path(path).is_relative_to(ROOT / "tests")]
     monkeypatch.setattr(sys, "path", own)  # other tests in this process may have added to it
     seen = probe(
-        NodeSettings(state_dir=state, policy=BOXED),
+        NodeSettings(state_dir=state, policy=SANDBOXED),
         root=ROOT,
         read=[ROOT / "pyproject.toml", ROOT / "certs" / "ca.key", ROOT / "node" / "child.py"],
         write=[ROOT / "node" / "child.py"],
@@ -322,10 +324,10 @@ def test_of_a_checkout_packages_alone_are_in_the_sandbox(state, monkeypatch):
     assert seen["runs"] == "node"
 
 
-@needs_box
+@needs_sandbox
 def test_a_link_that_a_sandboxed_app_plants_leads_no_sweep_outside(state, photos):
     run = state / "runs" / "1"
-    settings = NodeSettings(state_dir=state, policy=BOXED)
+    settings = NodeSettings(state_dir=state, policy=SANDBOXED)
     probe(settings, links=[(str(run / "5"), str(photos)), (str(run / "6"), str(photos))])
     assert sorted(os.listdir(run)) == ["5", "6"]
     remove_links_of_ended_runs(state, ended)
@@ -347,14 +349,14 @@ def kept_by(state, run_id, bundle):
     return files
 
 
-@needs_box
+@needs_sandbox
 def test_an_app_sees_and_writes_the_files_of_its_own_run_alone(state):
     first = kept_by(state, 1, BUNDLE)
     second = kept_by(state, 2, OTHER_BUNDLE)
     mine = [second[0], state / "lasting" / "kept"]
     planted = [state / "runs" / "3", state / "runs" / "1" / "new", state / "lasting" / BUNDLE]
     seen = probe(
-        NodeSettings(state_dir=state, policy=BOXED),
+        NodeSettings(state_dir=state, policy=SANDBOXED),
         run_id=2,
         bundle=OTHER_BUNDLE,
         root=state / "runs",
@@ -370,10 +372,10 @@ def test_an_app_sees_and_writes_the_files_of_its_own_run_alone(state):
     assert os.listdir(state / "lasting" / BUNDLE) == ["kept"]
 
 
-@needs_box
+@needs_sandbox
 def test_a_run_sees_the_files_of_the_run_that_it_resumes(state):
     (file, _) = kept_by(state, 1, BUNDLE)
-    records, settings = RunRecords(state), NodeSettings(state_dir=state, policy=BOXED)
+    records, settings = RunRecords(state), NodeSettings(state_dir=state, policy=SANDBOXED)
     records.note(1, BUNDLE)
     records.note(2, BUNDLE, resumes=1)
     records.note(3, BUNDLE, resumes=2)
@@ -516,10 +518,10 @@ def node_with(keys, state, **settings):
         "peer_key": keys / "ward-3" / "node.key",
         "auth_key": keys / "ward-3" / "login.key",
     }
-    return NodeSettings(state_dir=state, policy=BOXED, **files | settings)
+    return NodeSettings(state_dir=state, policy=SANDBOXED, **files | settings)
 
 
-@needs_box
+@needs_sandbox
 def test_the_key_for_the_superlink_is_not_in_the_sandbox(keys, state):
     settings = node_with(keys, state)
     seen = probe(settings, read=[settings.peer_key, settings.peer_authority, settings.auth_key])
@@ -531,7 +533,7 @@ def test_the_key_for_the_superlink_is_not_in_the_sandbox(keys, state):
     "case", ["one key", "a readable folder", "data beside it", "state in data"]
 )
 def test_a_node_whose_app_could_read_its_login_key_does_not_start(keys, state, case, monkeypatch):
-    monkeypatch.setattr("node.supervisor.why_no_box", str)
+    monkeypatch.setattr("node.supervisor.why_no_sandbox", str)
     own = keys / "ward-3"
     if case == "one key":
         settings = node_with(keys, state, auth_key=own / "node.key")
@@ -544,8 +546,8 @@ def test_a_node_whose_app_could_read_its_login_key_does_not_start(keys, state, c
     else:
         settings = node_with(keys, state, data=state.parent)
     with pytest.raises(NodeError, match=r"auth-key=|state directory"):
-        Node(settings)._box_in()
-    Node(node_with(keys, state))._box_in()
+        Node(settings)._decide_on_sandbox()
+    Node(node_with(keys, state))._decide_on_sandbox()
 
 
 # Bundles.
@@ -841,7 +843,7 @@ def write_app(folder, name):
     return folder
 
 
-@needs_box
+@needs_sandbox
 @pytest.mark.slow
 def test_a_hostile_run_in_the_sandbox_of_a_real_node_changes_nothing_outside(tmp_path, photos):
     from fleet.flower_1_32.bundle import app_bundle
@@ -861,7 +863,7 @@ def test_a_hostile_run_in_the_sandbox_of_a_real_node_changes_nothing_outside(tmp
         (line,) = [line for line in outcome.lines if line.startswith("SAID ")]
         return line.removeprefix("SAID ")
 
-    policy = {"extends": "open", **BOXED, "most-disk": 2_000_000}
+    policy = {"extends": "open", **SANDBOXED, "most-disk": 2_000_000}
     settings = {"preload": [], "keep-runs": 1e-3, "policy": policy}
     with LocalFederation(1, tmp_path / "federation", node_settings=settings) as federation:
         before = json.loads(run(federation, honest, {}))

@@ -48,7 +48,7 @@ def test_counts_findings_and_a_picture_are_shown_and_written(check, pets):
 def test_strict_refuses_what_is_else_skipped(check, pets):
     result, _ = check(pets, "--strict")
     assert result.exit_code == 1
-    assert "--strict: 1 finding; mend them" in result.stderr
+    assert "--strict: 1 finding; fix them" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from flwr.common.constant import ErrorCode
 
 from fleet.local_federation import LocalFederation
-from node.sandbox import why_no_box
+from node.sandbox import why_no_sandbox
 from tests.gpu import work
 from tests.node.supernodes import ROOT, SuperNode, running_executor, told, wait_until_gone
 
@@ -83,7 +83,7 @@ def test_a_failed_assertion_on_the_gpu_costs_its_node_a_worker_and_the_other_nod
         wait_until_gone(first[0]["pid"])
 
 
-@pytest.mark.skipif(bool(why_no_box()), reason=f"no sandbox here: {why_no_box()}")
+@pytest.mark.skipif(bool(why_no_sandbox()), reason=f"no sandbox here: {why_no_sandbox()}")
 def test_sandboxed_apps_compute_on_the_gpu(tmp_path):
     policy = {"sandbox": "required", "direct-links": False}
     settings = {"device": work.REAL_GPU, "policy": policy}
@@ -97,4 +97,4 @@ def test_sandboxed_apps_compute_on_the_gpu(tmp_path):
         logs = [node.log.read_text() for node in federation.nodes]
         print("\n".join(logs))
     assert outcome.completed, "\n".join(outcome.lines[-40:])
-    assert all("the app is boxed in" in log for log in logs)
+    assert all("the app runs in a sandbox" in log for log in logs)

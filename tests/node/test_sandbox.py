@@ -1,4 +1,4 @@
-"""What a boxed app can reach; skipped, loudly, where no box can be made."""
+"""What a sandboxed app can reach; skipped, loudly, where no sandbox can be made."""
 
 import json
 import os
@@ -12,16 +12,18 @@ import pytest
 from node.door import DOOR, INSIDE, open_door
 from node.nursery import NURSERY
 from node.run_sandbox import RunSandboxes
-from node.sandbox import box, why_no_box
+from node.sandbox import sandbox_command, why_no_sandbox
 from node.settings import NodeError, NodeSettings, load_settings
 from node.supervisor import Node
 from protocol.edge import DOOR as DOOR_OF_EDGE
 from protocol.edge import OPEN
 from protocol.edge_calls import listen
 
-needs_box = pytest.mark.skipif(bool(why_no_box()), reason=f"no box here: {why_no_box()}")
+needs_sandbox = pytest.mark.skipif(
+    bool(why_no_sandbox()), reason=f"no sandbox here: {why_no_sandbox()}"
+)
 
-BOXED = {"sandbox": "required", "direct-links": False}
+SANDBOXED = {"sandbox": "required", "direct-links": False}
 
 PROBE = """
 import json, os, socket, sys
@@ -63,7 +65,7 @@ def settings(tmp_path):
     for name in ("outbox/log.jsonl", "lifetime-epsilon.json", "appio-secret", "runs/1/2/kept"):
         (state / name).parent.mkdir(parents=True, exist_ok=True)
         (state / name).write_text("the node's")
-    return NodeSettings(data=data, state_dir=state, policy=BOXED)
+    return NodeSettings(data=data, state_dir=state, policy=SANDBOXED)
 
 
 @pytest.fixture
@@ -84,7 +86,7 @@ def echo():
         yield server.getsockname()[1]
 
 
-@needs_box
+@needs_sandbox
 def test_an_app_reaches_its_node_and_its_data_and_nothing_else(
     settings, echo, tmp_path, monkeypatch
 ):
@@ -114,7 +116,7 @@ def test_an_app_reaches_its_node_and_its_data_and_nothing_else(
         },
     }
     environment = {"PATH": "/usr/bin", "PASSWORD": "1234", "OMP_NUM_THREADS": "1"}
-    sandbox = RunSandboxes(box(settings, environment), state, None).of_run(1, "0" * 64)
+    sandbox = RunSandboxes(sandbox_command(settings, environment), state, None).of_run(1, "0" * 64)
     command = [*sandbox.command, sys.executable, "-I", "-c", PROBE, json.dumps(names)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=False, env=environment
@@ -143,27 +145,29 @@ def test_an_app_reaches_its_node_and_its_data_and_nothing_else(
     assert (state / "runs/1/2/new").read_text() == "!"
 
 
-@needs_box
+@needs_sandbox
 def test_what_the_policy_calls_readable_can_be_read(settings, tmp_path):
     policy = settings.policy.model_copy(update={"readable": [str(tmp_path / "secret")]})
-    boxed = box(settings.model_copy(update={"policy": policy}), {})
-    command = [*boxed, "cat", str(tmp_path / "secret")]
+    command = sandbox_command(settings.model_copy(update={"policy": policy}), {})
+    command = [*command, "cat", str(tmp_path / "secret")]
     assert subprocess.run(command, capture_output=True, timeout=60).stdout == b"another user's"
 
 
-@needs_box
+@needs_sandbox
 def test_an_app_cannot_have_the_nursery_fork_outside_where_its_folder_is_readable(
     settings, tmp_path
 ):
     folder = tmp_path / "nursery"
     folder.mkdir()
     policy = settings.policy.model_copy(update={"readable": [str(tmp_path)]})
-    boxed = box(settings.model_copy(update={"policy": policy}), {NURSERY: str(folder)})
+    command = sandbox_command(
+        settings.model_copy(update={"policy": policy}), {NURSERY: str(folder)}
+    )
     code = "import os, sys; print(os.listdir(sys.argv[1]))"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(folder / "parts"))
         done = subprocess.run(
-            [*boxed, sys.executable, "-I", "-c", code, str(folder)],
+            [*command, sys.executable, "-I", "-c", code, str(folder)],
             capture_output=True,
             text=True,
             timeout=60,
@@ -172,20 +176,20 @@ def test_an_app_cannot_have_the_nursery_fork_outside_where_its_folder_is_readabl
     assert done.stdout.strip() == "[]", done.stderr
 
 
-@needs_box
+@needs_sandbox
 def test_the_app_of_an_edges_node_can_call_the_edge_and_see_nothing_else_of_it(settings, tmp_path):
     edge = tmp_path / "sockets"
     edge.mkdir()
     (tmp_path / "below").write_text("the edge's")
     server = listen(edge / DOOR_OF_EDGE, {OPEN: lambda request, seconds: b"pong"}, threads=1)
-    settings = NodeSettings(edge=edge, state_dir=settings.state_dir, policy=BOXED)
+    settings = NodeSettings(edge=edge, state_dir=settings.state_dir, policy=SANDBOXED)
     code = (
         "import sys; from pathlib import Path; from protocol.edge_calls import call; "
         "print(call(Path(sys.argv[1]), sys.argv[2], b'', 60), Path(sys.argv[3]).exists())"
     )
     names = [str(edge / DOOR_OF_EDGE), OPEN, str(tmp_path / "below")]
     ended = subprocess.run(
-        [*box(settings, dict(os.environ)), sys.executable, "-c", code, *names],
+        [*sandbox_command(settings, dict(os.environ)), sys.executable, "-c", code, *names],
         capture_output=True,
         text=True,
         timeout=240,
@@ -195,21 +199,21 @@ def test_the_app_of_an_edges_node_can_call_the_edge_and_see_nothing_else_of_it(s
 
 
 def test_a_node_that_must_box_in_does_not_start_where_it_cannot(settings, monkeypatch, capsys):
-    monkeypatch.setattr("node.supervisor.why_no_box", lambda: "bwrap is forbidden")
+    monkeypatch.setattr("node.supervisor.why_no_sandbox", lambda: "bwrap is forbidden")
     with pytest.raises(NodeError, match=r"sandbox: required.*bwrap is forbidden"):
-        Node(settings)._box_in()
+        Node(settings)._decide_on_sandbox()
     policy = settings.policy.model_copy(update={"sandbox": "where-possible"})
     node = Node(settings.model_copy(update={"policy": policy}))
-    node._box_in()
+    node._decide_on_sandbox()
     said = capsys.readouterr().err
-    assert "Not held: no box, bwrap is forbidden. The app has this user's files" in said
-    assert not node._boxed
-    monkeypatch.setattr("node.supervisor.why_no_box", str)
-    for boxed in (settings.policy, policy):
-        node = Node(settings.model_copy(update={"policy": boxed}))
-        node._box_in()
-        assert "Policy: Held: the app is boxed in." in capsys.readouterr().err
-        assert node._boxed
+    assert "Not enforced: no sandbox, bwrap is forbidden. The app has this user's files" in said
+    assert not node._sandboxed
+    monkeypatch.setattr("node.supervisor.why_no_sandbox", str)
+    for each in (settings.policy, policy):
+        node = Node(settings.model_copy(update={"policy": each}))
+        node._decide_on_sandbox()
+        assert "Policy: Enforced: the app runs in a sandbox." in capsys.readouterr().err
+        assert node._sandboxed
 
 
 def test_a_box_needs_links_through_the_server():
@@ -217,7 +221,7 @@ def test_a_box_needs_links_through_the_server():
         load_settings(None, {"policy": {"sandbox": "required"}})
 
 
-@needs_box
+@needs_sandbox
 def test_namespace_packages_of_an_installation_are_in_the_box(settings, tmp_path, monkeypatch):
     """As pip install --target makes one: google.protobuf is in a folder without __init__.py."""
     folder = tmp_path / "packages"
@@ -227,7 +231,7 @@ def test_namespace_packages_of_an_installation_are_in_the_box(settings, tmp_path
     monkeypatch.syspath_prepend(folder)
     code = "import sys; sys.path.insert(0, sys.argv[1]); from space.part import WORDS; print(WORDS)"
     done = subprocess.run(
-        [*box(settings, {}), sys.executable, "-I", "-c", code, str(folder)],
+        [*sandbox_command(settings, {}), sys.executable, "-I", "-c", code, str(folder)],
         capture_output=True,
         text=True,
         timeout=60,
