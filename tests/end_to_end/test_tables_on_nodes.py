@@ -15,6 +15,8 @@ from cli.main import app
 from fleet.local_federation import LocalFederation
 from protocol.arrays import as_record
 from protocol.meeting import COLUMNS, DESCRIBE_COLUMNS
+from protocol.messages import METRICS
+from protocol.secure_sums import MASKED, masked_in
 from server.export.prediction import read_model
 from server.page.run_files import read_run
 from server.roster import TooFewNodesError
@@ -196,16 +198,10 @@ def test_nodes_that_join_later_and_resumed_runs_keep_the_scale(tmp_path):
     assert len(about["nodes"]) == 3
 
 
-@pytest.mark.parametrize(
-    ("more", "setting"),
-    [
-        ({"train.dp-noise": 1.0}, "dp-noise"),
-        ({"secure-sums": True}, "secure-sums"),
-    ],
-)
-def test_what_must_have_noise_or_masks_needs_stated_means(tmp_path, more, setting):
+def test_what_must_have_noise_needs_stated_means(tmp_path):
     wards = [write_ward(tmp_path, name) for name in "abc"]
-    with pytest.raises(SettingsError, match=rf"private\.columns.*{setting}.*age:MEAN"):
+    more = {"train.dp-noise": 1.0}
+    with pytest.raises(SettingsError, match=r"private\.columns.*dp-noise.*age:MEAN"):
         run_in_process(SMALL | more, wards)
     asked = []
 
@@ -220,6 +216,42 @@ def test_what_must_have_noise_or_masks_needs_stated_means(tmp_path, more, settin
     run_in_process(SMALL | more | stated, wards, tmp_path / "runs", wrap=watched)
     assert DESCRIBE_COLUMNS not in asked
     assert spec_of(tmp_path / "runs")["mean"] == [60.0, 0.0, 0.0, 1.75e12]
+
+
+SUMMED = SMALL | {"secure-sums": True}
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_under_secure_sums_the_server_learns_the_scale_and_no_nodes_part(tmp_path):
+    wards = [write_ward(tmp_path, name, rows) for name, rows in (("a", 60), ("b", 30), ("c", 90))]
+    seen = []
+
+    def watched(place, node):
+        def answer(message):
+            content = node(message)
+            if message.metadata.message_type == DESCRIBE_COLUMNS:
+                seen.append((place, content))
+            return content
+
+        return answer
+
+    run_in_process(SMALL, wards, tmp_path / "plain")
+    run_in_process(SUMMED, wards, tmp_path / "runs", wrap=watched)
+    plain, summed = spec_of(tmp_path / "plain"), spec_of(tmp_path / "runs")
+    assert summed["mean"] == pytest.approx(plain["mean"], rel=1e-15)
+    assert summed["std"] == pytest.approx(plain["std"], rel=1e-12)
+    assert [place for place, _ in seen] == [0, 1, 2]
+    rows = {len(records(ward["data"])) for ward in wards}
+    for _, content in seen:
+        assert set(content) == {MASKED, METRICS}
+        assert not content[METRICS]
+        masked = masked_in(content[MASKED])
+        own = masked.view(np.int64) * 2.0**-20
+        assert not rows & set(own.tolist())
+        assert np.median(np.abs(own)) > 2.0**40  # digits without masks are below 2^16
+    journal = (tmp_path / "runs/1/journal.jsonl").read_text().splitlines()
+    (phase,) = [p for p in map(json.loads, journal) if p.get("phase") == DESCRIBE_COLUMNS]
+    assert (phase["round"], len(phase["nodes"])) == (0, 3)
 
 
 def test_means_of_few_rows_do_not_leave_a_node(tmp_path):
