@@ -256,7 +256,7 @@ def record_of_sums(moments: Moments, names: Sequence[str]) -> ArrayRecord:
     for name, variance, sums in zip(names, moments.variance, moments.sums, strict=True):
         if 0 < variance < FINEST or max(map(abs, sums)) >= LARGEST_EXACT:
             raise SettingsError(
-                f"column {name!r} is too large, or varies too little, for secure sums (take another "
+                f"column {name!r} is too large, or varies too little, for secure sums (change its "
                 f"unit, or state its scale: private.columns={name}:MEAN+-DEVIATION)"
             )
         numbers += sums

@@ -12,6 +12,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from pydantic import TypeAdapter
 
+from links.digits import NUM_DIGITS
 from links.masks import MOST
 from protocol.arrays import as_arrays, sent_arrays
 from protocol.meeting import (
@@ -64,13 +65,13 @@ def _ask_for_sums(grid: Grid, num_columns: int, timeout: float) -> Scale | None:
     content = RecordDict({CONFIG: ConfigRecord(request)})
     nodes = sorted(grid.get_node_ids())
     num_sums = math.ceil(len(nodes) / MOST)
-    num_summed, sums = 0, np.zeros(())
+    num_summed, sums = 0, np.zeros((1 + 2 * num_columns, NUM_DIGITS))
     for place in range(num_sums):
         messages = [Message(content, node, DESCRIBE_COLUMNS) for node in nodes[place::num_sums]]
         replies = usable(grid.send_and_receive(messages, timeout=timeout))
         if replies:  # each has the mean of all
             num_summed += len(replies)
-            sums = sums + len(replies) * as_arrays(sent_arrays(replies[0], COLUMNS))[SUMS]
+            sums += len(replies) * as_arrays(sent_arrays(replies[0], COLUMNS))[SUMS]
     if not num_summed:
         return None
     try:

@@ -167,7 +167,9 @@ class Moments:
     def sums(self) -> tuple[tuple[Fraction, Fraction], ...]:
         """Exact sum and sum of squares of each column."""
         pairs = zip(map(Fraction, self.mean), map(Fraction, self.variance), strict=True)
-        return tuple((self.rows * mean, self.rows * (variance + mean**2)) for mean, variance in pairs)
+        return tuple(
+            (self.rows * mean, self.rows * (variance + mean**2)) for mean, variance in pairs
+        )
 
 
 def pooled(parts: Sequence[Moments]) -> Scale:
@@ -183,6 +185,19 @@ def pooled(parts: Sequence[Moments]) -> Scale:
         )
     ]
     return Scale(tuple(mean for mean, _ in pairs), tuple(deviation for _, deviation in pairs))
+
+
+def dwarfed(own: Moments, scale: Scale) -> tuple[int, ...]:
+    """Places of columns in which a node's values differ, but are tiny beside the scale's deviation.
+
+    Then other nodes' values are in another unit, or one of them lies.
+    """
+    return tuple(
+        place
+        for place, deviation in enumerate(scale.deviation)
+        if own.variance[place]
+        and max(abs(own.mean[place]), math.sqrt(own.variance[place])) < deviation / FAR
+    )
 
 
 def _pooled(
