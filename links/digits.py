@@ -2,12 +2,12 @@
 
 A number is a whole count of units of 2^-512, of 768 bits with its sign, in digits of 8 bits. Digits
 of all nodes are summed one by one, and the sum of numbers follows without rounding. Such sums would
-say more than that: how much each digit carries to the next. Each node therefore moves random carries
-between its neighbouring digits, which do not change its number. Random ones are below 2^27, those of
-100 nodes' digits below 100: two sets of numbers with one sum can be distinguished with a
-probability of at most 96 * 100 / 2^27, less than 1 in 10,000.
+say more than that: how much each digit carries to the next. Each node therefore moves random
+carries between its neighbouring digits, which do not change its number. Random ones are below 2^27,
+those of 100 nodes' digits below 100. So what digits say of two sets of numbers with one sum differs
+with a probability of at most 96 * 100 / 2^27, less than 1 in 10,000.
 
-Units and bits are such that float64 sums of squares are exact for any column that people measure.
+Any float64 from 1e-60 to 1e38 has an exact square here: columns need no unit or bound of their own.
 """
 
 import secrets

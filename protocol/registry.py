@@ -89,8 +89,8 @@ def phases_of(
 ) -> dict[str, Phase]:
     """Phases of a run by message type: the method's, its start's, and those that all runs have.
 
-    With `secure_sums`, answers that are summed are masked, in further phases. Phases
-    that would send a single node's model without masks are not among them.
+    With `secure_sums`, answers that are summed are masked, in further phases. Phases that would
+    send a single node's model without masks are not among them.
     """
     own = [phase for each in (start, method) if each for phase in each.phases]
     phases = {p.message_type: p for p in (*MEETING, TRAIN_PHASE, EVALUATE_PHASE, *own)}

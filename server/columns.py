@@ -71,7 +71,9 @@ def _ask_for_sums(grid: Grid, num_columns: int, timeout: float) -> Scale | None:
         replies = usable(grid.send_and_receive(messages, timeout=timeout))
         if replies:  # each has the mean of all
             num_summed += len(replies)
-            sums += len(replies) * as_arrays(sent_arrays(replies[0], COLUMNS))[SUMS]
+            weight = sum(int(number(reply, NUM_EXAMPLES)) for reply in replies)
+            mean = as_arrays(sent_arrays(replies[0], COLUMNS))[SUMS]
+            sums += weight * np.asarray(mean, np.float64)
     if not num_summed:
         return None
     try:
