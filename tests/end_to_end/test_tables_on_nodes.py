@@ -319,9 +319,11 @@ def test_a_hostile_node_in_the_sum_is_left_out_if_it_sends_another_form(tmp_path
 
 @pytest.mark.parametrize("shift", [1, 2**28, 2**62])
 def test_a_hostile_node_that_spoils_the_sum_stops_the_run(tmp_path, shift):
-    """By rows that no table has, by a scale that all others are dwarfed by, or by masks."""
+    """By sums that no rows have, by a scale that fits no other node, or by masks."""
+    spoilt = []
 
     def change(content):
+        spoilt.append(content)
         masked = masked_in(content[MASKED]).copy()
         masked[(NUM_DIGITS if shift == 1 else 0) :][60:NUM_DIGITS] += np.uint64(shift)
         content[MASKED] = as_record({MASKED: masked})
@@ -329,6 +331,7 @@ def test_a_hostile_node_that_spoils_the_sum_stops_the_run(tmp_path, shift):
     wards = [write_ward(tmp_path, name, 20) for name in "abcd"]
     with pytest.raises((SettingsError, TooFewNodesError), match=r"'age'|=age:MEAN"):
         run_in_process(SUMMED, wards, wrap=lying_in_sum(change))
+    assert len(spoilt) == 1
 
 
 def test_a_node_in_another_unit_stops_a_run_in_which_nobody_can_compare_nodes(tmp_path):
