@@ -27,6 +27,7 @@ from protocol.meeting import (
     identity,
     place_secrets,
     record_of_columns,
+    record_of_sums,
 )
 from protocol.messages import (
     ARRAYS,
@@ -47,7 +48,7 @@ from task.image_files import class_names
 from task.plugin import PluginError, import_object, located, raised_in
 from task.readers import data_reader
 from task.settings import SettingsError
-from task.source import check_columns
+from task.source import check_columns, open_columns
 from task.words import counted
 
 MIN_ROWS = 10
@@ -100,14 +101,16 @@ app = MethodApp()
 def describe_columns(message: Message, context: Context) -> Message:
     """Reply with mean and variance of the columns that the run leaves to nodes to standardise.
 
+    With ``secure-sums``, sums and sums of squares, which leave under masks.
+
     Raises
     ------
     SettingsError
-        If the run leaves none, what leaves nodes must have noise or masks, which these have not, or
-        there are so few rows that they would nearly show these.
+        If the run leaves none, what leaves nodes must have noise, which these have not, there are
+        so few rows that they would nearly show these, or a column does not fit into secure sums.
     """
     task = source_of(context).task(context)
-    check_columns(task, secure_sums=bool(context.run_config.get("secure-sums")))
+    check_columns(task)
     moments = Session.of(context, scaled=False).data.moments
     if moments is None or not moments.mean:
         raise SettingsError("this run standardises no column of this node's by its values")
@@ -116,8 +119,11 @@ def describe_columns(message: Message, context: Context) -> Message:
             f"means of {moments.rows} rows would nearly show these; need {MIN_ROWS} (other nodes' "
             "means count)"
         )
-    metrics = MetricRecord({NUM_EXAMPLES: moments.rows})
-    content = RecordDict({METRICS: metrics, COLUMNS: record_of_columns(moments)})
+    if context.run_config.get("secure-sums"):  # of nodes, not of samples: their rows are a sum too
+        rows, columns = 1, record_of_sums(moments, open_columns(task))
+    else:
+        rows, columns = moments.rows, record_of_columns(moments)
+    content = RecordDict({METRICS: MetricRecord({NUM_EXAMPLES: rows}), COLUMNS: columns})
     return Message(content, reply_to=message)
 
 

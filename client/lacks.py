@@ -11,9 +11,11 @@ from links import introduce
 from protocol.meeting import MOST_REASONS, Requirement, one_line
 from protocol.method import Method
 from protocol.registry import find_method
+from task.columns import FAR, dwarfed
 from task.datasets import DataSpec
 from task.plugin import import_object
 from task.settings import SettingsError
+from task.source import open_columns
 
 Check = Callable[[], object]
 
@@ -28,6 +30,7 @@ def lacking(context: Context, requirement: Requirement | None) -> list[str]:
         [
             lambda: introduce(Session.of(context, scaled=False)),
             lambda: (requirement or Requirement()).check_labels(_spec(context).labels),
+            lambda: _check_scale(context, requirement),
             lambda: _check_model(context, requirement),
             lambda: _import_code(requirement),
         ]
@@ -55,6 +58,27 @@ def _failing(checks: Iterable[Check]) -> list[str]:
 def _spec(context: Context) -> DataSpec:
     source = source_of(context)
     return source.spec(context, source.task(context))
+
+
+def _check_scale(context: Context, requirement: Requirement | None) -> None:
+    """Check that a scale from secure sums, of which the server compares no parts, fits this node.
+
+    Raises
+    ------
+    SettingsError
+        If it does not; names the column.
+    """
+    scale = requirement and requirement.scale
+    if not scale or not context.run_config.get("secure-sums"):
+        return
+    own = Session.of(context, scaled=False).data.moments
+    if own and (odd := dwarfed(own, scale)):
+        name = open_columns(source_of(context).task(context))[odd[0]]
+        raise SettingsError(
+            f"column {name!r}: this node's values are within 1/{FAR:g} of the deviation over all "
+            "nodes (check its unit on all nodes, or state its scale, "
+            f"private.columns={name}:MEAN+-DEVIATION)"
+        )
 
 
 def _check_model(context: Context, requirement: Requirement | None) -> None:

@@ -38,7 +38,7 @@ from protocol.arrays import Arrays, as_arrays
 from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
 from protocol.method import Phase
 from protocol.outliers import update_norm
-from protocol.registry import find_method, phases_of
+from protocol.registry import find_method, phases_of, summed_in
 from protocol.secure_sums import (
     MASKED,
     REFUSED_KEYS,
@@ -236,13 +236,13 @@ def _summed_phase(message: Message, context: Context) -> Phase | None:
         return None
     method = find_method(str(context.run_config.get("strategy", "")))
     message_type = message.metadata.message_type
-    if method is None or not method.summed:
-        return None
-    if message_type not in phases_of(method, secure_sums=True):
+    if message_type in summed_in(method):
+        return phases_of(method)[message_type]
+    if method and method.summed and message_type not in phases_of(method, secure_sums=True):
         raise SumRefusedError(
             f"secure-sums = true, and strategy = {method.name!r} has no masks for {message_type!r}"
         )
-    return phases_of(method)[message_type] if message_type in method.summed else None
+    return None
 
 
 def _refused_keys(peers: Peers, context: Context) -> list[int]:

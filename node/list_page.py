@@ -11,7 +11,7 @@ from pathlib import Path
 
 from node.listed import BOUNDS, METRIC_BOUNDS, METRICS, SETTINGS
 from protocol.method import Phase
-from protocol.registry import COMMON, built_in_methods, phases_of
+from protocol.registry import COMMON, built_in_methods, phases_of, summed_in
 from protocol.schema import Request
 from protocol.secure_sums import PHASES as SECURE_SUMS
 
@@ -65,7 +65,7 @@ def _messages() -> Iterable[tuple[str, ...]]:
     users: dict[tuple[str, ...], list[str]] = {}
     for name, method in built_in_methods().items():
         for phase in (*SECURE_SUMS, *phases_of(method).values()):
-            summed = phase.message_type in method.summed
+            summed = phase.message_type in summed_in(method)
             row = (
                 f"`{phase.message_type}`",
                 _records(phase),
@@ -114,6 +114,8 @@ def _bounds(phase: Phase, *, summed: bool) -> Iterable[str]:
         yield "most-epsilon"
         if phase.shows_single:
             yield "single-updates" if not summed else "secure-sums"
+    elif summed:
+        yield "secure-sums"
 
 
 def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

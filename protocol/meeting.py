@@ -1,13 +1,16 @@
 """First messages to a node: who it is, what it lacks, and what it stored in an earlier run."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Annotated, Any
 
 import numpy as np
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
+from links.digits import LARGEST_EXACT, NUM_DIGITS, digits_of, number_of
 from links.records import Introduction, NodeId, NodeName, NotAnId, Printable
 from links.store import SECRET_BYTES, NodeStore
 from protocol.arrays import Arrays, as_arrays, as_record, finite_arrays
@@ -22,9 +25,9 @@ from protocol.messages import (
 )
 from protocol.method import Method, Phase
 from protocol.schema import LARGEST_NUMBER, Count, Reply, Request
-from task.columns import LARGEST, Moments, Scale
+from task.columns import FINEST, LARGEST, Moments, Scale, scale_of_sums
 from task.labels import LONGEST_NAME, MOST_NAMES, LabelError, LabelMap, names_problem
-from task.settings import Block
+from task.settings import Block, SettingsError
 
 DESCRIBE = "query.describe"
 """Ask a node who it is: name, partition, sector, samples, data set of its own, how to send to it,
@@ -35,7 +38,8 @@ DESCRIBE_COLUMNS = "query.describe_columns"
 
 COLUMNS = "columns"
 """Array record of the reply: ``mean`` and ``variance`` of each column that the run states no scale
-of, float64, in the run's order."""
+of, float64, in the run's order; in secure sums ``sums``, see `record_of_sums`."""
+SUMS = "sums"
 
 CONTINUE = "query.continue_run"
 """Have a node take over its files of the run that this one resumes."""
@@ -174,6 +178,12 @@ class ColumnsMetrics(Block):
     num_examples: Annotated[int, Field(ge=1, le=LARGEST_NUMBER)]
 
 
+class ColumnsRequest(Block):
+    """How many columns a secure sum is of: those that the run states no scale of."""
+
+    columns: Annotated[int, Field(ge=1, le=MOST_NAMES)]
+
+
 class Continuation(Block):
     """The run to resume: its Flower id, the node's id in it, and the last round that counts."""
 
@@ -230,6 +240,46 @@ def moments_in(record: ArrayRecord, rows: int) -> Moments:
     arrays = as_arrays(record)
     mean, variance = (tuple(arrays[name].tolist()) for name in ("mean", "variance"))
     return Moments(rows, mean, variance)
+
+
+def record_of_sums(moments: Moments, names: Sequence[str]) -> ArrayRecord:
+    """Record of what a node adds to secure sums: digits of its rows, and of its columns' sums.
+
+    Of each column the sum comes first, then the sum of squares.
+
+    Raises
+    ------
+    SettingsError
+        If a column's do not fit; names it.
+    """
+    numbers = [Fraction(moments.rows)]
+    for name, variance, sums in zip(names, moments.variance, moments.sums, strict=True):
+        if 0 < variance < FINEST or max(map(abs, sums)) >= LARGEST_EXACT:
+            raise SettingsError(
+                f"column {name!r} is too large, or varies too little, for secure sums (change its "
+                f"unit, or state its scale: private.columns={name}:MEAN+-DEVIATION)"
+            )
+        numbers += sums
+    return as_record({SUMS: np.stack([digits_of(number) for number in numbers])})
+
+
+def scale_in(sums: NDArray[np.float64]) -> Scale:
+    """Scale from the sums of nodes' digits.
+
+    Raises
+    ------
+    ValueError
+        If no rows have such sums.
+    """
+    rows, *numbers = map(number_of, sums)
+    return scale_of_sums(rows, list(zip(numbers[::2], numbers[1::2], strict=True)))
+
+
+def _summed_columns(content: RecordDict, model: Arrays) -> Mapping[str, Arrays]:
+    """Arrays like those of `record_of_sums`; they take no memory."""
+    record = content.config_records.get(CONFIG, ConfigRecord())
+    num_columns = ColumnsRequest.checked(record, "message").columns
+    return {COLUMNS: {SUMS: np.broadcast_to(0.0, (1 + 2 * num_columns, NUM_DIGITS))}}
 
 
 def _check_columns(record: ArrayRecord, model: Arrays) -> None:
@@ -290,9 +340,11 @@ PHASES = (
         "nodes describe their columns",
         (Reply(metrics=ColumnsMetrics, arrays={COLUMNS: _check_columns}),),
         "client.app:describe_columns",
-        request=Request(),
+        request=Request({CONFIG: ColumnsRequest}),
         leaves="mean and variance of each column of its table that the run states no scale of, and "
         "the number of samples",
+        summed=_summed_columns,
+        shortened=False,
     ),
     Phase(
         CONTINUE,

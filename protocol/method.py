@@ -56,7 +56,8 @@ class Phase:
         what it said at the first meeting, whatever it claims later; here the strategy sees to it.
     summed : callable, optional (default: None)
         Given a message's content and the model in it, returns the array records that answers hold,
-        by name, as arrays of the same shapes: secure sums (`Method.summed`) have the mean of these.
+        by name, as arrays of the same shapes: secure sums (`Method.summed`, and all phases of the
+        first meeting that have it) have the mean of these.
         None for a model alone.
     shortened : bool (default: True)
         Whether nodes shorten what is summed to ``secure-sums-norm``.

@@ -89,16 +89,22 @@ def phases_of(
 ) -> dict[str, Phase]:
     """Phases of a run by message type: the method's, its start's, and those that all runs have.
 
-    With `secure_sums`, answers that the method has summed are masked, in further phases. Phases
-    that would send a single node's model without masks are not among them.
+    With `secure_sums`, answers that are summed are masked, in further phases. Phases that would
+    send a single node's model without masks are not among them.
     """
     own = [phase for each in (start, method) if each for phase in each.phases]
     phases = {p.message_type: p for p in (*MEETING, TRAIN_PHASE, EVALUATE_PHASE, *own)}
     if secure_sums and method and method.summed:
-        phases |= {name: in_secure_sums(phases[name]) for name in method.summed}
+        phases |= {name: in_secure_sums(phases[name]) for name in summed_in(method)}
         phases = {name: phase for name, phase in phases.items() if not phase.shows_single}
         phases |= {phase.message_type: phase for phase in SECURE_SUMS}
     return phases
+
+
+def summed_in(method: Method | None) -> tuple[str, ...]:
+    """Message types whose answers are masked in a run with ``secure-sums``."""
+    of_all = (phase.message_type for phase in MEETING if phase.summed)
+    return (*of_all, *(method.summed if method else ()))
 
 
 def check_train_config(content: RecordDict) -> None:

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from protocol.arrays import as_arrays
 from protocol.meeting import requirement_of
-from protocol.registry import phases_of
+from protocol.registry import phases_of, summed_in
 from server.columns import check_scale, run_scale
 from server.edge import Commands, EdgeRounds, check_below, commands_from_above
 from server.grid.screening import ScreeningGrid
@@ -55,7 +55,7 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
     strategy_class, method = find_strategy(settings.strategy)  # the defence may take another
     check_privacy(settings, method)
     check_below(settings, strategy_class, method)
-    check_columns(settings, secure_sums=settings.secure_sums, edge=bool(settings.edge))
+    check_columns(settings, edge=bool(settings.edge))
     starting = method_of_start(settings, method)
     of_start = settings_of_start(settings)
     check_privacy(of_start, starting)
@@ -81,7 +81,7 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
         if settings.secure_sums and method:
             grid_of = partial(
                 SecureSumGrid,
-                summed=method.summed,
+                summed=summed_in(method),
                 longest=settings.secure_sums_norm,
                 run_id=context.run_id,
                 run_config=context.run_config,

@@ -1,18 +1,29 @@
-"""The scale of the columns of nodes' own tables: from means and variances that nodes send."""
+"""The scale of the columns of nodes' own tables: from means and variances, or sums, of nodes."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from logging import INFO
+from logging import ERROR, INFO
 from statistics import median
 
-from flwr.app import Message, RecordDict
+import numpy as np
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 from pydantic import TypeAdapter
 
-from protocol.arrays import sent_arrays
-from protocol.meeting import COLUMNS, DESCRIBE_COLUMNS, moments_in
-from protocol.messages import NUM_EXAMPLES
+from links.digits import NUM_DIGITS
+from links.masks import MOST
+from protocol.arrays import as_arrays, sent_arrays
+from protocol.meeting import (
+    COLUMNS,
+    DESCRIBE_COLUMNS,
+    SUMS,
+    ColumnsRequest,
+    moments_in,
+    scale_in,
+)
+from protocol.messages import CONFIG, NUM_EXAMPLES
 from protocol.outliers import capped
 from protocol.replies import number, set_aside, usable
 from server.record.checkpoint import Checkpoint
@@ -40,7 +51,38 @@ def run_scale(
     if checkpoint:
         return TypeAdapter(Scale).validate_python(checkpoint.record["scale"])
     connected_nodes(grid, settings.min_nodes, settings.phase_timeout)
+    if settings.secure_sums:
+        return _ask_for_sums(grid, len(columns), settings.phase_timeout)
     return _ask(grid, columns, settings)
+
+
+def _ask_for_sums(grid: Grid, num_columns: int, timeout: float) -> Scale | None:
+    """The scale from secure sums, of which no single node's part is known.
+
+    More nodes than a sum can have are in several, each as large as the others.
+    """
+    request = ColumnsRequest(columns=num_columns).model_dump(by_alias=True)
+    content = RecordDict({CONFIG: ConfigRecord(request)})
+    nodes = sorted(grid.get_node_ids())
+    num_sums = math.ceil(len(nodes) / MOST)
+    num_summed, sums = 0, np.zeros((1 + 2 * num_columns, NUM_DIGITS))
+    for place in range(num_sums):
+        messages = [Message(content, node, DESCRIBE_COLUMNS) for node in nodes[place::num_sums]]
+        replies = usable(grid.send_and_receive(messages, timeout=timeout))
+        if replies:  # each has the mean of all
+            num_summed += len(replies)
+            weight = sum(int(number(reply, NUM_EXAMPLES)) for reply in replies)
+            mean = as_arrays(sent_arrays(replies[0], COLUMNS))[SUMS]
+            sums += weight * np.asarray(mean, np.float64)
+    if not num_summed:
+        return None
+    try:
+        scale = scale_in(sums)
+    except ValueError as error:
+        log(ERROR, "Secure sums of columns fit no table: %s", error)
+        return None
+    log(INFO, "Columns are standardised by a secure sum of %s", counted(num_summed, "node"))
+    return scale
 
 
 def _ask(grid: Grid, columns: Sequence[str], settings: RunSettings) -> Scale | None:

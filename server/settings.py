@@ -42,8 +42,9 @@ class RunSettings(TaskSettings):
         Strategy that makes the model which training starts from, in one phase before the first
         round: ``analytic``. Empty starts from weights that ``seed`` draws.
     secure_sums : bool (default: False)
-        Whether the server sees only the sum of the models that nodes train, and no single one; for
-        strategies that need no more, with 3 to 100 nodes in a round. A third of them may be lost.
+        Whether the server sees only the sum of the models that nodes train, and no single one; so
+        with means of their tables' columns. For strategies that need no more, with 3 to 100 nodes
+        in a round. A third of them may be lost.
     secure_sums_norm : float (default: 1000.0)
         L2 norm to which nodes shorten a longer update in secure sums, where the server cannot judge
         it (``norm-threshold``).

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Self
 
@@ -16,6 +17,9 @@ LARGEST = 1e150
 """Absolute value in a column; the squares of larger ones do not fit into float64."""
 FAR = 100.0
 """Deviations between a node's values and others' that only another unit, or a lie, explains."""
+FINEST = 2.0**-400
+"""Smallest variance above 0 that a node adds to exact sums, which end at 2^-512."""
+_NO_VARIANCE = 2.0**-450
 _STATED = re.compile(r"(?P<mean>[^+]+)\+-(?P<deviation>[^+]+)")
 
 
@@ -159,6 +163,14 @@ class Moments:
     mean: tuple[float, ...]
     variance: tuple[float, ...]
 
+    @property
+    def sums(self) -> tuple[tuple[Fraction, Fraction], ...]:
+        """Exact sum and sum of squares of each column."""
+        pairs = zip(map(Fraction, self.mean), map(Fraction, self.variance), strict=True)
+        return tuple(
+            (self.rows * mean, self.rows * (variance + mean**2)) for mean, variance in pairs
+        )
+
 
 def pooled(parts: Sequence[Moments]) -> Scale:
     """Mean and deviation of each column over all rows; of a constant column its value and 1."""
@@ -175,6 +187,19 @@ def pooled(parts: Sequence[Moments]) -> Scale:
     return Scale(tuple(mean for mean, _ in pairs), tuple(deviation for _, deviation in pairs))
 
 
+def dwarfed(own: Moments, scale: Scale) -> tuple[int, ...]:
+    """Places of columns in which a node's values differ, but are tiny beside the scale's deviation.
+
+    Then other nodes' values are in another unit, or one of them lies.
+    """
+    return tuple(
+        place
+        for place, deviation in enumerate(scale.deviation)
+        if own.variance[place]
+        and max(abs(own.mean[place]), math.sqrt(own.variance[place])) < deviation / FAR
+    )
+
+
 def _pooled(
     shares: Sequence[float], means: Sequence[float], variances: Sequence[float]
 ) -> tuple[float, float]:
@@ -186,6 +211,24 @@ def _pooled(
         for share, own, own_variance in zip(shares, means, variances, strict=True)
     )
     return mean, math.sqrt(variance) or 1.0
+
+
+def scale_of_sums(rows: Fraction, sums: Sequence[tuple[Fraction, Fraction]]) -> Scale:
+    """Mean and deviation of each column from exact sums over all rows, as `pooled` has them.
+
+    Raises
+    ------
+    ValueError
+        If no rows have such sums.
+    """
+    if rows < 1:
+        raise ValueError(f"they are of {float(rows):.3g} rows")
+    means = [total / rows for total, _ in sums]
+    variances = [squares / rows - mean**2 for mean, (_, squares) in zip(means, sums, strict=True)]
+    if any(variance < -_NO_VARIANCE for variance in variances):
+        raise ValueError("sums of squares are too small for the sums")
+    deviations = [math.sqrt(v) if v > _NO_VARIANCE else 1.0 for v in variances]
+    return Scale(tuple(map(float, means)), tuple(deviations))
 
 
 def _scale(name: str, mean: str, deviation: str) -> tuple[float, float]:

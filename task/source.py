@@ -31,13 +31,13 @@ def open_columns(settings: TaskSettings) -> tuple[str, ...]:
     return tuple(columns.inputs[place] for place in columns.open_inputs)
 
 
-def check_columns(settings: TaskSettings, *, secure_sums: bool = False, edge: bool = False) -> None:
+def check_columns(settings: TaskSettings, *, edge: bool = False) -> None:
     """Check that nodes may send means and variances of columns, if the run needs them.
 
     Parameters
     ----------
-    secure_sums, edge : bool (default: False)
-        Whether the run masks what single nodes send, and whether it is of the nodes below an edge.
+    edge : bool (default: False)
+        Whether the run is of the nodes below an edge.
 
     Raises
     ------
@@ -47,7 +47,6 @@ def check_columns(settings: TaskSettings, *, secure_sums: bool = False, edge: bo
     names = open_columns(settings)
     reasons = {
         "train.dp-noise adds no noise to them": bool(settings.train.dp_noise),
-        "secure-sums does not mask them": secure_sums,
         "each edge would have other ones": edge,
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)

@@ -7,14 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.app import Context, Message, RecordDict
 from sklearn.linear_model import LogisticRegression
 from typer.testing import CliRunner
 
 from benchmarks.in_process import run_in_process
 from cli.main import app
+from client.app import app as client_app
+from client.secure_sums import SumRefusedError
 from fleet.local_federation import LocalFederation
+from links.digits import NUM_DIGITS
 from protocol.arrays import as_record
 from protocol.meeting import COLUMNS, DESCRIBE_COLUMNS
+from protocol.messages import METRICS
+from protocol.secure_sums import MASKED, UNMASK, masked_in
 from server.export.prediction import read_model
 from server.page.run_files import read_run
 from server.roster import TooFewNodesError
@@ -78,11 +84,12 @@ def predicted(runs, *tables):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_pictures")
-def test_four_hospitals_learn_what_all_their_patients_in_one_table_teach(tmp_path):
+@pytest.mark.parametrize("secure_sums", [False, True])
+def test_four_hospitals_learn_what_all_their_patients_in_one_table_teach(tmp_path, secure_sums):
     if not HOSPITALS.is_dir():
         pytest.skip(f"no data of the four hospitals in {HOSPITALS}")
     nodes = [{"data": str(HOSPITALS / site / "train.csv"), "name": site} for site in SITES]
-    run_in_process(HEART, nodes, tmp_path)
+    run_in_process(HEART | {"secure-sums": secure_sums}, nodes, tmp_path)
     numbers = ["age", "trestbps", "chol", "thalach", "oldpeak"]
     categories = [tuple(name.split("=")) for name in spec_of(tmp_path)["labels"]["columns"]]
     categories = [pair for pair in categories if len(pair) == 2]
@@ -196,16 +203,10 @@ def test_nodes_that_join_later_and_resumed_runs_keep_the_scale(tmp_path):
     assert len(about["nodes"]) == 3
 
 
-@pytest.mark.parametrize(
-    ("more", "setting"),
-    [
-        ({"train.dp-noise": 1.0}, "dp-noise"),
-        ({"secure-sums": True}, "secure-sums"),
-    ],
-)
-def test_what_must_have_noise_or_masks_needs_stated_means(tmp_path, more, setting):
+def test_what_must_have_noise_needs_stated_means(tmp_path):
     wards = [write_ward(tmp_path, name) for name in "abc"]
-    with pytest.raises(SettingsError, match=rf"private\.columns.*{setting}.*age:MEAN"):
+    more = {"train.dp-noise": 1.0}
+    with pytest.raises(SettingsError, match=r"private\.columns.*dp-noise.*age:MEAN"):
         run_in_process(SMALL | more, wards)
     asked = []
 
@@ -220,6 +221,133 @@ def test_what_must_have_noise_or_masks_needs_stated_means(tmp_path, more, settin
     run_in_process(SMALL | more | stated, wards, tmp_path / "runs", wrap=watched)
     assert DESCRIBE_COLUMNS not in asked
     assert spec_of(tmp_path / "runs")["mean"] == [60.0, 0.0, 0.0, 1.75e12]
+
+
+SUMMED = SMALL | {"secure-sums": True}
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_under_secure_sums_the_server_learns_the_scale_and_no_nodes_part(tmp_path):
+    wards = [write_ward(tmp_path, name, rows) for name, rows in (("a", 60), ("b", 30), ("c", 90))]
+    seen = []
+
+    def watched(place, node):
+        def answer(message):
+            content = node(message)
+            if message.metadata.message_type == DESCRIBE_COLUMNS:
+                seen.append((place, content))
+            return content
+
+        return answer
+
+    run_in_process(SMALL, wards, tmp_path / "plain")
+    run_in_process(SUMMED, wards, tmp_path / "runs", wrap=watched)
+    plain, summed = spec_of(tmp_path / "plain"), spec_of(tmp_path / "runs")
+    assert summed["mean"] == pytest.approx(plain["mean"], rel=1e-15)
+    assert summed["std"] == pytest.approx(plain["std"], rel=1e-12)
+    assert [place for place, _ in seen] == [0, 1, 2]
+    rows = {len(records(ward["data"])) for ward in wards}
+    for _, content in seen:
+        assert set(content) == {MASKED, METRICS}
+        assert not content[METRICS]
+        masked = masked_in(content[MASKED])
+        own = masked.view(np.int64) * 2.0**-20
+        assert not rows & set(own.tolist())
+        assert np.median(np.abs(own)) > 2.0**40  # digits without masks are below 2^16
+    journal = (tmp_path / "runs/1/journal.jsonl").read_text().splitlines()
+    (phase,) = [p for p in map(json.loads, journal) if p.get("phase") == DESCRIBE_COLUMNS]
+    assert (phase["round"], len(phase["nodes"])) == (0, 3)
+
+
+@pytest.mark.parametrize(("step", "are_in"), [(DESCRIBE_COLUMNS, "abc"), (UNMASK, "abcd")])
+def test_a_node_that_drops_out_of_the_sum_costs_its_own_values_at_most(tmp_path, step, are_in):
+    wards = [write_ward(tmp_path, name, 20 + 10 * place) for place, name in enumerate("abcd")]
+    steps = []
+
+    def lost(place, node):
+        def answer(message):
+            kind = message.metadata.message_type
+            if place == 3 and kind == step and not steps.count(step):
+                steps.append(kind)
+                raise RuntimeError("lost")
+            return node(message)
+
+        return answer
+
+    run_in_process(SUMMED, wards, tmp_path / "runs", wrap=lost)
+    check_scale_of(wards[: len(are_in)], tmp_path / "runs")
+    assert len(read_run(tmp_path / "runs" / "1").about["nodes"]) == 4
+
+
+def check_scale_of(wards, runs):
+    ages = np.array([float(row["age"]) for ward in wards for row in records(ward["data"])])
+    spec = spec_of(runs)
+    assert spec["mean"][0] == pytest.approx(ages.mean(), rel=1e-12)
+    assert spec["std"][0] == pytest.approx(ages.std(), rel=1e-9)
+
+
+def test_more_nodes_than_a_sum_can_have_are_in_several(tmp_path, monkeypatch):
+    monkeypatch.setattr("server.columns.MOST", 3)
+    wards = [write_ward(tmp_path, name, 20) for name in "abcdef"]
+    run_in_process(SUMMED, wards, tmp_path / "runs")
+    check_scale_of(wards, tmp_path / "runs")
+    journal = (tmp_path / "runs/1/journal.jsonl").read_text().splitlines()
+    phases = [p for p in map(json.loads, journal) if p.get("phase") == DESCRIBE_COLUMNS]
+    assert [len(phase["nodes"]) for phase in phases] == [3, 3]
+
+
+def lying_in_sum(change):
+    def lying(place, node):
+        def answer(message):
+            content = node(message)
+            if place == 3 and message.metadata.message_type == DESCRIBE_COLUMNS:
+                change(content)
+            return content
+
+        return answer
+
+    return lying
+
+
+def test_a_hostile_node_in_the_sum_is_left_out_if_it_sends_another_form(tmp_path):
+    wards = [write_ward(tmp_path, name, 20) for name in "abcd"]
+    longer = as_record({MASKED: np.zeros(99_999, np.uint64)})
+    wrap = lying_in_sum(lambda content: content.__setitem__(MASKED, longer))
+    run_in_process(SUMMED, wards, tmp_path / "runs", wrap=wrap)
+    check_scale_of(wards[:3], tmp_path / "runs")
+
+
+@pytest.mark.parametrize("shift", [1, 2**28, 2**62])
+def test_a_hostile_node_that_spoils_the_sum_stops_the_run(tmp_path, shift):
+    """By sums that no rows have, by a scale that fits no other node, or by masks."""
+    spoilt = []
+
+    def change(content):
+        spoilt.append(content)
+        masked = masked_in(content[MASKED]).copy()
+        masked[(NUM_DIGITS if shift == 1 else 0) :][60:NUM_DIGITS] += np.uint64(shift)
+        content[MASKED] = as_record({MASKED: masked})
+
+    wards = [write_ward(tmp_path, name, 20) for name in "abcd"]
+    with pytest.raises((SettingsError, TooFewNodesError), match=r"'age'|=age:MEAN"):
+        run_in_process(SUMMED, wards, wrap=lying_in_sum(change))
+    assert len(spoilt) == 1
+
+
+def test_a_node_in_another_unit_stops_a_run_in_which_nobody_can_compare_nodes(tmp_path):
+    wards = [write_ward(tmp_path, name) for name in "abc"]
+    with pytest.raises(TooFewNodesError, match=r"'age'.*unit"):
+        run_in_process(SUMMED, [*wards, write_ward(tmp_path, "ward-9", unit=1e5)])
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedmedian"])
+def test_a_node_of_a_run_with_secure_sums_tells_no_means_without_masks(tmp_path, strategy):
+    """Whatever the server says, and where the strategy has no masks."""
+    config = {**SUMMED, "strategy": strategy}
+    context = Context(1, 2, write_ward(tmp_path, "a"), RecordDict(), config)
+    message = Message(RecordDict(), 2, DESCRIBE_COLUMNS)
+    with pytest.raises(SumRefusedError, match="masks"):
+        client_app(message, context)
 
 
 def test_means_of_few_rows_do_not_leave_a_node(tmp_path):

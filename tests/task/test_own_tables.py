@@ -1,9 +1,13 @@
 """A node's own table: columns by name, categories, and the scale that all nodes share."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
-from task.columns import Columns, Scale, pooled
+from protocol.arrays import as_arrays
+from protocol.meeting import SUMS, record_of_sums, scale_in
+from task.columns import Columns, Moments, Scale, dwarfed, pooled, scale_of_sums
 from task.datasets import DatasetError, RawSamples, load_own_table, moments_of
 from task.settings import SettingsError, TaskSettings
 from task.source import check_columns, data_spec, open_columns
@@ -165,6 +169,44 @@ def test_pooled_scale_is_that_of_all_rows_in_one_table():
     assert scale.mean == pytest.approx(rows.mean(axis=0).tolist(), rel=1e-12)
     assert scale.deviation[:2] == pytest.approx(rows.std(axis=0).tolist()[:2], rel=1e-9)
     assert scale.deviation[2] == 1.0  # constant
+
+
+def test_exact_sums_give_the_scale_of_all_rows_for_columns_of_any_size():
+    """Epoch milliseconds, millionths, map metres, huge ones, and constants that a mean rounds."""
+    rng = np.random.default_rng(0)
+    middle, spread = [1.7e12, 3e-6, 5e6, 1e30, 0.7, 0.0], [6e4, 1e-9, 0.01, 1e25, 0, 0]
+    tables = [rng.normal(middle, spread, size=(n, 6)) for n in (10, 200, 31)]
+    columns = Columns.parsed("a,b,c,d,e,f", "label")
+    sums = np.zeros(())
+    for table in tables:
+        raw = RawSamples(table[:, :, None, None], np.zeros(len(table), np.int64))
+        record = record_of_sums(moments_of(raw, columns), columns.inputs)
+        sums = sums + as_arrays(record)[SUMS]
+    scale, rows = scale_in(sums), np.concatenate(tables)
+    centred = rows - rows.mean(axis=0)
+    assert scale.mean == pytest.approx(rows.mean(axis=0).tolist(), rel=1e-15)
+    assert scale.deviation[:4] == pytest.approx(centred.std(axis=0).tolist()[:4], rel=1e-7)
+    assert (scale.mean[4:], scale.deviation[4:]) == ((0.7, 0.0), (1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("mean", "variance"), [(1e60, 1.0), (0.0, 1e120), (1.0, 1e-130), (1e-70, 1e-140)]
+)
+def test_a_column_that_does_not_fit_into_secure_sums_is_an_error_that_names_it(mean, variance):
+    with pytest.raises(SettingsError, match=r"'weight'.*private\.columns=weight:MEAN"):
+        record_of_sums(Moments(30, (5.0, mean), (1.0, variance)), ["age", "weight"])
+
+
+def test_sums_that_no_rows_have_are_an_error():
+    for rows, total, squares in ((0, 0, 0), (-3, 5, 9), (10, 100, 50)):
+        with pytest.raises(ValueError, match=r"rows|squares"):
+            scale_of_sums(Fraction(rows), [(Fraction(total), Fraction(squares))])
+
+
+def test_values_that_a_scale_dwarfs_are_in_another_unit():
+    own = Moments(30, (60.0, 1.75e12, 0.0, 4.0), (144.0, 1e12, 0.0, 0.25))
+    scale = Scale((1.5e6, 1.7e12, 50.0, 9.0), (2.6e6, 1e11, 90.0, 5.0))
+    assert dwarfed(own, scale) == (0,)
 
 
 def test_nodes_below_different_edges_need_one_scale_that_the_run_states():
