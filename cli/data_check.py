@@ -41,7 +41,6 @@ MEANINGS = {
     "unit": "far from the stated mean",
 }
 TABLES = (".csv", ".parquet")
-
 TREATMENTS: dict[Treatment, str] = {
     "turned": "turned or mirrored as its EXIF orientation says",
     "on background": f"with transparency, put on {BACKGROUND}",
