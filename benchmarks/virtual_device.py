@@ -19,7 +19,7 @@ pinned or not, streams and graphs, operations that CUDA lacks, and what C++ deci
 because C++ sees "meta" (cuDNN's LSTM, for instance, counts as the steps of PyTorch's own). Tensors
 that C++ makes beside others are on the GPU that was used last. A module's parameters are new
 objects after a move between CPU and GPU, so an optimiser must be made after it. It relies on
-private functions of PyTorch.
+private functions of PyTorch, one of which PyTorch 2.8 does not have: see `unsupported`.
 """
 
 import contextlib
@@ -57,6 +57,17 @@ Kind = Literal["launch", "wait", "copy"]
 aten = torch.ops.aten
 _Generator = torch.Generator
 _apply: Callable[..., nn.Module] = nn.Module._apply
+
+
+def unsupported() -> str:
+    """Describe why this PyTorch cannot have a virtual GPU; empty if it can."""
+    guard = "_ensureCUDADeviceGuardSet"
+    if hasattr(torch._C, guard):
+        return ""
+    return (
+        f"PyTorch {torch.__version__} has no torch._C.{guard}: without a driver, autograd and "
+        "autocast ask CUDA for a tensor's device (a virtual GPU needs a newer PyTorch)"
+    )
 
 
 class Account:
@@ -118,6 +129,11 @@ class VirtualDevice:
     ----------
     used : set[torch.device]
         Those that anything was put on.
+
+    Raises
+    ------
+    RuntimeError
+        At the start of the block, if this PyTorch cannot have one (`unsupported`).
     """
 
     current: ClassVar["VirtualDevice | None"] = None
@@ -133,7 +149,9 @@ class VirtualDevice:
         """By address: an operation gets another Python object for the same generator."""
 
     def __enter__(self) -> Self:
-        torch._C._ensureCUDADeviceGuardSet()  # first: an older PyTorch has none, and stays as it is
+        if reason := unsupported():
+            raise RuntimeError(reason)
+        torch._C._ensureCUDADeviceGuardSet()
         patch = self._patches.enter_context
         patch(mock.patch.object(VirtualDevice, "current", self))
         for name, value in self._of_torch_cuda().items():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from rich.console import Console
 from rich.markup import escape
@@ -14,13 +15,17 @@ from rich.table import Table
 
 from distill.contact_sheet import COLUMNS, contact_sheet
 from task.image_files import BACKGROUND, Treatment
-from task.survey import Survey, survey
+from task.settings import PrivateSettings
+from task.survey import STATE_COLUMNS, Survey, survey
+from task.table_survey import ColumnSurvey, TableSurvey, survey_table
 from task.words import counted
 
 SIDE = 64
 """Largest height and width of an image in the picture, in pixels."""
 MOST_CLASSES = 100
 """Classes in the table and the picture; of more, the first are shown."""
+MAX_CATEGORIES = 20
+"""Categories of a column that are shown."""
 MOST_EXAMPLES = 5
 LONGEST_NAME = 30
 DIM = 0.25
@@ -33,7 +38,9 @@ MEANINGS = {
     "conflict": "the same in another class",
     "constant": "the same value in all rows",
     "overflow": "too large to standardise",
+    "unit": "far from the stated mean",
 }
+TABLES = (".csv", ".parquet")
 TREATMENTS: dict[Treatment, str] = {
     "turned": "turned or mirrored as its EXIF orientation says",
     "on background": f"with transparency, put on {BACKGROUND}",
@@ -44,8 +51,13 @@ TREATMENTS: dict[Treatment, str] = {
 }
 
 
-def look_through(path: Path, output: Path, console: Console) -> Survey:
-    """Show what is at `path`, and write ``classes.png`` and ``findings.csv`` to `output`."""
+def look_through(
+    path: Path, output: Path, console: Console, private: PrivateSettings | None = None
+) -> Survey:
+    """Show what is at `path`, and write ``classes.png`` and ``findings.csv`` to `output`.
+
+    With `private`, which states columns, `path` is read as a table by a run with these settings.
+    """
     thumbnails: defaultdict[str, list[Image.Image]] = defaultdict(list)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
@@ -59,12 +71,25 @@ def look_through(path: Path, output: Path, console: Console) -> Survey:
                 image.thumbnail((SIDE, SIDE))
                 thumbnails[label].append(image)
 
-        found = survey(path, watch)
+        found: Survey
+        if private and private.table:
+            found = survey_table(path, private.table, private.class_names, watch)
+        else:
+            found = survey(path, watch)
     console.print(_class_table(found))
     if found.sizes:
         modes = ", ".join(f"{mode} {number:,}" for mode, number in found.modes.most_common())
         console.print(f"Height x width {found.size_range()}; modes: {modes}", soft_wrap=True)
         console.print(_as_read(found), soft_wrap=True)
+    if isinstance(found, TableSurvey):
+        console.print(_column_table(found))
+    elif path.suffix in TABLES:
+        console.print(
+            "Read as train.csv of a data set: numbers, and a column label. For a run that reads "
+            f"nodes' own tables, {STATE_COLUMNS}",
+            soft_wrap=True,
+            markup=False,
+        )
     if found.findings:
         console.print(_findings_table(found))
     output.mkdir(parents=True, exist_ok=True)
@@ -81,10 +106,10 @@ def refusal(found: Survey, *, strict: bool) -> str:
     """Why a run would refuse the data, or why strict people do; else empty."""
     if not found.usable:
         return "nothing in it can be used; see the reasons above"
-    if too_large := found.of_kind("overflow"):
-        return f"{too_large[0].place} {too_large[0].reason}"
+    if refused := found.of_kind("overflow") + found.of_kind("unit"):
+        return f"{refused[0].place} {refused[0].reason}"
     unusable = found.of_kind("unreadable")
-    if found.path.suffix == ".csv" and unusable:
+    if found.path.suffix in TABLES and unusable:
         rows = counted(len(unusable), "unusable row")
         return f"a run refuses a table with {rows}; drop or fix them"
     if strict and found.findings:
@@ -109,7 +134,7 @@ def _as_read(found: Survey) -> str:
 def _class_table(found: Survey) -> Table:
     table = Table()
     table.add_column("class")
-    table.add_column("rows" if found.path.suffix == ".csv" else "images", justify="right")
+    table.add_column("rows" if found.path.suffix in TABLES else "images", justify="right")
     shown = list(found.counts.items())[:MOST_CLASSES]
     for name, number in shown:
         table.add_row(escape(_short(name)), f"{number:,}")
@@ -118,6 +143,43 @@ def _class_table(found: Survey) -> Table:
     table.add_section()
     table.add_row("all", f"{found.usable:,}")
     return table
+
+
+def _column_table(found: TableSurvey) -> Table:
+    table = Table()
+    table.add_column("column")
+    for number in ("values", "missing", "wrong"):
+        table.add_column(number, justify="right")
+    table.add_column("as a run reads it", overflow="fold")
+    for own in found.columns:
+        counts = (f"{number:,}" for number in (own.usable, own.missing, own.wrong))
+        table.add_row(escape(_short(own.column.name)), *counts, escape(_column_as_read(own)))
+    return table
+
+
+def _column_as_read(own: ColumnSurvey) -> str:
+    """What the network sees of a column, and the first values that a run refuses."""
+    parts = []
+    if own.categories:
+        shown = [f"{name} {count:,}" for name, count in own.categories.items()]
+        if others := shown[MAX_CATEGORIES:]:
+            shown[MAX_CATEGORIES:] = [f"{len(others)} more"]
+        parts.append(", ".join(shown))
+    elif own.numbers:
+        parts.append(_range_of(np.array(own.numbers), own.column.scale))
+    if own.examples:
+        parts.append(f"wrong: {', '.join(map(_short, own.examples))}")
+    return "; ".join(parts)
+
+
+def _range_of(numbers: NDArray[np.float64], scale: tuple[float, float] | None) -> str:
+    low, high = numbers.min(), numbers.max()
+    text = f"{low:g} to {high:g}, mean {numbers.mean():g}+-{numbers.std():.3g}; standardised "
+    if scale is None:
+        return text + "by the rows of all nodes"
+    mean, deviation = scale
+    low, high = (low - mean) / deviation, (high - mean) / deviation
+    return text + f"by {mean:g}+-{deviation:g}: {low:.3g} to {high:.3g}"
 
 
 def _findings_table(found: Survey) -> Table:

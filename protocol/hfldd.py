@@ -298,11 +298,10 @@ class VoteRequest(Block):
     __pydantic_extra__: dict[Annotated[str, Field(pattern=r"^known\.[0-9]+$")], list[Count]]
 
 
-_NO_VOTERS = {
-    "rotate": "which judge a head's virtual data after its first round",
-    "complete_clusters": "which the heads of three clusters or more decide",
-}
-"""Why settings leave no votes on virtual data."""
+def _without_votes(on: bool, info: ValidationInfo, why: str) -> bool:
+    if on and info.data.get("votes"):
+        raise ValueError(f"must be false for hfldd.votes, {why} (set it to false)")
+    return on
 
 
 class HFLDDSettings(LabelKnowledge, Distillation):
@@ -352,13 +351,16 @@ class HFLDDSettings(LabelKnowledge, Distillation):
             raise ValueError("refining has no differential privacy (set it to 0)")
         return every
 
-    @field_validator("rotate", "complete_clusters")
+    @field_validator("rotate")
     @classmethod
-    def _leaves_voters(cls, on: bool, info: ValidationInfo) -> bool:
-        if on and info.data.get("votes"):
-            why = _NO_VOTERS[info.field_name or ""]
-            raise ValueError(f"must be false for hfldd.votes, {why} (set it to false)")
-        return on
+    def _rotates_without_votes(cls, on: bool, info: ValidationInfo) -> bool:
+        why = "which judge a head's virtual data after its first round"
+        return _without_votes(on, info, why)
+
+    @field_validator("complete_clusters")
+    @classmethod
+    def _completes_without_votes(cls, on: bool, info: ValidationInfo) -> bool:
+        return _without_votes(on, info, "which the heads of three clusters or more decide")
 
     @property
     def label_knowledge(self) -> LabelKnowledge:

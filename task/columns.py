@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Self
 
 from task.labels import names_problem
+from task.text_files import composed
 
 LARGEST = 1e150
 """Absolute value in a column; the squares of larger ones do not fit into float64."""
@@ -103,7 +104,8 @@ class Columns:
         ValueError
             If one is written otherwise, or names cannot be told apart.
         """
-        columns = cls(tuple(map(Column.parsed, text.split(","))), label)
+        features = map(Column.parsed, composed(text).split(","))
+        columns = cls(tuple(features), composed(label))
         problem = names_problem(columns.names) or names_problem(columns.inputs)
         if problem:
             raise ValueError(problem)

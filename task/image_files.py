@@ -49,14 +49,14 @@ class Finding:
     kind : str
         ``unreadable`` or ``stray`` (both are skipped); ``duplicate`` of a sample of the same class,
         or ``conflict``, the same sample in another class; of a table's columns ``constant``, or
-        ``overflow``, which a run refuses.
+        ``overflow`` and ``unit``, which a run refuses.
     place : str
         File, relative to the data; or image or line number, or column.
     reason : str
         What is wrong, and the remedy.
     """
 
-    kind: Literal["unreadable", "stray", "duplicate", "conflict", "constant", "overflow"]
+    kind: Literal["unreadable", "stray", "duplicate", "conflict", "constant", "overflow", "unit"]
     place: str
     reason: str
 

@@ -28,6 +28,11 @@ from task.readers import DataReader, data_reader
 from task.words import counted
 
 CLASSES_IN_A_LINE = 10
+STATE_COLUMNS = (
+    'state the columns of the run, as in -c \'private.columns="age,sex:f|m" private.label="ill" '
+    'private.classes="no,yes"\''
+)
+"""How to have a table checked as a run with nodes' tables reads it."""
 
 Watch = Callable[[int, str, Image.Image | None], None]
 """Called for each sample with the number of all (0 if unknown), its class, and its image if any."""
@@ -134,7 +139,7 @@ def survey(path: Path, watch: Watch | None = None, *, decode: bool = True) -> Su
     memory, with a few hundred bytes about each earlier one; an npz is read whole. With
     ``decode=False`` only the headers of image files are read: damage behind a header and duplicates
     are not found. All rows of a table then count, by the column ``label`` if a CSV file has one; a
-    run may name another.
+    run may name another: `task.table_survey` reads tables as such a run does.
 
     Raises
     ------
@@ -149,9 +154,11 @@ def survey(path: Path, watch: Watch | None = None, *, decode: bool = True) -> Su
         return _survey_npz(path, watch)
     if path.suffix == ".csv" and path.is_file():
         return _survey_csv(path, watch)
+    if path.suffix == ".parquet" and path.is_file():
+        raise DatasetError(f"{path}: a table in Parquet is read by its columns; {STATE_COLUMNS}")
     raise DatasetError(
-        f"{str(path)!r} is neither a folder nor a file of images by class, nor an existing .npz or "
-        ".csv file"
+        f"{str(path)!r} is neither a folder nor a file of images by class, nor an existing .npz, "
+        ".csv or .parquet file"
     )
 
 
@@ -236,7 +243,10 @@ def _survey_csv(path: Path, watch: Watch | None) -> Survey:
     from task.datasets.tables import column_problem, feature_names, read_rows
 
     found = Survey(path)
-    names = feature_names(path)
+    try:
+        names = feature_names(path)
+    except DatasetError as error:
+        raise DatasetError(f"{error}; or {STATE_COLUMNS}") from None
     lowest, highest = np.full(len(names), np.inf), np.full(len(names), -np.inf)
     for row in read_rows(path):
         label = printable(row.label)

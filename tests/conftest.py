@@ -14,6 +14,7 @@ from flwr.app import Context, Message, RecordDict
 from matplotlib.figure import Figure
 
 from benchmarks.in_process import FIRST_NODE, InProcessGrid
+from benchmarks.virtual_device import VirtualDevice, unsupported
 from client.app import app
 from protocol.registry import all_methods
 
@@ -66,6 +67,14 @@ def same_draws_every_time():
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - Flower draws from it
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def virtual_device():
+    """`VirtualDevice`, for tests that need one; they skip where this PyTorch cannot have it."""
+    if reason := unsupported():
+        pytest.skip(reason)
+    return VirtualDevice
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 _NO_ROOM = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
-_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_OS_ERROR = re.compile(r"\(os error (\d+)\)|Os { code: (\d+)")  # the second of safetensors 0.5
 
 
 class ResultsError(RuntimeError):
@@ -38,7 +38,7 @@ def _number(error: OSError | SafetensorError) -> int | None:
     if isinstance(error, OSError):
         return error.errno
     found = _OS_ERROR.search(str(error))
-    return int(found[1]) if found else None
+    return int(found[1] or found[2]) if found else None
 
 
 def _is_about(place: str, folder: Path) -> bool:

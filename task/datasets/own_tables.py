@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from task.columns import FAR, LARGEST, Column, Columns, Moments
-from task.datasets.tables import open_csv
+from task.datasets.tables import open_csv, parsed_number
 from task.datasets.types import PRIVATE, DatasetError, DataSpec, RawSamples
 from task.labels import names_problem
 from task.readers.arrow import opened
+from task.text_files import composed
 from task.words import listed
 
-Record = tuple[str, Sequence[str]]
-"""Where a row is, and its values as text."""
-_REMEDY = "correct it or drop the row"
+REMEDY = "correct it or drop the row"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A row of a table: where it is, and its values as text or what is wrong with it."""
+
+    place: str
+    values: Sequence[str]
+    problem: str = ""
 
 
 def load_own_table(
@@ -74,69 +83,85 @@ def _read(path: Path, columns: Columns, spec: DataSpec) -> tuple[NDArray[np.floa
     """Inputs (n, C, 1, 1), and labels if the columns have one."""
     values: list[list[float]] = []
     labels: list[int] = []
-    with _opened(path, columns) as records:
-        for place, record in records:
-            features, label = record[: len(columns.features)], record[len(columns.features) :]
-            try:
-                values.append(_inputs(columns.features, features))
-                labels += [_position(columns.label, spec.labels.classes, text) for text in label]
-            except ValueError as error:
-                raise DatasetError(f"{path}, {place}: {error}") from None
-    if not values:
-        raise DatasetError(f"{path}: has a header but no rows; need at least one")
+    label = Column(columns.label, spec.labels.classes)
+    for record in read_records(path, columns):
+        cells = zip(columns.features, record.values, strict=False)  # the label's is the last
+        try:
+            if record.problem:
+                raise ValueError(record.problem)
+            values.append([value for column, text in cells for value in inputs_of(column, text)])
+            if columns.label:
+                labels.append(inputs_of(label, record.values[-1]).index(1.0))
+        except ValueError as error:
+            raise DatasetError(f"{path}, {record.place}: {error}; {REMEDY}") from None
     return np.array(values)[:, :, None, None], labels
 
 
-def _inputs(columns: Sequence[Column], values: Sequence[str]) -> list[float]:
-    """The model's inputs of a row, not yet standardised."""
-    inputs: list[float] = []
-    for column, value in zip(columns, values, strict=True):
-        if column.categories:
-            position = _position(column.name, column.categories, value)
-            inputs += [float(position == place) for place in range(len(column.categories))]
-        else:
-            inputs.append(_number(column.name, value))
-    return inputs
+def inputs_of(column: Column, text: str) -> list[float]:
+    """The model's inputs of a column's value, not yet standardised.
 
-
-def _number(name: str, text: str) -> float:
+    Raises
+    ------
+    ValueError
+        If it is no number or none of the categories. Does not show the value.
+    """
+    if not text:
+        raise ValueError(f"{column.name} is missing")
+    if column.categories:
+        if text not in column.categories:
+            raise ValueError(f"{column.name} is not among {listed(column.categories)}")
+        return [float(text == category) for category in column.categories]
     try:
-        value = float(text)
+        value = parsed_number(text)
     except ValueError:
-        what = "no number" if text else "missing"
-        raise ValueError(f"{name} is {what}; {_REMEDY}") from None
+        raise ValueError(f"{column.name} is no number") from None
     if not abs(value) <= LARGEST:
-        raise ValueError(f"{name} is not finite, or beyond {LARGEST:g}; {_REMEDY}")
-    return value
-
-
-def _position(name: str, known: Sequence[str], text: str) -> int:
-    if text in known:
-        return known.index(text)
-    what = f"not among {listed(known)}" if text else "missing"
-    raise ValueError(f"{name} is {what}; {_REMEDY}")
+        raise ValueError(f"{column.name} is not finite, or beyond {LARGEST:g}")
+    return [value]
 
 
 def _check_scaled(path: Path, inputs: NDArray[np.float64], spec: DataSpec) -> None:
-    """Raise DatasetError where a column is in another unit, or does not fit a model's float32."""
+    """Raise DatasetError where a column does not fit the run's mean and deviation."""
+    columns = zip(spec.labels.columns, inputs[:, :, 0, 0].T, spec.mean, spec.std, strict=True)
+    for name, values, mean, deviation in columns:
+        if problem := unit_problem(values, mean, deviation):
+            raise DatasetError(f"{path}: column {name!r} {problem}")
+
+
+def unit_problem(values: NDArray[np.float64], mean: float, deviation: float) -> str:
+    """Describe why values are in another unit, or do not fit a model's float32; or nothing."""
     with np.errstate(over="ignore"):
-        scaled = np.abs(inputs[:, :, 0, 0] - np.array(spec.mean)) / np.array(spec.std)
-        usual, largest = scaled.mean(axis=0), scaled.max(axis=0)
-    odd = (usual > FAR) | (largest > np.finfo(np.float32).max)
-    if odd.any():
-        name = spec.labels.columns[int(odd.argmax())]
-        raise DatasetError(
-            f"{path}: column {name!r} is {usual[odd.argmax()]:.3g} deviations from the run's mean, "
-            "on average over its rows (check its unit, which must be that of other nodes)"
-        )
+        scaled = np.abs(values - mean) / deviation
+        usual, largest = scaled.mean(), scaled.max()
+    if usual <= FAR and largest <= np.finfo(np.float32).max:
+        return ""
+    return (
+        f"is {usual:.3g} deviations from the run's mean, on average over its rows (check its unit, "
+        "which must be that of other nodes)"
+    )
+
+
+def read_records(path: Path, columns: Columns) -> Iterator[Record]:
+    """Read a table row by row, with the values of the columns alone, in their order.
+
+    Raises
+    ------
+    DatasetError
+        If it cannot be read, or has no rows, or not each of the columns once.
+    """
+    record = None
+    with _opened(path, columns) as records:
+        for record in records:
+            yield record
+    if record is None:
+        raise DatasetError(f"{path}: has a header but no rows; need at least one")
 
 
 @contextmanager
 def _opened(path: Path, columns: Columns) -> Iterator[Iterator[Record]]:
-    """Rows of a table, with the values of the columns alone, in their order."""
     if path.suffix == ".csv" and path.is_file():
         with open_csv(path) as (header, rows):
-            yield _csv_rows(path, _places(path, header, columns), len(header), rows)
+            yield _csv_rows(_places(path, header, columns), len(header), rows)
     elif path.suffix == ".parquet" and path.is_file():
         with opened(path) as table:
             _places(path, table.schema_arrow.names, columns)
@@ -160,12 +185,15 @@ def _places(path: Path, header: Sequence[str], columns: Columns) -> list[int]:
     return [header.index(name) for name in columns.names]
 
 
-def _csv_rows(path: Path, places: Sequence[int], width: int, rows: Any) -> Iterator[Record]:
-    for row in filter(None, rows):
+def _csv_rows(places: Sequence[int], width: int, rows: Any) -> Iterator[Record]:
+    for row in rows:
         line = f"line {rows.line_num}"
-        if len(row) != width:
-            raise DatasetError(f"{path}, {line}: has {len(row)} values, the header {width}")
-        yield line, [row[place].strip() for place in places]
+        if not any(value.strip() for value in row):
+            continue
+        if len(row) == width:
+            yield Record(line, [composed(row[place].strip()) for place in places])
+        else:
+            yield Record(line, (), f"has {len(row)} values, the header {width}")
 
 
 def _parquet_rows(table: Any, names: Sequence[str]) -> Iterator[Record]:
@@ -174,7 +202,7 @@ def _parquet_rows(table: Any, names: Sequence[str]) -> Iterator[Record]:
         columns = [batch.column(name).to_pylist() for name in names]
         for values in zip(*columns, strict=True):
             row += 1
-            yield f"row {row}", [_text(value) for value in values]
+            yield Record(f"row {row}", [composed(_text(value)) for value in values])
 
 
 def _text(value: object) -> str:

@@ -164,7 +164,7 @@ def _features(row: list[str], header: list[str], place: int) -> tuple[list[float
     try:
         if len(row) != len(header):
             raise ValueError(f"it has {len(row)}")
-        values = [_number(value) for i, value in enumerate(row) if i != place]
+        values = [parsed_number(value) for i, value in enumerate(row) if i != place]
     except ValueError as error:
         return [], (
             f"need {len(header)} values, numbers except the label ({printable(str(error))}); "
@@ -181,7 +181,7 @@ def _features(row: list[str], header: list[str], place: int) -> tuple[list[float
     return [], f"{name} is {value}; drop the row"
 
 
-def _number(text: str) -> float:
+def parsed_number(text: str) -> float:
     """Number in a cell; ``1_000`` is none, though one to Python."""
     if "_" in text:
         raise ValueError(f"could not convert string to float: {text!r}")

@@ -13,7 +13,6 @@ from benchmarks.distill_steps import PAPERS, TINY, Setting
 from benchmarks.gpu_goals import GOALS, StepGoal
 from benchmarks.gpu_profile import Activities, LaunchCosts, StepProfile
 from benchmarks.gpu_work import QUICK, WORK, Work
-from benchmarks.virtual_device import VirtualDevice
 from distill.registry import _DISTILLERS
 from task.compute import cuda_graph
 from tests.task import cpu_graphs
@@ -39,6 +38,7 @@ def run(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.usefixtures("virtual_device")
 def test_it_measures_what_was_asked_for_beside_its_counts_and_floor(run, capsys):
     status, report = run(*PIECES)
     printed = capsys.readouterr().out
@@ -131,9 +131,9 @@ def test_a_quick_run_keeps_the_sizes_of_the_goals_on_a_gpu(device, monkeypatch):
 
 
 @pytest.fixture
-def graphs(monkeypatch):
+def graphs(virtual_device, monkeypatch):
     """A virtual GPU, with stand-ins for CUDA's graphs."""
-    with VirtualDevice():
+    with virtual_device():
         made = cpu_graphs.install(monkeypatch)
 
         class Graph(cpu_graphs.CpuGraph):

@@ -84,3 +84,71 @@ def test_a_path_without_data_is_named(check, tmp_path):
     result, _ = check(tmp_path / "none")
     assert result.exit_code == 1
     assert "none' is neither a folder nor a file of images by class" in result.stderr
+
+
+STATED = 'private.columns="age,sex:f|m,chol:200+-50" private.label="ill" private.classes="no,yes"'
+
+
+def test_a_table_is_read_by_the_columns_that_a_run_states(check, tmp_path):
+    lines = ["name,age,sex,chol,ill", "Ann,61,f,240,no", "Bob,47,m,210,yes"]
+    (tmp_path / "own.csv").write_text("\n".join(lines))
+    (tmp_path / "run.toml").write_text(
+        'dataset = "private"\n[private]\nlabel = "ill"\nclasses = "no,yes"\n'
+        'columns = "age,sex:f|m,chol:200+-50"\n'
+    )
+    for stated in (STATED, str(tmp_path / "run.toml")):
+        result, _ = check(tmp_path / "own.csv", "-c", stated)
+        assert result.exit_code == 0, result.output
+        rows = [line.split("│")[1:-1] for line in result.output.splitlines() if "│" in line]
+        cells = {name.strip(): text.strip() for name, *_, text in rows}
+        assert cells["age"].startswith("47 to 61,")
+        assert cells["sex"] == "f 1, m 1"
+        assert cells["chol"].endswith("0.2 to 0.8")
+        assert cells["ill"] == "no 1, yes 1"
+        assert "name" not in cells
+
+
+@pytest.mark.parametrize(
+    ("row", "places"),
+    [
+        ("Cy,,male,210,no", ["line 3"]),
+        ("Cy,50,m,1e200,no", ["line 3"]),
+        ("Cy,50,f", ["line 3"]),
+        ("Cy,50,m,90000,no", ["column chol"]),
+    ],
+)
+def test_a_table_that_a_run_would_refuse_fails_the_check(check, tmp_path, row, places):
+    (tmp_path / "own.csv").write_text(f"name,age,sex,chol,ill\nAnn,61,f,240,no\n{row}\n")
+    result, output = check(tmp_path / "own.csv", "-c", STATED)
+    assert result.exit_code == 1
+    assert str(tmp_path / "own.csv") in result.stderr
+    with (output / "findings.csv").open() as file:
+        assert [finding["place"] for finding in csv.DictReader(file)] == places
+
+
+@pytest.mark.parametrize("name", ["own.csv", "own.parquet"])
+def test_a_table_without_a_statement_is_refused_with_how_to_state_columns(check, tmp_path, name):
+    (tmp_path / name).write_text("age,ill\n1,no\n")
+    result, _ = check(tmp_path / name)
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert str(tmp_path / name) in line
+    assert "-c 'private.columns=" in line
+
+
+@pytest.mark.parametrize(
+    ("stated", "setting"),
+    [
+        ('private.label="ill"', "private.columns"),
+        ('private.columns="age" private.column="b"', "private.column "),
+        ('private.columns="sex:f" private.classes="no,yes"', "private.columns"),
+        ("private.columns=age", "private.columns"),
+        ("missing.toml", "missing.toml"),
+    ],
+)
+def test_a_wrong_statement_of_columns_is_refused_by_name(check, tmp_path, stated, setting):
+    (tmp_path / "own.csv").write_text("age,label\n1,no\n")
+    result, _ = check(tmp_path / "own.csv", "-c", stated)
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert setting in line

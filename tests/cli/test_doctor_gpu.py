@@ -32,8 +32,10 @@ def gpus(**settings: Any) -> dict[str, Finding]:
     return {finding.check: finding for finding in found if finding.check.startswith("cuda")}
 
 
-def test_every_gpu_is_timed_beside_the_floor_of_its_hardware() -> None:
-    with VirtualDevice(2):
+def test_every_gpu_is_timed_beside_the_floor_of_its_hardware(
+    virtual_device: type[VirtualDevice],
+) -> None:
+    with virtual_device(2):
         found = gpus(device="cuda")
     assert [*found] == ["cuda:0", "cuda:1"]
     for name in found:
@@ -46,20 +48,24 @@ def test_every_gpu_is_timed_beside_the_floor_of_its_hardware() -> None:
         assert numbers["matmul, floor (s)"] == pytest.approx(product)
 
 
-def test_a_gpu_without_known_peaks_has_times_and_no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_without_known_peaks_has_times_and_no_floor(
+    virtual_device: type[VirtualDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fleet.gpu_speed, "PEAKS", {})
-    with VirtualDevice():
+    with virtual_device():
         found = gpus()["cuda:0"]
     assert found.state == "ok"
     assert "floor" not in str(found)
 
 
-def test_a_gpu_that_computes_nonsense_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_computes_nonsense_fails(
+    virtual_device: type[VirtualDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
     nothing = float("nan")
     monkeypatch.setattr(
         fleet.gpu_speed.functional, "conv2d", lambda images, *_, **__: images * nothing
     )
-    with VirtualDevice():
+    with virtual_device():
         found = gpus()["cuda:0"]
     assert found.state == "failed"
     assert "conv: the result is not finite" in found.found

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.virtual_device import VirtualDevice
 from distill import DistillError, VirtualData, distiller, kip
 from distill.kip import distill_kip, kip_gradient
 from tests.task import cpu_graphs
@@ -17,8 +16,8 @@ def generator(seed=0):
 
 
 @pytest.fixture
-def gpus():
-    with VirtualDevice(2) as gpus:
+def gpus(virtual_device):
+    with virtual_device(2) as gpus:
         yield gpus
 
 

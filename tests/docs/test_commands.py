@@ -116,6 +116,9 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "policy.yaml").write_text(files(ROOT / "docs" / "policy.md")["policy.yaml"])
     (tmp_path / "state" / "node").mkdir(parents=True)
     (tmp_path / "train.csv").write_text("height,weight,label\n1.7,70,a\n1.8,80,b\n")
+    (tmp_path / "table.csv").write_text("age,ill\n61,no\n47,yes\n")
+    stated = '[private]\nlabel = "ill"\nclasses = "no,yes"\ncolumns = "age"\n'
+    (tmp_path / "tables.toml").write_text(stated)
     rng = np.random.default_rng(0)
     for name in ("mnist", "fashion-mnist"):
         (tmp_path / "data" / name).mkdir(parents=True)

@@ -17,9 +17,9 @@ from tests.gpu.work import GPU, SPEC, Place, generator, samples
 
 
 @pytest.fixture
-def gpus() -> Iterator[VirtualDevice]:
+def gpus(virtual_device: type[VirtualDevice]) -> Iterator[VirtualDevice]:
     """Two virtual GPUs."""
-    with VirtualDevice(2) as gpus:
+    with virtual_device(2) as gpus:
         yield gpus
     _local_data.cache_clear()  # holds a node's data, on the GPU
 

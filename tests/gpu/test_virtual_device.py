@@ -1,6 +1,7 @@
 """The GPU that is not there behaves as one that is, as far as PyTorch's documentation says."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -187,17 +188,27 @@ def test_a_block_that_is_measured_within_another_counts_for_both(gpus):
     assert (outer.launches, inner.launches) == (3, 1)
 
 
-def test_nothing_of_it_is_left_behind_not_by_an_error_either():
-    def seen():
-        there = torch.cuda.is_available(), torch.cuda.device_count()
-        return there, torch.Generator, nn.Module._apply, torch._C._only_lift_cpu_tensors()
+def seen():
+    """What a virtual GPU changes in PyTorch."""
+    there = torch.cuda.is_available(), torch.cuda.device_count()
+    return there, torch.Generator, nn.Module._apply, torch._C._only_lift_cpu_tensors()
 
+
+def test_nothing_of_it_is_left_behind_not_by_an_error_either(virtual_device):
     before = seen()
-    with VirtualDevice(3):
+    with virtual_device(3):
         x = torch.zeros(2, device="cuda")
     assert seen() == before
-    with pytest.raises(RuntimeError, match="same device"), VirtualDevice(3):
+    with pytest.raises(RuntimeError, match="same device"), virtual_device(3):
         torch.zeros(2, device="cuda:2") + x
     assert seen() == before
     with pytest.raises(RuntimeError, match="outside of any VirtualDevice"):
         x + 1
+
+
+def test_a_pytorch_that_cannot_have_it_is_named_and_unchanged(monkeypatch):
+    monkeypatch.delattr(torch._C, "_ensureCUDADeviceGuardSet", raising=False)
+    before = seen()
+    with pytest.raises(RuntimeError, match=re.escape(torch.__version__)), VirtualDevice():
+        pass
+    assert seen() == before

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.virtual_device import VirtualDevice
 from task.compute.cuda_graph import graphed
 from tests.task import cpu_graphs
 
@@ -49,8 +48,8 @@ def test_on_a_cpu_a_step_stays_itself():
     assert graphed(step, torch.device("cpu")) is step
 
 
-def test_on_a_gpu_that_records_nothing_a_step_runs_as_it_is():
-    with VirtualDevice(2):
+def test_on_a_gpu_that_records_nothing_a_step_runs_as_it_is(virtual_device):
+    with virtual_device(2):
         recorded = graphed(step, torch.device("cuda:1"))
         for seed in range(3):
             found = recorded(*problem(seed, device="cuda:1"))

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from benchmarks.virtual_device import VirtualDevice
 from task.datasets import DataSpec
 from task.datasets.text import text_spec
 from task.models import ModelError, create_model, model_names
@@ -71,12 +70,12 @@ def test_a_text_is_classified_by_its_words_alone():
     assert together.isfinite().all()
 
 
-def test_a_text_is_classified_on_a_gpu_as_on_the_cpu():
+def test_a_text_is_classified_on_a_gpu_as_on_the_cpu(virtual_device):
     """On a GPU, texts are not packed."""
     model = create_model("bilstm", TEXT, seed=0)
     inputs = tokens([5, 9, 16_383], range(1, TEXT.shape[-1] + 1), [], [7])
     expected = model(inputs)
-    with VirtualDevice(1):
+    with virtual_device(1):
         actual = model.to("cuda")(inputs.to("cuda")).cpu()
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 

@@ -75,6 +75,7 @@ def test_large_numbers_keep_their_differences(tmp_path):
     [
         pytest.param(0, "", "age is missing", id="a missing number"),
         pytest.param(0, "Smith", "age is no number", id="text"),
+        pytest.param(0, "1_000", "age is no number", id="digits in groups"),
         pytest.param(0, "nan", "age is not finite", id="nan"),
         pytest.param(0, "1e200", "age is not finite, or beyond", id="too large"),
         pytest.param(1, "", "sex is missing", id="a missing category"),
@@ -90,6 +91,21 @@ def test_a_wrong_value_is_an_error_with_its_line_that_does_not_show_it(
     with pytest.raises(DatasetError, match=f"line 3: {said}") as error:
         load(write(tmp_path / "table.csv", rows=[ROWS[0], wrong]))
     assert "Smith" not in str(error.value)
+
+
+def test_a_table_of_another_system_reads_as_the_same(tmp_path):
+    """Accents apart from their letters, as macOS writes them, and rows without values."""
+    apart, joined = "Zoe\u0308", "Zo\u00eb"
+    task = settings(f"{apart},sex:{apart}|m,chol:200+-50")
+    plain = load(write(tmp_path / "plain.csv", f"{joined},sex,chol,ill", ROWS[1:]), task)
+    rows = [(",,,",), ROWS[1], ("", " ", "", "")]
+    other = load(write(tmp_path / "other.csv", f"{apart},sex,chol,ill", rows), task)
+    assert np.array_equal(other.images, plain.images)
+    named = load(
+        write(tmp_path / "named.csv", rows=[("1", apart, "2", "no")]),
+        settings(f"age,sex:{joined}|m,chol:200+-50"),
+    )
+    assert named.images[0, :, 0, 0].tolist() == [1, 1, 0, 2]
 
 
 @pytest.mark.parametrize(

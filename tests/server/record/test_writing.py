@@ -9,10 +9,11 @@ from contextlib import contextmanager
 
 import pytest
 from flwr.app import Context, RecordDict
+from safetensors import SafetensorError
 
 from server.app import main
 from server.record.resume import find_run_to_resume
-from server.record.writing import ResultsError
+from server.record.writing import ResultsError, results_in
 from server.settings import RunSettings
 
 KILOBYTES = 1000
@@ -79,3 +80,16 @@ def test_a_disk_that_is_full_in_mid_run_is_named_and_the_run_can_be_resumed(play
     play(run_id=2, **settings)
     folder = find_run_to_resume(RunSettings(runs_dir=str(tmp_path / "runs"), **settings), 2)
     assert (folder / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'I/O error: IoError(Os { code: 27, kind: FileTooLarge, message: "File too large" })',  # 0.5
+        "Error while serializing: I/O error: File too large (os error 27)",
+    ],
+)
+def test_a_full_disk_is_named_as_every_safetensors_describes_it(tmp_path, text):
+    with pytest.raises(ResultsError, match="resume = ") as caught, results_in(tmp_path):
+        raise SafetensorError(text)
+    check_line(caught.value, tmp_path)
