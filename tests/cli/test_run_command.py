@@ -258,5 +258,6 @@ def test_overrides_are_read_as_flower_reads_them():
     text = """a=1 b.c=2.5 d=true e="x y" f='{"g": 1}' h="\\"q\\"" """
     expected = {"a": 1, "b.c": 2.5, "d": True, "e": "x y", "f": '{"g": 1}', "h": '"q"'}
     assert read_run_config(text) == expected
+    assert read_run_config(text.replace("=", " = ", 3)) == expected
     with pytest.raises(RunConfigError, match="no override"):
         read_run_config("a=1 b")
