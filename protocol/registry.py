@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache
 from logging import WARNING
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, Message
 from flwr.common import log
 
 import protocol
@@ -101,33 +101,35 @@ def phases_of(
     return phases
 
 
-def check_train_config(content: RecordDict) -> None:
-    """Check that nodes read every key in the config of a plain train message.
+def check_config(message: Message) -> None:
+    """Check that nodes read every key in the config of a plain train or evaluate message.
 
-    The values are the node's to check.
+    The values are the node's to check, and so are messages of other types.
 
     Raises
     ------
     SettingsError
-        If a key is not of ``train.*``, nor in the request of a method's train phase: it would
-        change nothing.
+        If a key is not one of a phase of this type, such as ``train.*``, or a method's own: it
+        would change nothing.
     """
-    phases = [TRAIN_PHASE, *(phase for method in all_methods().values() for phase in method.phases)]
+    message_type = message.metadata.message_type
+    plain = (TRAIN_PHASE, EVALUATE_PHASE)
+    if message_type not in {phase.message_type for phase in plain}:
+        return
+    phases = [*plain, *(phase for method in all_methods().values() for phase in method.phases)]
     configs = [
         phase.request.configs[CONFIG]
         for phase in phases
-        if phase.message_type == TRAIN_PHASE.message_type
-        and phase.request
-        and CONFIG in phase.request.configs
+        if phase.message_type == message_type and phase.request and CONFIG in phase.request.configs
     ]
     known = {
         field.alias or name for config in configs for name, field in config.model_fields.items()
     }
-    if unknown := content.config_records.get(CONFIG, ConfigRecord()).keys() - known:
+    if unknown := message.content.config_records.get(CONFIG, ConfigRecord()).keys() - known:
         key = min(unknown)
         raise SettingsError(
-            f"the strategy sends {key[:60]!r} in the config of train messages, which nodes do not "
-            f"read (remove it, or use one of {', '.join(sorted(known))})"
+            f"the strategy sends {key[:60]!r} in the config of {message_type} messages, which "
+            f"nodes do not read (remove it, or use one of {', '.join(sorted(known))})"
         )
 
 

@@ -96,6 +96,12 @@ class OwnKey(FedAvg):
         return super().configure_train(server_round, arrays, own, grid)
 
 
+class OwnEvaluateKey(FedAvg):
+    def configure_evaluate(self, server_round, arrays, config, grid):
+        own = ConfigRecord({**config, "temperature": 2.0})
+        return super().configure_evaluate(server_round, arrays, own, grid)
+
+
 class KnownKeys(FedProx):
     def configure_train(self, server_round, arrays, config, grid):
         own = ConfigRecord({**config, "lr": 0.01, "local-epochs": 2})
@@ -186,6 +192,12 @@ def test_a_train_config_key_that_no_node_reads_is_refused_before_any_node_trains
     with pytest.raises(SettingsError, match=r"'temperature'.*local-epochs"):
         play(OwnKey)
     assert {message.metadata.message_type for message in play.grid.pushed} == {DESCRIBE}
+
+
+def test_an_evaluate_config_key_that_no_node_reads_is_refused_before_any_node_evaluates(play):
+    with pytest.raises(SettingsError, match=r"'temperature'.*evaluate.*server-round"):
+        play(OwnEvaluateKey, **{"fraction-evaluate": 1.0})
+    assert "evaluate" not in {message.metadata.message_type for message in play.grid.pushed}
 
 
 def test_keys_of_train_settings_and_of_flowers_strategies_are_read(play):

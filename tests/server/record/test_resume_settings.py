@@ -163,7 +163,7 @@ def test_latest_resumes_no_older_run_because_the_last_has_no_checkpoint(tmp_path
         (tmp_path / run_id / "journal.jsonl").touch()
         os.utime(tmp_path / run_id / "journal.jsonl", (written, written))
     config = {**FIRST, "runs-dir": str(tmp_path), "resume": "latest"}
-    with pytest.raises(CheckpointError, match="latest.*run 2"):
+    with pytest.raises(CheckpointError, match=r"latest.*run 2"):
         find_run_to_resume(RunSettings.from_run_config(config), run_id=9)
 
 
