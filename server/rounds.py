@@ -30,6 +30,7 @@ from server.record.resume import (
     offset_evaluate,
     restore,
     state_of,
+    way_to_resume,
 )
 from server.roster import Roster
 from server.settings import RunSettings
@@ -98,6 +99,8 @@ class Rounds:
         except Exception as error:
             learnt = not self._personal and self._model is not self.task.start
             self.recorder.break_off(error, self.task.whole(self._model) if learnt else None)
+            if setting := way_to_resume(self.strategy, self.recorder.folder):
+                log(INFO, "To resume from the last checkpoint: %s", setting)
             raise
         self._write_results(arrays)
 
@@ -254,10 +257,12 @@ class Rounds:
         self._follow_roster()
         self._save_checkpoint(server_round, arrays)
         if len(self._failures) == self.settings.patience_failed:
+            setting = way_to_resume(self.strategy, self.recorder.folder)
+            how = f"continue with {setting}" if setting else "start a new run"
             raise NothingLearntError(
                 f"{counted(len(self._failures), 'failed round')}, and patience-failed = "
-                f"{self.settings.patience_failed}: {failure} (mend the nodes and go on with "
-                f'resume = "{self.recorder.folder.name}", or raise patience-failed)'
+                f"{self.settings.patience_failed}: {failure} (repair the nodes and {how}, or raise "
+                "patience-failed)"
             )
         self.grid.begin_round(server_round + 1)
         return metrics

@@ -125,6 +125,11 @@ def checkpoint_to_resume(settings: RunSettings, folder: Path, data: str = "") ->
     return checkpoint
 
 
+def way_to_resume(strategy: Strategy, folder: Path) -> str:
+    """The setting by which a run can be resumed; empty if its strategy has its own loop."""
+    return "" if has_own_loop(type(strategy)) else f'resume = "{folder.name}"'
+
+
 @contextmanager
 def lock_run_folder(folder: Path) -> Iterator[Path]:
     """Create and lock a run's folder; wait a while for a run that was just stopped.

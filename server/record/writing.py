@@ -18,15 +18,19 @@ class ResultsError(RuntimeError):
 
 
 @contextmanager
-def results_in(folder: Path) -> Iterator[None]:
-    """Turn errors of the system about a run's folder, or about a full disk, into ResultsError."""
+def results_in(folder: Path, way_to_resume: str) -> Iterator[None]:
+    """Turn errors of the system about a run's folder, or about a full disk, into ResultsError.
+
+    Their remedy names the setting by which the run can be resumed, if there is one.
+    """
     try:
         yield
     except (OSError, SafetensorError) as error:
         number, place = _number(error), getattr(error, "filename", None)
         reason = os.strerror(number) if number else ""
         if number in _NO_ROOM and (place is None or _is_about(place, folder)):
-            remedy = f'make room there, then continue the run with resume = "{folder.name}"'
+            how = f"continue the run with {way_to_resume}" if way_to_resume else "start a new run"
+            remedy = f"make room there, then {how}"
         elif place is not None and _is_about(place, folder):
             remedy = "set runs-dir to a folder in which the server may write"
         else:
