@@ -161,11 +161,12 @@ class Control:
         ([81, 92], "8", [81], "run 81 is stopped"),
         ([92, 81], "latest", [81], "run 81 is stopped"),
         ([812, 813], "81", [], "81 begins 2 ids: 812, 813 (give more digits)"),
-        ([812], "9", [], "no run 9"),
-        ([], "latest", [], "no run is going on"),
+        ([812, 731], "9", [], "no run 9; running: 812 and 731"),
+        ([], "999", [], "no run 999; running: none"),
+        ([], "latest", [], "no run is running"),
     ],
 )
-def test_a_run_is_stopped_by_its_first_digits(
+def test_a_run_is_stopped_by_its_first_digits_and_an_unknown_one_is_named_with_those_that_run(
     runs: list[int],
     given: str,
     stopped: list[int],
