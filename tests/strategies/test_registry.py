@@ -171,7 +171,7 @@ def test_a_misspelt_strategy_argument_is_one_line_with_those_that_are_known(
 
 
 def test_a_misspelt_argument_of_an_aggregator_is_one_line_too():
-    with pytest.raises(SettingsError, match=r"aggregator-args = .*did you mean num_malicious_nodes\?"):
+    with pytest.raises(SettingsError, match=r"aggregator-args = .*mean num_malicious_nodes\?"):
         create_aggregator("krum", '{"num_malicious_nodess": 1}')
 
 
