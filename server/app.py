@@ -92,6 +92,8 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
                 run_config=context.run_config,
             )
         with Journal(folder / "journal.jsonl", checkpoint.round if checkpoint else None) as journal:
+            if shutdown := module_of_line("shutdown"):
+                shutdown.at_the_end(journal.stop)
             screening = grid_of(
                 grid,
                 deadline=settings.phase_timeout,

@@ -57,6 +57,20 @@ def test_a_list_says_which_runs_failed_and_what_only_nodes_know(finished_run):
     assert ["rounds", "to", "80", "%", "2"] in shown
 
 
+def test_a_run_that_was_stopped_is_listed_as_stopped(finished_run):
+    folder = finished_run("22")
+    (folder / "summary.json").unlink()
+    with (folder / "journal.jsonl").open("a") as journal:
+        journal.write(json.dumps({"round": 1, "stopped": True}) + "\n")
+    (line,) = [
+        line
+        for line in invoke("list", "--runs-dir", folder.parent).output.splitlines()
+        if line.startswith("22")
+    ]
+    assert "stopped" in line
+    assert "failed" not in line
+
+
 def test_a_list_fits_a_terminal_of_80_columns_with_whole_dates(finished_run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     folder = finished_run("16120037219058242387")
