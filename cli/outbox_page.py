@@ -152,6 +152,7 @@ def _time(line: Entry) -> str:
 
 
 def _virtual_data(lines: Sequence[Entry], folder: Path) -> Iterator[Section]:
+    classes = {name: line.get("classes", []) for line in lines for name in line["virtual"]}
     names = list(dict.fromkeys(name for line in reversed(lines) for name in line["virtual"]))
     if not names:
         return
@@ -167,7 +168,7 @@ def _virtual_data(lines: Sequence[Entry], folder: Path) -> Iterator[Section]:
             if are_vectors(virtual.images.shape):
                 vectors += 1
             else:
-                figures.append(_picture(virtual, name))
+                figures.append(_picture(virtual, name, classes[name]))
         except (OSError, VirtualDataError):
             lacking += 1
     shown = "" if len(names) <= MOST_PICTURES else f" The last {MOST_PICTURES} are shown."
@@ -185,10 +186,11 @@ def _virtual_data(lines: Sequence[Entry], folder: Path) -> Iterator[Section]:
     yield Section("Virtual data that left", text, figures=figures)
 
 
-def _picture(virtual: VirtualData, name: str) -> Figure:
+def _picture(virtual: VirtualData, name: str, class_names: Sequence[str]) -> Figure:
     from distill.contact_sheet import contact_sheet
 
-    classes = [str(label) for label in range(int(virtual.labels.max()) + 1)]
+    others = range(len(class_names), int(virtual.labels.max()) + 1)  # called by their labels
+    classes = [*class_names, *map(str, others)]
     png = BytesIO()
     sheet = contact_sheet(virtual.images, virtual.labels, classes, virtual.formation)
     sheet.save(png, "PNG")
