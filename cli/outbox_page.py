@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Column
 from rich.table import Table as TerminalTable
 
 from node.outbox import Entry, virtual_data_file
@@ -40,7 +41,7 @@ EXPLAINED = (
 
 def print_table(lines: Sequence[Entry]) -> None:
     """Print a log's lines, and the hash of the last."""
-    table = TerminalTable(*(column.lstrip("#") for column in COLUMNS))
+    table = TerminalTable(*(Column(column.lstrip("#"), overflow="fold") for column in COLUMNS))
     for line in lines:
         table.add_row(*map(escape, _cells(line)))
     console = Console()

@@ -79,6 +79,22 @@ def test_a_list_fits_a_terminal_of_80_columns_with_whole_dates(finished_run, mon
     assert started[:16].replace("T", " ") in output
 
 
+LONG = f"they.{'of_long_names.' * 4}strategies:TheirStrategyWithALongName_Z"
+LONG_ENDS = "they", "_Z"
+
+
+@pytest.mark.parametrize("command", [["list"], ["show", "22"], ["compare", "22", "11"]])
+def test_at_80_columns_a_module_and_class_is_folded_and_not_cut(finished_run, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    folder = finished_run("22")
+    finished_run("11")
+    file = folder / "settings.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "strategy": LONG, "dataset": LONG}))
+    output = invoke(*command, "--runs-dir", folder.parent).output
+    assert "…" not in output
+    assert all(part in output for part in LONG_ENDS)
+
+
 def test_no_runs_is_said(tmp_path):
     result = invoke("list", "--runs-dir", tmp_path)
     assert result.exit_code == 1
