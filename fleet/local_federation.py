@@ -434,6 +434,7 @@ class LocalFederation:
                 control_address=addresses.control,
                 flower_home=str(home),
                 node_dirs=[str(node.state_dir) for node in self.nodes],
+                working_dir=str((self._cwd or Path()).resolve()),
             )
         )
         secret = appio_secret(self.state_dir)

@@ -4,6 +4,7 @@ Ours are the ``METHODS`` of the modules in this package. An installed package de
 an entry point in the group ``flwr_distill.methods``.
 """
 
+import difflib
 import importlib
 import pkgutil
 from collections import ChainMap
@@ -61,6 +62,32 @@ def find_method(name: str) -> Method | None:
     if name in installed_plugins().names:
         return _installed_method(name)
     return built_in_methods().get(name)
+
+
+def check_strategy_name(name: str, setting: str = "strategy") -> None:
+    """Check that there is a strategy of a name, as far as it can be known without importing it.
+
+    Parameters
+    ----------
+    name : str
+        Name of a method, or ``module:Class``, which may be any.
+    setting : str (default: "strategy")
+        Setting name, used in errors.
+
+    Raises
+    ------
+    SettingsError
+        If there is none; names those that there are.
+    """
+    method = find_method(name)
+    if ":" in (method.strategy if method else name):
+        return
+    known = sorted(name for name, m in all_methods().items() if m.strategy)
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f", did you mean {close[0]}?" if close else ""
+    raise SettingsError(
+        f"{setting} = {name!r}: not one of {', '.join(known)}, nor module:Class{hint}"
+    )
 
 
 def method_of(strategy: type) -> Method | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 _NO_ROOM = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
+ELSEWHERE = "set runs-dir to a folder in which the server may write"
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
@@ -32,10 +33,25 @@ def results_in(folder: Path, way_to_resume: str) -> Iterator[None]:
             how = f"continue the run with {way_to_resume}" if way_to_resume else "start a new run"
             remedy = f"make room there, then {how}"
         elif place is not None and _is_about(place, folder):
-            remedy = "set runs-dir to a folder in which the server may write"
+            remedy = ELSEWHERE
         else:
             raise
         raise ResultsError(f"{folder}: cannot be written: {reason} ({remedy})") from error
+
+
+def check_writable(folder: Path) -> None:
+    """Check that a folder is there or can be made, and that files can be written to it.
+
+    Raises
+    ------
+    ResultsError
+        If not; names what is in the way.
+    """
+    there = next(place for place in (folder, *folder.parents) if os.path.exists(place))
+    if not there.is_dir():
+        raise ResultsError(f"{there} is no folder ({ELSEWHERE})")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ResultsError(f"{there} cannot be written to ({ELSEWHERE})")
 
 
 def _number(error: OSError | SafetensorError) -> int | None:

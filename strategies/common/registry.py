@@ -1,6 +1,5 @@
 """Strategies by name: of a declared method, or any Flower strategy."""
 
-import difflib
 from collections.abc import Mapping
 from inspect import Parameter, signature
 from typing import Any
@@ -9,7 +8,7 @@ from flwr.serverapp.strategy import FedAvg, FedXgbBagging, FedXgbCyclic, Strateg
 
 from protocol.arguments import read_arguments
 from protocol.method import Method
-from protocol.registry import all_methods, built_in_methods, find_method, method_of
+from protocol.registry import built_in_methods, check_strategy_name, find_method, method_of
 from strategies.common.arguments import check_types, unknown_argument
 from strategies.common.checked import CheckedFedAvg, RobustFedAvg
 from strategies.common.run import Run
@@ -41,15 +40,10 @@ def find_strategy(name: str, setting: str = "strategy") -> tuple[type[Strategy],
         If there is no such strategy, or it is not a Flower ``Strategy``, or has a loop of its own
         that does not take Flower's arguments.
     """
+    if name not in _OF_TREES:
+        check_strategy_name(name, setting)
     method = find_method(name)
     path = method.strategy if method else name
-    if ":" not in path and name not in _OF_TREES:
-        known = sorted(name for name, m in all_methods().items() if m.strategy)
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f", did you mean {close[0]}?" if close else ""
-        raise SettingsError(
-            f"{setting} = {name!r}: not one of {', '.join(known)}, nor module:Class{hint}"
-        )
     try:
         strategy = _OF_TREES.get(name) or import_object(path)
     except PluginError as error:

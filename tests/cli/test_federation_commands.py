@@ -45,7 +45,8 @@ def test_status_shows_what_each_node_computes_on(tmp_path: Path) -> None:
         status_file(folder).write_text(json.dumps(parts))
     file = FederationFile(tmp_path)
     file.lock()
-    file.write(FederationRecord(os.getpid(), "127.0.0.1:1", "home", [str(node) for node in nodes]))
+    node_dirs = [str(node) for node in nodes]
+    file.write(FederationRecord(os.getpid(), "127.0.0.1:1", "home", node_dirs, str(tmp_path)))
     shown = CliRunner().invoke(
         app, ["status", "--state-dir", str(tmp_path)], env={"COLUMNS": "120"}
     )
