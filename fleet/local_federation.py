@@ -258,6 +258,11 @@ class LocalFederation:
         self._file.unlock()
 
     @property
+    def is_open(self) -> bool:
+        """Whether its nodes have the policy ``open``: runs may ask for their samples."""
+        return self._node_settings["policy"] == "open"
+
+    @property
     def superlink_pid(self) -> int:
         """Process id of the SuperLink."""
         return self._pid_of(self._superlink)

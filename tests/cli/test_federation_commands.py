@@ -101,6 +101,24 @@ def test_each_data_has_a_node_and_a_file_gives_settings_of_all_nodes(
     assert {(node["threads"], node["node-config"]["site"]) for node in nodes} == {(2, "lab")}
 
 
+@pytest.mark.parametrize(("config", "is_open"), [("", True), ("policy: standard", False)])
+def test_up_says_where_its_nodes_are_open(
+    config: str, is_open: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(self: LocalFederation) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(LocalFederation, "start", lambda self, **more: None)
+    monkeypatch.setattr(LocalFederation, "restart_dead_nodes", end)
+    (tmp_path / "all.yaml").write_text(f"threads: 2\n{config}\n")
+    result = CliRunner().invoke(app, ["up", "--config", "all.yaml"])
+    assert result.exit_code == 0, result.output
+    assert ("policy open" in result.output) == is_open
+    helped = " ".join(CliRunner().invoke(app, ["up", "--help"]).output.replace("│", " ").split())
+    assert "policy open" in helped
+
+
 def missing() -> list[str]:
     raise FileNotFoundError
 
