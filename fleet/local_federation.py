@@ -260,7 +260,7 @@ class LocalFederation:
     @property
     def is_open(self) -> bool:
         """Whether its nodes have the policy ``open``: runs may ask for their samples."""
-        return self._node_settings["policy"] == "open"
+        return bool(self._node_settings["policy"] == "open")
 
     @property
     def superlink_pid(self) -> int:
