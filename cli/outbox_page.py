@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Column
 from rich.table import Table as TerminalTable
 
 from node.outbox import Entry, virtual_data_file
@@ -40,7 +41,7 @@ EXPLAINED = (
 
 def print_table(lines: Sequence[Entry]) -> None:
     """Print a log's lines, and the hash of the last."""
-    table = TerminalTable(*(column.lstrip("#") for column in COLUMNS))
+    table = TerminalTable(*(Column(column.lstrip("#"), overflow="fold") for column in COLUMNS))
     for line in lines:
         table.add_row(*map(escape, _cells(line)))
     console = Console()
@@ -152,6 +153,7 @@ def _time(line: Entry) -> str:
 
 
 def _virtual_data(lines: Sequence[Entry], folder: Path) -> Iterator[Section]:
+    classes = {name: line.get("classes", []) for line in lines for name in line["virtual"]}
     names = list(dict.fromkeys(name for line in reversed(lines) for name in line["virtual"]))
     if not names:
         return
@@ -167,7 +169,7 @@ def _virtual_data(lines: Sequence[Entry], folder: Path) -> Iterator[Section]:
             if are_vectors(virtual.images.shape):
                 vectors += 1
             else:
-                figures.append(_picture(virtual, name))
+                figures.append(_picture(virtual, name, classes[name]))
         except (OSError, VirtualDataError):
             lacking += 1
     shown = "" if len(names) <= MOST_PICTURES else f" The last {MOST_PICTURES} are shown."
@@ -185,10 +187,11 @@ def _virtual_data(lines: Sequence[Entry], folder: Path) -> Iterator[Section]:
     yield Section("Virtual data that left", text, figures=figures)
 
 
-def _picture(virtual: VirtualData, name: str) -> Figure:
+def _picture(virtual: VirtualData, name: str, class_names: Sequence[str]) -> Figure:
     from distill.contact_sheet import contact_sheet
 
-    classes = [str(label) for label in range(int(virtual.labels.max()) + 1)]
+    others = range(len(class_names), int(virtual.labels.max()) + 1)  # called by their labels
+    classes = [*class_names, *map(str, others)]
     png = BytesIO()
     sheet = contact_sheet(virtual.images, virtual.labels, classes, virtual.formation)
     sheet.save(png, "PNG")

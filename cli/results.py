@@ -1,7 +1,7 @@
 """Runs' results as a table."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -13,7 +13,8 @@ def results_table(title: str, results: Mapping[str, Mapping[str, Any]]) -> Table
 
     table = Table(title=title)
     for column in ("strategy", "accuracy", "rounds to 80 %", "server MB", "link MB", "seconds"):
-        table.add_column(column, justify="left" if column == "strategy" else "right")
+        justify: Literal["left", "right"] = "left" if column == "strategy" else "right"
+        table.add_column(column, justify=justify, overflow="fold")
     for name, result in results.items():
         table.add_row(
             name,

@@ -7,7 +7,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -30,7 +30,11 @@ from fleet.own_app import APP_DIR, PRESETS
 from fleet.run_config import RunConfigError, read_run_config
 from fleet.submission import RunError, RunOutcome, submit
 from node.settings import NODE_CONFIG
+from server.record.writing import ResultsError, check_writable
 from task.settings import RunConfigValue, SettingsError
+
+if TYPE_CHECKING:
+    from server.settings import RunSettings
 
 
 def run(
@@ -72,10 +76,12 @@ def run(
         overrides = read_run_config(str(_preset(preset))) if preset else {}
         for text in run_config or ():
             overrides |= read_run_config(text)
-        _check(overrides)
+        settings = _check(overrides)
     user = user_of(user_certificate, user_key, "run")
     link = find_superlink(superlink, root_certificates, insecure, user, state_dir, "run")
     if link.federation:
+        with exit_on(SettingsError, ResultsError, command="run"):
+            _check_here(settings, Path(link.federation.working_dir))
         _check_data_set(overrides, link.federation.node_dirs)
         overrides = {"min-nodes": len(link.federation.node_dirs)} | overrides
 
@@ -108,11 +114,11 @@ def _preset(name: str) -> Path:
     raise RunConfigError(f"preset={name}: {hint}There are {', '.join(names)}")
 
 
-def _check(overrides: dict[str, RunConfigValue]) -> None:
+def _check(overrides: dict[str, RunConfigValue]) -> RunSettings:
     """Check settings before anything is submitted, or raise a `SettingsError`."""
     from server.settings import RunSettings  # here: imports Flower
 
-    RunSettings.from_run_config(overrides)
+    settings = RunSettings.from_run_config(overrides)
     app: dict[str, Any] = tomllib.loads((APP_DIR / "pyproject.toml").read_text("utf-8"))
     for key in overrides:
         known: Any = app["tool"]["flwr"]["app"]["config"]
@@ -123,6 +129,20 @@ def _check(overrides: dict[str, RunConfigValue]) -> None:
                 f"run config: {key}: a plug-in's settings go into strategy-args, as in "
                 f"strategy-args='{{\"{key.rpartition('.')[2]}\": ...}}'"
             )
+    return settings
+
+
+def _check_here(settings: RunSettings, working_dir: Path) -> None:
+    """Check what is known because the server is on this machine: its methods, and its folders."""
+    from protocol.registry import check_strategy_name  # here: imports Flower
+
+    check_strategy_name(settings.strategy)
+    if settings.aggregator:
+        check_strategy_name(settings.aggregator, "aggregator")
+    try:
+        check_writable(working_dir / settings.runs_dir)
+    except ResultsError as error:
+        raise ResultsError(f"runs-dir = {settings.runs_dir!r}: {error}") from None
 
 
 def _follow(

@@ -1,14 +1,12 @@
 """Finds runs by the names given on the command line."""
 
-import json
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli.errors import fail
-from server.record.run_ids import LATEST, RunIdError, full_id
+from server.record.run_ids import LATEST, SETTINGS, RunIdError, by_start, full_id
 
 if TYPE_CHECKING:
     from server.page.run_files import RunFiles
@@ -16,7 +14,6 @@ if TYPE_CHECKING:
 RUN_HELP = "Run id or its first digits, its folder, or latest."
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder that the runs' folders are in.")]
 DEFAULT_RUNS_DIR = Path("runs")
-SETTINGS, JOURNAL = "settings.json", "journal.jsonl"
 _REMEDY = "flwr-distill runs list shows the others"
 
 
@@ -41,23 +38,7 @@ def read_runs(names: list[str], runs_dir: Path) -> "list[RunFiles]":
 
 def run_folders(runs_dir: Path) -> list[Path]:
     """Folders of runs, the one that started last is the last; all of them have met their nodes."""
-    return [folder for folder in _by_start(runs_dir) if (folder / SETTINGS).exists()]
-
-
-def _by_start(runs_dir: Path) -> list[Path]:
-    """Folders of runs as `run_folders`, with those that have not met their nodes."""
-    files = [*runs_dir.glob(f"*/{SETTINGS}"), *runs_dir.glob(f"*/{JOURNAL}")]
-    return sorted({file.parent for file in files}, key=_started)
-
-
-def _started(folder: Path) -> float:
-    """When a run started: files' times differ in a copy, so they count where a run says nothing."""
-    try:
-        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-        return datetime.fromisoformat(about["started"]).timestamp()
-    except (OSError, ValueError, KeyError, TypeError):
-        file = next(file for name in (SETTINGS, JOURNAL) if (file := folder / name).exists())
-        return file.stat().st_mtime
+    return [folder for folder in by_start(runs_dir) if (folder / SETTINGS).exists()]
 
 
 def shortest(name: str, names: list[str], least: int = 6) -> str:
@@ -69,7 +50,7 @@ def shortest(name: str, names: list[str], least: int = 6) -> str:
 
 
 def _folder(name: str, runs_dir: Path) -> Path:
-    ids = [folder.name for folder in _by_start(runs_dir)]
+    ids = [folder.name for folder in by_start(runs_dir)]
     if name not in (*ids, LATEST) and (Path(name) / SETTINGS).exists():
         return Path(name)
     try:

@@ -25,7 +25,7 @@ Run = Annotated[str, typer.Argument(help=RUN_HELP)]
 def list_runs(runs_dir: RunsDir = DEFAULT_RUNS_DIR) -> None:
     """List the runs of a folder, the latest last, by the first digits of their ids.
 
-    A run is done, failed, or not done: it goes on, or was stopped or killed.
+    A run is done, failed, stopped, or not done: it is running, or was killed.
     """
     all_runs = read_runs([str(folder) for folder in run_folders(runs_dir)], runs_dir)
     if not all_runs:
@@ -39,8 +39,8 @@ def list_runs(runs_dir: RunsDir = DEFAULT_RUNS_DIR) -> None:
         Column("run", no_wrap=True, min_width=max(map(len, shown))),
         Column("started", no_wrap=True),
         Column("state", no_wrap=True),
-        "strategy",
-        "data set",
+        Column("strategy", overflow="fold"),
+        Column("data set", overflow="fold"),
         "rounds",
         "accuracy",
         "server",
@@ -71,7 +71,7 @@ def show(run: Run, runs_dir: RunsDir = DEFAULT_RUNS_DIR) -> None:
 
     console = Console()
     console.print(f"[bold]{files.title}[/], in {files.folder}", highlight=False)
-    table = Table.grid(padding=(0, 2))
+    table = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
     state = files.state
     if state == "failed":
         state = f"{state}: {files.named(files.journal[-1]['error'])}"
@@ -173,7 +173,9 @@ def _in_terminal(title: str, table: "PageTable") -> Table:
     printed = Table(title=title)
     for column in table.columns:
         printed.add_column(
-            column.lstrip("#"), justify="right" if column.startswith("#") else "left"
+            column.lstrip("#"),
+            justify="right" if column.startswith("#") else "left",
+            overflow="fold",
         )
     for row in table.rows:
         printed.add_row(*map(escape, row))

@@ -23,7 +23,8 @@ from cli.connection import (
 from cli.errors import exit_on, fail
 from cli.options import DEFAULT_FEDERATION_DIR, FederationDir
 from fleet.federation_record import FederationFile
-from server.record.run_ids import RunIdError, full_id
+from server.record.run_ids import LATEST, RunIdError, full_id
+from task.words import listed
 
 
 def stop(
@@ -52,11 +53,14 @@ def stop(
 
     from fleet.flower_1_32.superlink import SuperLinkError  # here: imports Flower
 
-    with exit_on(SuperLinkError, RunIdError, command="stop"), link.open(timeout=10.0) as control:
-        going_on = [str(run_id) for run_id in control.unfinished_runs()]
-        if not going_on:
-            fail("no run is going on", "stop")
-        run_id = full_id(run, going_on)
+    with exit_on(SuperLinkError, command="stop"), link.open(timeout=10.0) as control:
+        running = [str(run_id) for run_id in control.unfinished_runs()]
+        if run == LATEST and not running:
+            fail("no run is running", "stop")
+        try:
+            run_id = full_id(run, running)
+        except RunIdError as error:
+            fail(f"{error}; running: {listed(running) if running else 'none'}", "stop")
         control.stop_run(int(run_id))
     typer.echo(f"run {run_id} is stopped")
 

@@ -21,6 +21,7 @@ from task.text_files import read_text
 from task.words import counted
 
 DEFAULT_NODES = 5
+OPEN = "The nodes have the policy open: runs may ask for their samples (--config sets another)."
 _OWN = ("superlink", "insecure", "partition-id", "num-partitions", "state-dir", "peer-address")
 
 
@@ -61,6 +62,8 @@ def up(
     restarted; if one cannot work here, the federation ends and says why. The logs are in the state
     directory: superlink.log, node-0/node.log and so on.
 
+    The nodes have the policy open, so runs may ask for their samples; --config can set another.
+
     For a machine of your own: all runs as one user, and who can reach its loopback, such as a run's
     ServerApp, can start runs.
     """
@@ -85,6 +88,8 @@ def up(
             verb = "is" if number == 1 else "are"
             typer.echo(f"{counted(number, 'node')} {verb} online. In another terminal:")
             typer.echo(f"  flwr-distill run{again}{own}")
+            if federation.is_open:
+                typer.echo(OPEN)
             typer.echo("Ctrl-C ends the federation, and so does:")
             typer.echo(f"  flwr-distill stop{again}")
             while True:

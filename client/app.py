@@ -40,7 +40,7 @@ from protocol.messages import (
     PACE,
     TOGETHER,
 )
-from protocol.registry import all_methods, check_train_config, handlers, plugin_paths
+from protocol.registry import all_methods, check_config, handlers, plugin_paths
 from task.compute.precision import products_in
 from task.datasets import DatasetError
 from task.evaluation import evaluate_model
@@ -192,7 +192,7 @@ def train(message: Message, context: Context) -> Message:
     records = unread_records(message.content)
     if records:
         raise _missing(f"loss term of record {min(records)!r}", context)
-    check_train_config(message.content)
+    check_config(message)
     reply = trained_together(context, message.content)
     if reply is None:
         session = Session.of(context)
@@ -204,7 +204,14 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Evaluate the received model on the node's holdout (Flower's plain contract)."""
+    """Evaluate the received model on the node's holdout (Flower's plain contract).
+
+    Raises
+    ------
+    SettingsError
+        If the message's config has a key that nothing here reads, or there is no holdout.
+    """
+    check_config(message)
     session = Session.of(context)
     holdout = held_out(session)
     holdout = replace(holdout, inputs=as_seen(session, holdout.inputs))

@@ -42,7 +42,7 @@ ANSWERS_WITHIN = 5.0
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found, and what to do where it failed; `numbers` by name, with their unit."""
+    """What a check found, and what to do unless that is ok; `numbers` by name, with their unit."""
 
     check: str
     state: Literal["ok", "failed", "unchecked"]
@@ -95,8 +95,8 @@ def _modules() -> Iterator[Finding]:
         yield Finding(check, "failed", found, remedy)
     for folder, names in namesakes().items():
         found = f"{folder} has {', '.join(names)}: our packages are imported in their place"
-        remedy = "a plug-in there that imports its own needs other names, or a package for them"
-        yield Finding(check, "ok", found, remedy)
+        own = "a plug-in there that imports its own needs other names, or a package for them"
+        yield Finding(check, "ok", f"{found}; {own}")
 
 
 def _machine() -> Finding:
@@ -222,8 +222,8 @@ def _proxy(superlink: str | None) -> Finding:
         found = f"{', '.join(named)}: not for this machine's own processes; for others: --superlink"
         return Finding(check, "ok", found)
     if proxy := proxy_of(superlink):
-        remedy = f"if it must not be: no_proxy={host_of(superlink)}"
-        return Finding(check, "ok", f"{superlink} is called through {proxy}", remedy)
+        found = f"{superlink} is called through {proxy} (no_proxy={host_of(superlink)} prevents it)"
+        return Finding(check, "ok", found)
     return Finding(check, "ok", why_unused(superlink))
 
 

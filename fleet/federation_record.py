@@ -15,12 +15,16 @@ class FederationRunsError(RuntimeError):
 
 @dataclass(frozen=True)
 class FederationRecord:
-    """How to reach a local federation; the process `pid` ends it on SIGTERM."""
+    """How to reach a local federation; the process `pid` ends it on SIGTERM.
+
+    Its ServerApps run in `working_dir`, to which a run's ``runs-dir`` is relative.
+    """
 
     pid: int
     control_address: str
     flower_home: str
     node_dirs: list[str]
+    working_dir: str
 
 
 class FederationFile:

@@ -258,6 +258,11 @@ class LocalFederation:
         self._file.unlock()
 
     @property
+    def is_open(self) -> bool:
+        """Whether its nodes have the policy ``open``: runs may ask for their samples."""
+        return bool(self._node_settings["policy"] == "open")
+
+    @property
     def superlink_pid(self) -> int:
         """Process id of the SuperLink."""
         return self._pid_of(self._superlink)
@@ -434,6 +439,7 @@ class LocalFederation:
                 control_address=addresses.control,
                 flower_home=str(home),
                 node_dirs=[str(node.state_dir) for node in self.nodes],
+                working_dir=str((self._cwd or Path()).resolve()),
             )
         )
         secret = appio_secret(self.state_dir)

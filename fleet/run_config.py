@@ -9,7 +9,7 @@ from pathlib import Path
 from task.settings import RunConfigValue
 from task.text_files import read_text
 
-_PAIR = re.compile(r"""([^\s=]+)=("(?:[^"\\]|\\.)*"|'[^']*'|\S+)(?:\s+|$)""")
+_PAIR = re.compile(r"""([^\s=]+)\s*=\s*("(?:[^"\\]|\\.)*"|'[^']*'|\S+)(?:\s+|$)""")
 
 
 class RunConfigError(ValueError):
@@ -22,7 +22,8 @@ def read_run_config(text: str) -> dict[str, RunConfigValue]:
     Parameters
     ----------
     text : str
-        ``key=value key="text"``, with values as in TOML, or the path of a TOML file.
+        ``key=value key="text"``, with values as in TOML and perhaps spaces around ``=``; or the
+        path of a TOML file.
 
     Raises
     ------

@@ -4,6 +4,7 @@ Ours are the ``METHODS`` of the modules in this package. An installed package de
 an entry point in the group ``flwr_distill.methods``.
 """
 
+import difflib
 import importlib
 import pkgutil
 from collections import ChainMap
@@ -12,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 from logging import WARNING
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, Message
 from flwr.common import log
 
 import protocol
@@ -63,6 +64,32 @@ def find_method(name: str) -> Method | None:
     return built_in_methods().get(name)
 
 
+def check_strategy_name(name: str, setting: str = "strategy") -> None:
+    """Check that there is a strategy of a name, as far as it can be known without importing it.
+
+    Parameters
+    ----------
+    name : str
+        Name of a method, or ``module:Class``, which may be any.
+    setting : str (default: "strategy")
+        Setting name, used in errors.
+
+    Raises
+    ------
+    SettingsError
+        If there is none; names those that there are.
+    """
+    method = find_method(name)
+    if ":" in (method.strategy if method else name):
+        return
+    known = sorted(name for name, m in all_methods().items() if m.strategy)
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f", did you mean {close[0]}?" if close else ""
+    raise SettingsError(
+        f"{setting} = {name!r}: not one of {', '.join(known)}, nor module:Class{hint}"
+    )
+
+
 def method_of(strategy: type) -> Method | None:
     """Find the method of a strategy class, or of its nearest base class."""
     # reversed: if a plug-in declares a class of ours or Flower's, our declaration wins
@@ -107,33 +134,35 @@ def summed_in(method: Method | None) -> tuple[str, ...]:
     return (*of_all, *(method.summed if method else ()))
 
 
-def check_train_config(content: RecordDict) -> None:
-    """Check that nodes read every key in the config of a plain train message.
+def check_config(message: Message) -> None:
+    """Check that nodes read every key in the config of a plain train or evaluate message.
 
-    The values are the node's to check.
+    The values are the node's to check, and so are messages of other types.
 
     Raises
     ------
     SettingsError
-        If a key is not of ``train.*``, nor in the request of a method's train phase: it would
-        change nothing.
+        If a key is not one of a phase of this type, such as ``train.*``, or a method's own: it
+        would change nothing.
     """
-    phases = [TRAIN_PHASE, *(phase for method in all_methods().values() for phase in method.phases)]
+    message_type = message.metadata.message_type
+    plain = (TRAIN_PHASE, EVALUATE_PHASE)
+    if message_type not in {phase.message_type for phase in plain}:
+        return
+    phases = [*plain, *(phase for method in all_methods().values() for phase in method.phases)]
     configs = [
         phase.request.configs[CONFIG]
         for phase in phases
-        if phase.message_type == TRAIN_PHASE.message_type
-        and phase.request
-        and CONFIG in phase.request.configs
+        if phase.message_type == message_type and phase.request and CONFIG in phase.request.configs
     ]
     known = {
         field.alias or name for config in configs for name, field in config.model_fields.items()
     }
-    if unknown := content.config_records.get(CONFIG, ConfigRecord()).keys() - known:
+    if unknown := message.content.config_records.get(CONFIG, ConfigRecord()).keys() - known:
         key = min(unknown)
         raise SettingsError(
-            f"the strategy sends {key[:60]!r} in the config of train messages, which nodes do not "
-            f"read (remove it, or use one of {', '.join(sorted(known))})"
+            f"the strategy sends {key[:60]!r} in the config of {message_type} messages, which "
+            f"nodes do not read (remove it, or use one of {', '.join(sorted(known))})"
         )
 
 

@@ -22,7 +22,12 @@ from server.privacy import check_privacy, check_private_model, check_secure_sums
 from server.record.journal import Journal
 from server.record.metrics import serve_metrics
 from server.record.recorder import RunRecorder
-from server.record.resume import checkpoint_to_resume, find_run_to_resume, lock_run_folder
+from server.record.resume import (
+    checkpoint_to_resume,
+    find_run_to_resume,
+    lock_run_folder,
+    way_to_resume,
+)
 from server.record.writing import results_in
 from server.roster import Roster, meet_nodes
 from server.rounds import Rounds
@@ -72,7 +77,7 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
     with (
         products_in("float32"),
         names_in_log(directory.names),
-        results_in(folder),
+        results_in(folder, way_to_resume(strategy, folder)),
         lock_run_folder(folder),
     ):
         checkpoint = checkpoint_to_resume(settings, folder, task.fingerprint)
@@ -87,6 +92,8 @@ def _run(grid: Grid, context: Context, settings: RunSettings, commands: Commands
                 run_config=context.run_config,
             )
         with Journal(folder / "journal.jsonl", checkpoint.round if checkpoint else None) as journal:
+            if shutdown := module_of_line("shutdown"):
+                shutdown.at_the_end(journal.stop)
             screening = grid_of(
                 grid,
                 deadline=settings.phase_timeout,

@@ -8,14 +8,14 @@ from logging import ERROR, INFO
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from protocol.arrays import not_finite
 from protocol.method import Method
-from protocol.registry import check_train_config, phases_of
+from protocol.registry import check_config, phases_of
 from protocol.replies import NothingUsableError
 from server.grid.failures import told
 from server.grid.screening import ScreeningGrid
@@ -30,6 +30,7 @@ from server.record.resume import (
     offset_evaluate,
     restore,
     state_of,
+    way_to_resume,
 )
 from server.roster import Roster
 from server.settings import RunSettings
@@ -98,6 +99,8 @@ class Rounds:
         except Exception as error:
             learnt = not self._personal and self._model is not self.task.start
             self.recorder.break_off(error, self.task.whole(self._model) if learnt else None)
+            if setting := way_to_resume(self.strategy, self.recorder.folder):
+                log(INFO, "To resume from the last checkpoint: %s", setting)
             raise
         self._write_results(arrays)
 
@@ -214,7 +217,7 @@ class Rounds:
 
     def _follow_rounds(self) -> None:
         """See each round begin: nodes train with its learning rate, and read all that they get."""
-        configure = self.strategy.configure_train
+        configure, evaluate = self.strategy.configure_train, self.strategy.configure_evaluate
 
         def configure_train(
             server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -223,13 +226,13 @@ class Rounds:
             self._begun = server_round
             rate = learning_rate(self.settings.train, server_round, self.settings.num_rounds)
             config = ConfigRecord({**config, "lr": rate})
-            messages = list(configure(server_round, arrays, config, grid))
-            for message in messages:
-                if message.metadata.message_type == MessageType.TRAIN:
-                    check_train_config(message.content)
-            return messages
+            return _readable(configure(server_round, arrays, config, grid))
+
+        def configure_evaluate(*args: Any, **kwargs: Any) -> Iterable[Message]:
+            return _readable(evaluate(*args, **kwargs))
 
         self.strategy.configure_train = configure_train  # type: ignore[method-assign]
+        self.strategy.configure_evaluate = configure_evaluate  # type: ignore[method-assign]
 
     def end_round(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """End a round: evaluate, record, meet new nodes, save a checkpoint.
@@ -254,10 +257,12 @@ class Rounds:
         self._follow_roster()
         self._save_checkpoint(server_round, arrays)
         if len(self._failures) == self.settings.patience_failed:
+            setting = way_to_resume(self.strategy, self.recorder.folder)
+            how = f"continue with {setting}" if setting else "start a new run"
             raise NothingLearntError(
                 f"{counted(len(self._failures), 'failed round')}, and patience-failed = "
-                f"{self.settings.patience_failed}: {failure} (fix the nodes and resume with "
-                f'resume = "{self.recorder.folder.name}", or raise patience-failed)'
+                f"{self.settings.patience_failed}: {failure} (fix the nodes and {how}, or raise "
+                "patience-failed)"
             )
         self.grid.begin_round(server_round + 1)
         return metrics
@@ -337,6 +342,14 @@ class Rounds:
         for name, size in bits.items():
             log(INFO, "Traffic by formula, %s: %.2f MB", name, size / 8e6)
         return {name: size / 8 for name, size in bits.items()}
+
+
+def _readable(messages: Iterable[Message]) -> list[Message]:
+    """The messages, once it is certain that nodes read all of their configs."""
+    messages = list(messages)
+    for message in messages:
+        check_config(message)
+    return messages
 
 
 def learning_rate(train: TrainSettings, server_round: int, num_rounds: int) -> float:

@@ -53,7 +53,7 @@ from links.records import Delivery, Parcel, Peered, Route
 from links.seal import unseal
 from links.store import NodeStore
 from node.account import DataSet, LifetimeAccount
-from node.asked import Asked, Form, Refusal
+from node.asked import Asked, Form, Refusal, table_of
 from node.bundle import BundleError, check_hash, folder_of_bundles, unpack
 from node.evaluation import blur, cost_of, drop_details, judge_evaluation
 from node.flower.app_config import run_config_of
@@ -87,7 +87,7 @@ from protocol.replies import REFUSED
 from task.errors import DatasetError
 from task.file_state import read_once
 from task.image_files import class_names
-from task.settings import SettingsError
+from task.settings import PrivateSettings, SettingsError
 from task.survey import survey
 from task.words import counted
 
@@ -101,6 +101,8 @@ _MOST_WORDS = 10_000
 _DAY = datetime.timedelta(days=1)
 _MOST_RECORDS = 100
 """Records of a reply that a line of the outbox names."""
+_MOST_CLASSES = 100
+"""Classes that it names: a run may have ten thousand, with names of its choice."""
 
 
 @dataclass(frozen=True)
@@ -193,18 +195,32 @@ class Guard:
     def _own_words(self, message: Message, asked: Asked) -> OwnWords:
         metrics, config = identity(self._node_config)
         credentials = Credentials.of(self._node_config)
-        try:
-            data = self._node_config.get("data")
-            names = list(class_names(str(data))) if data is not None else []
-        except DatasetError:
-            names = []
         return OwnWords(
             identity={**metrics, **config},
-            class_names=names,
+            class_names=self._own_class_names(),
             certificate=credentials.certificate if credentials else b"",
             address=str(self._node_config.get("peer-address", "")),
             secrets=self._place_secrets(message, asked),
         )
+
+    def _own_class_names(self) -> list[str]:
+        """Names of all classes by the node's images; empty if there are none."""
+        try:
+            data = self._node_config.get("data")
+            return list(class_names(str(data))) if data is not None else []
+        except DatasetError:
+            return []
+
+    def _class_names(self, asked: Asked) -> list[str]:
+        """Names of the run's first classes, as far as the node knows them."""
+        if asked.run_config.get("dataset") != "private":
+            return []
+        try:
+            table = table_of(asked.run_config, "private")
+            names = PrivateSettings.checked(table, "run config").class_names
+        except SettingsError:
+            return []
+        return list(names or self._own_class_names())[:_MOST_CLASSES]
 
     def _place_secrets(self, message: Message, asked: Asked) -> dict[str, bytes]:
         """With which the node shows its places, where it is asked who it is."""
@@ -448,6 +464,7 @@ class Guard:
         self._virtual.note(run, images)
         if asked.evaluates:
             self._account.book_evaluation(pending.data, cost)
+        kept = [self._outbox.keep(data) for data in virtual_data(asked, content, opened)]
         self._record(
             pending,
             num_bytes,
@@ -465,7 +482,8 @@ class Guard:
                 for name, record in content.config_records.items()
                 if name in parcels_of(content)
             ],
-            virtual=[self._outbox.keep(data) for data in virtual_data(asked, content, opened)],
+            virtual=kept,
+            classes=self._class_names(asked) if kept else [],
             epsilon=claim,
             lifetime=self._account.left(pending.data),
         )

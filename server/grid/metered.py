@@ -97,6 +97,8 @@ class MeteredGrid(Grid):
         """Rank of each known node id; unknown nodes come after these, by id."""
         self.together: Mapping[int, int] = {}
         """Partition of each virtual node that trains together with others."""
+        self.names: Mapping[int, str] = {}
+        """Names of nodes by id, for the log; may grow meanwhile."""
         self.left_out: Collection[int] = ()
         """Connected nodes that cannot take part."""
         self.wanted = "the number of nodes that it needs"
@@ -231,7 +233,7 @@ class MeteredGrid(Grid):
         replies, spool = [], Spool()
         by_node = {message.metadata.dst_node_id: message for message in messages}
         title = self._phases[phase].title if phase in self._phases else phase
-        progress = Progress(title, len(messages))
+        progress = Progress(title, len(messages), self.names)
         for arrived in self._arriving(pending, start + wait, progress):
             self.ledger.book_received(arrived)
             reply = self._accepted(by_node[arrived.metadata.src_node_id], arrived)

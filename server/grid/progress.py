@@ -1,12 +1,12 @@
 """Says in the log how far a long phase is."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from logging import INFO
 
 from flwr.common import log
 
-from task.words import listed
+from task.words import counted, listed
 
 EVERY = 4.0
 """Seconds between lines; a tenth of what the phase has taken, where that is more."""
@@ -15,10 +15,14 @@ LONG = 20.0
 
 
 class Progress:
-    """The progress of a phase, named `title`, in which `total` nodes are asked."""
+    """The progress of a phase, named `title`, in which `total` nodes are asked.
 
-    def __init__(self, title: str, total: int) -> None:
+    `names` has those of nodes by id; nodes that are asked for theirs have none yet.
+    """
+
+    def __init__(self, title: str, total: int, names: Mapping[int, str]) -> None:
         self._title = title
+        self._names = names
         self._nodes = f"{total} node{'' if total == 1 else 's'}"
         self._total = total
         self._start = self._said = time.monotonic()
@@ -46,7 +50,13 @@ class Progress:
         elif seconds > LONG and not self._explained:
             self._explained = True
             when += "; nodes that are busy with another run reply once they are done with it"
-        names = listed([str(node) for node in missing])
-        log(
-            INFO, "%s: %d of %s, waiting for %s, %s", self._title, replied, self._nodes, names, when
-        )
+        who = self._who(missing)
+        log(INFO, "%s: %d of %s, waiting for %s, %s", self._title, replied, self._nodes, who, when)
+
+    def _who(self, nodes: Sequence[int]) -> str:
+        """The nodes by name; those without one are counted, since ids say nothing to a reader."""
+        names = [self._names[node] for node in nodes if node in self._names]
+        if len(names) == len(nodes):
+            return listed(names)
+        unnamed = f"{counted(len(nodes) - len(names), 'node')} not yet known by name"
+        return f"{listed(names)} and {unnamed}" if names else unnamed

@@ -68,6 +68,7 @@ class ScreeningGrid(MeteredGrid):
         super().__init__(*args, **kwargs)
         self._norm_threshold = norm_threshold
         self._directory = directory or Directory()
+        self.names = self._directory.names
         self._earlier: dict[tuple[str, str], deque[float]] = defaultdict(
             lambda: deque(maxlen=HISTORY)
         )

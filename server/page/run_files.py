@@ -43,10 +43,11 @@ class RunFiles:
 
     @property
     def state(self) -> str:
-        """``done``, ``failed`` or ``not done``: it goes on, or ended without a word."""
+        """``done``, ``failed``, ``stopped``, or ``not done``: it is running, or was killed."""
         if (self.folder / "summary.json").exists():
             return "done"
-        return "failed" if self.journal and "error" in self.journal[-1] else "not done"
+        last = self.journal[-1] if self.journal else {}
+        return "failed" if "error" in last else "stopped" if "stopped" in last else "not done"
 
     @property
     def scored(self) -> list[dict[str, Any]]:

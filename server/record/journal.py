@@ -46,6 +46,12 @@ class Journal(logging.Handler):
     def __exit__(self, *exception: object) -> None:
         FLOWER_LOGGER.removeHandler(self)
 
+    def stop(self) -> None:
+        """Record that the run is stopped, within ``with`` alone; nothing is recorded after that."""
+        if self in FLOWER_LOGGER.handlers:
+            self._write(stopped=True)
+            FLOWER_LOGGER.removeHandler(self)
+
     def emit(self, record: logging.LogRecord) -> None:
         """Record a warning or an error."""
         if record.levelno < logging.ERROR:

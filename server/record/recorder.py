@@ -206,7 +206,6 @@ class RunRecorder:
             self._save_model(arrays)
         self._events.close()
         log(INFO, "Report so far: %s", write_report(self.folder).resolve())
-        log(INFO, 'To resume from the last checkpoint: resume = "%s"', self.folder.name)
 
     def finish(
         self,

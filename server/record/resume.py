@@ -20,7 +20,7 @@ from server.page.run_files import flat
 from server.record.checkpoint import Checkpoint, CheckpointError, checkpoints, load_checkpoint
 from server.record.packing import PackingError, pack, renamed
 from server.record.places import called, returned_nodes
-from server.record.run_ids import RunIdError, full_id
+from server.record.run_ids import LATEST, RunIdError, by_start, full_id
 from server.roster import Roster
 from server.settings import RunSettings, default_settings
 from strategies.common.answered import has_own_loop
@@ -59,11 +59,16 @@ def find_run_to_resume(settings: RunSettings, run_id: int) -> Path:
     if not settings.resume:
         return Path(settings.runs_dir) / str(run_id)
     runs = Path(settings.runs_dir)
-    if settings.resume == "latest":
-        files = [file for folder in runs.glob("*") for file in checkpoints(folder).values()]
-        if not files:
+    if settings.resume == LATEST:
+        started = by_start(runs)
+        if not started:
             raise CheckpointError(f'resume = "latest": no run in {runs.resolve()} has a checkpoint')
-        return max(files, key=lambda file: file.stat().st_mtime).parent.parent
+        if not checkpoints(started[-1]):
+            raise CheckpointError(
+                f'resume = "latest": run {started[-1].name}, which started last in '
+                f"{runs.resolve()}, has no checkpoint (name another by its id)"
+            )
+        return started[-1]
     if checkpoints(runs / settings.resume):
         return runs / settings.resume
     try:
@@ -118,6 +123,11 @@ def checkpoint_to_resume(settings: RunSettings, folder: Path, data: str = "") ->
         )
     log(INFO, "Run %s resumes after round %d", folder.name, checkpoint.round)
     return checkpoint
+
+
+def way_to_resume(strategy: Strategy, folder: Path) -> str:
+    """The setting by which a run can be resumed; empty if its strategy has its own loop."""
+    return "" if has_own_loop(type(strategy)) else f'resume = "{folder.name}"'
 
 
 @contextmanager

@@ -1,12 +1,32 @@
-"""Run ids, shortened to what tells them apart."""
+"""Which run is meant: by its id, by the first digits of it, or as the one that started last."""
 
+import json
 from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
 
 LATEST = "latest"
+SETTINGS, JOURNAL = "settings.json", "journal.jsonl"
 
 
 class RunIdError(ValueError):
     """A text stands for no run, or for several."""
+
+
+def by_start(runs_dir: Path) -> list[Path]:
+    """Folders of runs, the one that started last is the last; some have not met their nodes."""
+    files = [*runs_dir.glob(f"*/{SETTINGS}"), *runs_dir.glob(f"*/{JOURNAL}")]
+    return sorted({file.parent for file in files}, key=_started)
+
+
+def _started(folder: Path) -> float:
+    """When a run started: files' times differ in a copy, so they count where a run says nothing."""
+    try:
+        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        return datetime.fromisoformat(about["started"]).timestamp()
+    except (OSError, ValueError, KeyError, TypeError):
+        file = next(file for name in (SETTINGS, JOURNAL) if (file := folder / name).exists())
+        return file.stat().st_mtime
 
 
 def full_id(text: str, ids: Sequence[str]) -> str:

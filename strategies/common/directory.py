@@ -130,22 +130,22 @@ class Directory:
         self.resumes = ""
         self.scale: Scale | None = None
         self._descriptions: dict[int, Description] = {}
+        self._lacks: dict[int, tuple[str, ...]] = {}
 
     def look_up(
         self, grid: Grid, nodes: Iterable[int], timeout: float | None = None
     ) -> dict[int, Description]:
         """Descriptions of nodes, in their order; unknown ones are asked for theirs.
 
-        Waits `timeout` seconds. A node that lacks something, or gives no usable answer, is logged,
-        has a description that says why, and is asked again at the next look-up.
+        Waits `timeout` seconds. A node that lacks something, or gives no usable answer, has a
+        description that says why, and is asked again at the next look-up. The log says why once.
         """
         nodes = list(nodes)
         answers: dict[int, Description] = {}
         if new := [node for node in nodes if node not in self._descriptions]:
             answers = self._ask(grid, new, timeout)
             self._name(grid, answers)
-        for line in by_reason({self.name(node): a.lacks for node, a in answers.items()}):
-            log(WARNING, "Cannot take part: %s", line)
+        self._warn(answers)
         for node, answer in answers.items():
             if not answer.lacks:
                 first = self.num_examples.setdefault(node, answer.num_examples)
@@ -197,6 +197,17 @@ class Directory:
         for reply in grid.send_and_receive(messages, timeout=timeout):
             answers[reply.metadata.src_node_id] = _read(reply)
         return answers
+
+    def _warn(self, answers: Mapping[int, Description]) -> None:
+        """Log why nodes cannot take part, unless a node gave the same reason last time."""
+        news = {}
+        for node, answer in answers.items():
+            known = self._lacks.pop(node, ())
+            news[self.name(node)] = [reason for reason in answer.lacks if reason not in known]
+            if answer.lacks:
+                self._lacks[node] = answer.lacks
+        for line in by_reason(news):
+            log(WARNING, "Cannot take part: %s", line)
 
     def _name(self, grid: Grid, answers: Mapping[int, Description]) -> None:
         """Name nodes that are met for the first time."""

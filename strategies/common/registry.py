@@ -1,6 +1,6 @@
 """Strategies by name: of a declared method, or any Flower strategy."""
 
-import difflib
+from collections.abc import Mapping
 from inspect import Parameter, signature
 from typing import Any
 
@@ -8,8 +8,8 @@ from flwr.serverapp.strategy import FedAvg, FedXgbBagging, FedXgbCyclic, Strateg
 
 from protocol.arguments import read_arguments
 from protocol.method import Method
-from protocol.registry import all_methods, built_in_methods, find_method, method_of
-from strategies.common.arguments import check_types
+from protocol.registry import built_in_methods, check_strategy_name, find_method, method_of
+from strategies.common.arguments import check_types, unknown_argument
 from strategies.common.checked import CheckedFedAvg, RobustFedAvg
 from strategies.common.run import Run
 from task.plugin import PluginError, import_object, located
@@ -40,15 +40,10 @@ def find_strategy(name: str, setting: str = "strategy") -> tuple[type[Strategy],
         If there is no such strategy, or it is not a Flower ``Strategy``, or has a loop of its own
         that does not take Flower's arguments.
     """
+    if name not in _OF_TREES:
+        check_strategy_name(name, setting)
     method = find_method(name)
     path = method.strategy if method else name
-    if ":" not in path and name not in _OF_TREES:
-        known = sorted(name for name, m in all_methods().items() if m.strategy)
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f", did you mean {close[0]}?" if close else ""
-        raise SettingsError(
-            f"{setting} = {name!r}: not one of {', '.join(known)}, nor module:Class{hint}"
-        )
     try:
         strategy = _OF_TREES.get(name) or import_object(path)
     except PluginError as error:
@@ -104,14 +99,23 @@ def create_strategy(
     except Exception as error:  # whatever another package's code does
         name = f"{strategy.__module__}:{strategy.__qualname__}"
         raise SettingsError(
-            f"strategy = {name!r}, strategy-args = {arguments}: {_reason(error, strategy)}"
+            f"strategy = {name!r}, strategy-args = {arguments}: "
+            f"{_reason(error, strategy, arguments, settings)}"
         ) from error
 
 
-def _reason(error: Exception, strategy: type[Strategy]) -> str:
+def _reason(
+    error: Exception,
+    strategy: type[Strategy],
+    arguments: Mapping[str, Any],
+    settings: Block | None = None,
+) -> str:
     """Why a constructor fails: its arguments, or its code."""
     if not isinstance(error, TypeError):
         return f"it cannot be made: {located(error, strategy.__module__)}"
+    fields = type(settings).model_fields if settings else ()
+    if unknown := unknown_argument(strategy, arguments, fields):
+        return unknown
     if strategy.__module__.startswith("flwr."):  # ours of the same name gives it what it needs
         fitted = f"strategies.flower:{strategy.__name__}"
         for method in built_in_methods().values():
@@ -149,7 +153,8 @@ def create_aggregator(name: str, arguments: str) -> Strategy | None:
         return strategy(**options)
     except Exception as error:  # whatever another package's code does
         raise SettingsError(
-            f"aggregator = {name!r}, aggregator-args = {options}: {_reason(error, strategy)}"
+            f"aggregator = {name!r}, aggregator-args = {options}: "
+            f"{_reason(error, strategy, options)}"
         ) from error
 
 

@@ -106,7 +106,14 @@ def _labels(path: Path, reader: DataReader, spec: DataSpec) -> dict[str, int]:
         )
     label_of = {name: label for label, name in enumerate(names)}
     own = in_order(reader.classes(path))
-    if unknown := [name for name in own if name not in label_of]:
+    unknown = [name for name in own if name not in label_of]
+    if unknown and not spec.labels.classes:
+        raise DatasetError(
+            f"{path}: has classes {listed(own)}; numbers are positions from 0 to "
+            f"{spec.num_classes - 1} where the run names no classes (list the names of all nodes' "
+            f'classes in the run\'s setting private.classes="{",".join(own)}")'
+        )
+    if unknown:
         raise DatasetError(
             f"{path}: classes {listed(unknown)}: not among the run's classes, {listed(names)} "
             "(rename them, or list all names in private.classes)"

@@ -11,13 +11,14 @@ import pkgutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from task.errors import DatasetError
 from task.plugin import PluginError, import_object, plugged_in_readers
+from task.text_files import composed
 
 if TYPE_CHECKING:
     from task.image_files import Encoded, Finding, Picture, Stored
@@ -91,7 +92,7 @@ class DataReader(ABC):
     def classes(self, path: Path) -> list[str]:
         """Names of all classes, or their numbers in decimal digits; some may have no image.
 
-        Names are in Unicode's form NFC (`task.text_files.composed`), here and in `images`.
+        Names may be in any of Unicode's forms: `data_reader` gives them in one.
         """
 
     @abstractmethod
@@ -101,6 +102,30 @@ class DataReader(ABC):
     def number(self, path: Path) -> int:
         """Number of what `images` gives, for a progress bar; 0 if it is unknown."""
         return 0
+
+
+class _Composed(DataReader):
+    """A reader whose names of classes are in Unicode's form NFC, as those of the run are."""
+
+    def __init__(self, reader: DataReader) -> None:
+        self.title = reader.title
+        self._reader = reader
+
+    def recognises(self, path: Path) -> bool:
+        return self._reader.recognises(path)
+
+    def classes(self, path: Path) -> list[str]:
+        return list(dict.fromkeys(map(composed, self._reader.classes(path))))
+
+    def images(self, path: Path) -> "Iterator[StoredImage | Finding]":
+        for sample in self._reader.images(path):
+            if isinstance(sample, StoredImage):
+                yield replace(sample, label=composed(sample.label))
+            else:
+                yield sample
+
+    def number(self, path: Path) -> int:
+        return self._reader.number(path)
 
 
 def image_reader(file: BinaryIO) -> ImageReader | None:
@@ -117,7 +142,8 @@ def image_reader(file: BinaryIO) -> ImageReader | None:
 def data_reader(path: Path) -> DataReader | None:
     """Reader of images at a path; None if they are of no kind with a reader.
 
-    A folder that no other reader knows is one of class folders.
+    A folder that no other reader knows is one of class folders. Names of classes that differ only
+    in Unicode's form are one name.
 
     Raises
     ------
@@ -128,9 +154,9 @@ def data_reader(path: Path) -> DataReader | None:
     if len(readers) > 1:
         titles = " and ".join(reader.title for reader in readers)
         raise DatasetError(f"{path}: is {titles} at once; keep one of them there")
-    if readers:
-        return readers[0]
-    return _class_folders() if path.is_dir() else None
+    if not readers and path.is_dir():
+        readers.append(_class_folders())
+    return _Composed(readers[0]) if readers else None
 
 
 def _readers() -> list[object]:

@@ -15,7 +15,6 @@ from task.errors import DatasetError
 from task.file_state import read_once
 from task.image_files import Encoded, Finding, printable, visible
 from task.readers import DataReader, MissingPackageError, StoredImage
-from task.text_files import composed
 
 ENDINGS = (".arrow", ".parquet")
 SPLITS, STATE = "dataset_dict.json", "state.json"
@@ -73,7 +72,7 @@ class _Columns:
     def name_of(self, label: object, file: Path) -> str | None:
         """Name or number of a label; None if there is none."""
         if isinstance(label, str):
-            return composed(label.strip()) or None
+            return label.strip() or None
         if label is None or label == -1:  # what unlabelled test sets have
             return None
         if not isinstance(label, int) or label < 0 or (self.names and label >= len(self.names)):
@@ -142,7 +141,7 @@ def _columns(file: Path) -> _Columns:
     image = _column(file, schema.names, "image", [n for n in kinds if kinds[n] == "Image"])
     label = _column(file, schema.names, "label", [n for n in kinds if kinds[n] == "ClassLabel"])
     names = features.get(label, {}).get("names") if kinds.get(label) == "ClassLabel" else None
-    return _Columns(image, label, tuple(composed(str(name)) for name in names or ()))
+    return _Columns(image, label, tuple(map(str, names or ())))
 
 
 def _column(file: Path, names: list[str], name: str, of_type: list[str]) -> str:

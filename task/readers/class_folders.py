@@ -5,7 +5,6 @@ from pathlib import Path
 
 from task.image_files import Finding, beside_class_folders, class_folders, printable, visible
 from task.readers import DataReader, StoredImage
-from task.text_files import composed
 
 
 class ClassFolders(DataReader):
@@ -18,8 +17,8 @@ class ClassFolders(DataReader):
         return path.is_dir()
 
     def classes(self, path: Path) -> list[str]:
-        """Names of the folders; those that differ only in Unicode's form are one class."""
-        return list(dict.fromkeys(composed(folder.name) for folder in class_folders(path)))
+        """Names of the folders."""
+        return [folder.name for folder in class_folders(path)]
 
     def images(self, path: Path) -> Iterator[StoredImage | Finding]:
         """Give the files of each folder, in sorted order."""
@@ -27,7 +26,7 @@ class ClassFolders(DataReader):
         for folder in class_folders(path):
             for file in visible(folder):
                 place = printable(f"{folder.name}/{file.name}")
-                yield StoredImage(place, composed(folder.name), file)
+                yield StoredImage(place, folder.name, file)
 
     def number(self, path: Path) -> int:
         """Number of files in the folders."""

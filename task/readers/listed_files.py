@@ -85,7 +85,7 @@ def _rows(folder: Path) -> Iterator[tuple[int, PurePosixPath, str]]:
             name, label = (row[header.index(column)].strip() for column in ("file", "label"))
             if not label:
                 raise DatasetError(f"{where}: has no label; write one, or remove the line")
-            yield rows.line_num, _inside(name, where), composed(label)
+            yield rows.line_num, _inside(name, where), label
 
 
 def _inside(name: str, where: str) -> PurePosixPath:

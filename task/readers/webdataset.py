@@ -11,7 +11,6 @@ from task.file_state import read_once
 from task.image_files import MAX_BYTES, Encoded, Finding, printable, visible
 from task.labels import LONGEST_NAME
 from task.readers import DataReader, StoredImage
-from task.text_files import composed
 
 LABEL = "cls"
 DESCRIPTIONS = {"json", "txt", "__key__"}
@@ -133,7 +132,7 @@ def _sample(
             yield Finding("stray", printable(f"{shard.name}/{member.name}"), reason)
         elif ending == LABEL:
             try:
-                label = composed(_content(archive, member).decode("utf-8-sig").strip())
+                label = _content(archive, member).decode("utf-8-sig").strip()
             except UnicodeDecodeError as error:
                 reason = "its label is not text; save it as UTF-8"
                 raise DatasetError(f"{shard}: {printable(member.name)}: {reason}") from error

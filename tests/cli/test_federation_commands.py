@@ -45,7 +45,8 @@ def test_status_shows_what_each_node_computes_on(tmp_path: Path) -> None:
         status_file(folder).write_text(json.dumps(parts))
     file = FederationFile(tmp_path)
     file.lock()
-    file.write(FederationRecord(os.getpid(), "127.0.0.1:1", "home", [str(node) for node in nodes]))
+    node_dirs = [str(node) for node in nodes]
+    file.write(FederationRecord(os.getpid(), "127.0.0.1:1", "home", node_dirs, str(tmp_path)))
     shown = CliRunner().invoke(
         app, ["status", "--state-dir", str(tmp_path)], env={"COLUMNS": "120"}
     )
@@ -98,6 +99,24 @@ def test_each_data_has_a_node_and_a_file_gives_settings_of_all_nodes(
     assert [node["data"] for node in nodes] == [str(tmp_path / "a"), str(tmp_path / "b")]
     assert [node["partition-id"] for node in nodes] == [0, 1]
     assert {(node["threads"], node["node-config"]["site"]) for node in nodes} == {(2, "lab")}
+
+
+@pytest.mark.parametrize(("config", "is_open"), [("", True), ("policy: standard", False)])
+def test_up_says_where_its_nodes_are_open(
+    config: str, is_open: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(self: LocalFederation) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(LocalFederation, "start", lambda self, **more: None)
+    monkeypatch.setattr(LocalFederation, "restart_dead_nodes", end)
+    (tmp_path / "all.yaml").write_text(f"threads: 2\n{config}\n")
+    result = CliRunner().invoke(app, ["up", "--config", "all.yaml"])
+    assert result.exit_code == 0, result.output
+    assert ("policy open" in result.output) == is_open
+    helped = " ".join(CliRunner().invoke(app, ["up", "--help"]).output.replace("│", " ").split())
+    assert "policy open" in helped
 
 
 def missing() -> list[str]:
@@ -161,11 +180,12 @@ class Control:
         ([81, 92], "8", [81], "run 81 is stopped"),
         ([92, 81], "latest", [81], "run 81 is stopped"),
         ([812, 813], "81", [], "81 begins 2 ids: 812, 813 (give more digits)"),
-        ([812], "9", [], "no run 9"),
-        ([], "latest", [], "no run is going on"),
+        ([812, 731], "9", [], "no run 9; running: 812 and 731"),
+        ([], "999", [], "no run 999; running: none"),
+        ([], "latest", [], "no run is running"),
     ],
 )
-def test_a_run_is_stopped_by_its_first_digits(
+def test_a_run_is_stopped_by_its_first_digits_and_an_unknown_one_is_named_with_those_that_run(
     runs: list[int],
     given: str,
     stopped: list[int],

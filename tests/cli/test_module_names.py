@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import fleet.checkup
 from fleet.checkup import checkup
 from node.own_modules import PACKAGES, ROOT, own_first, own_first_in
 from node.processes import start_bound
@@ -110,3 +111,12 @@ def test_doctor_fails_where_another_package_has_a_name_of_ours(
     (found,) = [f for f in checkup(NodeSettings()) if f.check == "modules"]
     assert found.state == "failed"
     assert "nodes" in found.found
+
+
+def test_modules_of_our_names_beside_ours_are_no_failure_and_come_without_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet.checkup, "namesakes", lambda: {str(tmp_path): ["task"]})
+    (found,) = [f for f in checkup(NodeSettings()) if f.check == "modules"]
+    assert (found.state, found.remedy) == ("ok", "")
+    assert str(tmp_path) in found.found

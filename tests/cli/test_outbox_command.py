@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 from cli.main import app
@@ -144,6 +145,25 @@ def test_the_page_is_whole_in_itself_and_shows_the_virtual_images_that_left(fold
     assert "epsilon on /data/ward-3" in page
     assert "<script>" not in page
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
+
+
+def test_virtual_images_are_headed_by_the_names_of_their_classes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[list[str]] = []
+
+    def sheet(images: Any, labels: Any, class_names: list[str], formation: int) -> Image.Image:
+        shown.append(list(class_names))
+        return Image.new("RGB", (1, 1))
+
+    monkeypatch.setattr("distill.contact_sheet.contact_sheet", sheet)
+    outbox = Outbox(folder)
+    for classes in ({"classes": ["cat", "dog"]}, {}):  # earlier versions wrote none
+        images = torch.rand(3, 1, 8, 8)
+        name = outbox.keep(VirtualData(images, torch.arange(3), "dm", 1, 0, "noise").to_bytes())
+        outbox.append(NOON, 4, **{**LINE, "virtual": [name], **classes})
+    assert show(folder, "--html", str(folder.parent / "page.html")).exit_code == 0
+    assert shown == [["0", "1", "2"], ["cat", "dog", "2"]]  # the last to leave first
 
 
 def test_the_page_decodes_no_virtual_images_beyond_a_bound(

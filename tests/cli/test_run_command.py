@@ -47,7 +47,7 @@ def up(folder):
     file = FederationFile(folder / "state" / "local")
     file.lock()
     nodes = [f"node-{i}" for i in range(3)]
-    file.write(FederationRecord(1, "127.0.0.1:1234", "home", nodes))
+    file.write(FederationRecord(1, "127.0.0.1:1234", "home", nodes, str(folder)))
     yield
     file.unlock()
 
@@ -136,6 +136,44 @@ def test_a_bad_setting_is_one_line_before_anything_is_submitted(invoke, given, s
     assert result.stderr.count("\n") == 1
     assert said in result.stderr
     assert invoke.submitted == []
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ('strategy="hflddd"', ["strategy = 'hflddd'", "did you mean hfldd"]),
+        ('strategy="hfldd" aggregator="krun"', ["aggregator = 'krun'", "krum"]),
+        ('runs-dir="{folder}/file/runs"', ["runs-dir = ", "{folder}/file"]),
+        ('runs-dir="file"', ["runs-dir = 'file'", "{folder}/file"]),
+    ],
+)
+def test_what_the_servers_own_machine_can_know_is_said_before_anything_is_submitted(
+    invoke, up, folder, given, said
+):
+    (folder / "file").write_text("no folder")
+    result = invoke("-c", given.format(folder=folder))
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert all(text.format(folder=folder) in result.stderr for text in said)
+    assert invoke.submitted == []
+
+
+def test_what_only_another_machine_can_know_is_left_to_it(invoke, folder):
+    elsewhere = ("--superlink", "server.example:9093", "--insecure")
+    assert invoke("-c", 'strategy="acme" runs-dir="/proc/acme"', *elsewhere).exit_code == 0
+    assert len(invoke.submitted) == 1
+
+
+def test_a_relative_runs_dir_is_below_the_folder_where_the_federation_runs(
+    invoke, up, folder, monkeypatch
+):
+    (folder / "file").write_text("no folder")
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    where = ("--state-dir", folder / "state" / "local")
+    assert "runs-dir" in invoke("-c", 'runs-dir="file"', *where).stderr
+    monkeypatch.chdir(folder)
+    assert invoke("-c", 'runs-dir="elsewhere/file"').exit_code == 0
 
 
 def test_without_a_federation_it_says_how_to_start_one(invoke):
@@ -258,5 +296,6 @@ def test_overrides_are_read_as_flower_reads_them():
     text = """a=1 b.c=2.5 d=true e="x y" f='{"g": 1}' h="\\"q\\"" """
     expected = {"a": 1, "b.c": 2.5, "d": True, "e": "x y", "f": '{"g": 1}', "h": '"q"'}
     assert read_run_config(text) == expected
+    assert read_run_config(text.replace("=", " = ", 3)) == expected
     with pytest.raises(RunConfigError, match="no override"):
         read_run_config("a=1 b")

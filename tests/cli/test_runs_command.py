@@ -75,12 +75,42 @@ def test_a_list_says_which_runs_failed_and_what_only_nodes_know(finished_run):
     assert ["rounds", "to", "80", "%", "2"] in shown
 
 
+def test_a_run_that_was_stopped_is_listed_as_stopped(finished_run):
+    folder = finished_run("22")
+    (folder / "summary.json").unlink()
+    with (folder / "journal.jsonl").open("a") as journal:
+        journal.write(json.dumps({"round": 1, "stopped": True}) + "\n")
+    (line,) = [
+        line
+        for line in invoke("list", "--runs-dir", folder.parent).output.splitlines()
+        if line.startswith("22")
+    ]
+    assert "stopped" in line
+    assert "failed" not in line
+
+
 def test_a_list_fits_a_terminal_of_80_columns_with_whole_dates(finished_run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     folder = finished_run("16120037219058242387")
     started = json.loads((folder / "about.json").read_text())["started"]
     output = invoke("list", "--runs-dir", folder.parent).output
     assert started[:16].replace("T", " ") in output
+
+
+LONG = f"they.{'of_long_names.' * 4}strategies:TheirStrategyWithALongName_Z"
+LONG_ENDS = "they", "_Z"
+
+
+@pytest.mark.parametrize("command", [["list"], ["show", "22"], ["compare", "22", "11"]])
+def test_at_80_columns_a_module_and_class_is_folded_and_not_cut(finished_run, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    folder = finished_run("22")
+    finished_run("11")
+    file = folder / "settings.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "strategy": LONG, "dataset": LONG}))
+    output = invoke(*command, "--runs-dir", folder.parent).output
+    assert "…" not in output
+    assert all(part in output for part in LONG_ENDS)
 
 
 def test_no_runs_is_said(tmp_path):

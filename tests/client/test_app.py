@@ -16,7 +16,7 @@ from client.terms import LossTerm, Proximal, loss_terms
 from protocol.feddyn import DYNAMIC
 from protocol.hfldd import TRAIN_POOL
 from protocol.meeting import DESCRIBE, Requirement
-from protocol.registry import all_methods, built_in_methods, check_train_config, phases_of
+from protocol.registry import all_methods, built_in_methods, check_config, phases_of
 from task.backbones import fingerprint
 from task.models import create_model, model_of
 from task.settings import SettingsError, TrainSettings
@@ -298,8 +298,14 @@ def test_a_key_in_the_config_of_a_train_message_that_nothing_reads_is_refused(as
         ask("train", with_model(config=config))
 
 
+def test_a_key_in_the_config_of_an_evaluate_message_that_nothing_reads_is_refused(ask, with_model):
+    config = ConfigRecord({"server-round": 1, "temperature": 2.0})
+    with pytest.raises(SettingsError, match=r"'temperature'.*evaluate"):
+        ask("evaluate", with_model(config=config))
+
+
 @pytest.mark.parametrize("name", sorted({*built_in_methods()}))
 def test_every_key_that_a_methods_train_phase_declares_is_one_that_nodes_read(name):
     phase = phases_of(built_in_methods()[name])["train"]
     keys = [field.alias for field in phase.request.configs["config"].model_fields.values()]
-    check_train_config(RecordDict({"config": ConfigRecord(dict.fromkeys(keys, 1))}))
+    check_config(Message(RecordDict({"config": ConfigRecord(dict.fromkeys(keys, 1))}), 1, "train"))

@@ -607,6 +607,24 @@ def test_virtual_data_that_left_sealed_are_in_the_outbox_to_look_at(make_node: M
     assert line["title"] == "members distil their data"
 
 
+@pytest.mark.parametrize(
+    ("run", "names"),
+    [
+        ({"dataset": "private", "private__classes": "cat,dog"}, ["cat", "dog"]),
+        ({"private__classes": "cat,dog"}, []),  # of a named data set
+        ({"dataset": "private", "private__classes": ",".join(map(str, range(999)))}, 100),
+    ],
+)
+def test_virtual_data_in_the_outbox_have_the_names_of_their_classes_as_far_as_known(
+    make_node: MakeNode, run: dict[str, str], names: list[str] | int
+) -> None:
+    node = make_node(SEALED, **HFLDD, **run)
+    message, reply = parcel_of(node, virtual())
+    assert node.answers(message, "train.distill", reply).has_content()
+    (line,) = node.log()
+    assert (line["classes"] if isinstance(names, list) else len(line["classes"])) == names
+
+
 def test_what_the_outbox_keeps_is_bounded_and_beyond_it_nothing_leaves(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,7 @@ def test_what_was_not_started_says_so(tmp_path: Path) -> None:
 def test_a_state_directory_holds_one_federation_and_its_record_lives_as_long(
     tmp_path: Path,
 ) -> None:
-    record = FederationRecord(1, "127.0.0.1:1", "home", ["node-0"])
+    record = FederationRecord(1, "127.0.0.1:1", "home", ["node-0"], "here")
     first, second = FederationFile(tmp_path), FederationFile(tmp_path)
     assert second.read() is None
     first.lock()

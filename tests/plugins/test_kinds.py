@@ -1,6 +1,7 @@
 """Each kind of thing that a package may bring, from a package that is made for the test."""
 
 import json
+import unicodedata
 
 import pytest
 
@@ -13,6 +14,7 @@ from strategies.common.registry import find_strategy
 from task.datasets import DatasetError, DataSpec, load_dataset, load_private_data
 from task.datasets.images import read_image
 from task.image_files import class_names
+from task.labels import LabelMap
 from task.models import create_model
 from task.settings import SettingsError
 from task.survey import survey
@@ -474,3 +476,15 @@ def test_a_reader_of_images_is_found_by_every_command(install, index, caplog):
     assert survey(index).counts == {"a": 2, "b": 2}
     assert load_source(str(index), data_root=None, shape=None, seed=0).class_names == ("a", "b")
     assert read_image(index.with_name("3.raw"), spec)[0, 0, 0] == 3
+
+
+def test_names_of_a_reader_are_one_class_in_whatever_form_their_accents_are(install, index):
+    apart, joined = (unicodedata.normalize(form, "grün") for form in ("NFD", "NFC"))
+    labels = {"0.raw": apart, "1.raw": "rot", "2.raw": joined, "3.raw": apart}
+    index.write_text(json.dumps(labels))
+    install("mine", READERS, reading="mine:METHOD")
+    named = LabelMap((joined, "rot"))
+    spec = DataSpec("own", (1, 2, 4), 2, (0.0,), (1.0,), labels=named)
+    assert class_names(index) == named.classes
+    assert load_private_data(index, spec).labels.tolist() == [0, 1, 0, 0]
+    assert survey(index).counts == {joined: 3, "rot": 1}

@@ -1,5 +1,6 @@
 """Strategies of others with a loop, an evaluation or a demand for nodes of their own."""
 
+import errno
 import json
 from itertools import pairwise
 
@@ -13,6 +14,7 @@ from server.app import main
 from server.export.model import export_model, run_to_export
 from server.page.run_files import read_run
 from server.record.checkpoint import checkpoints
+from server.record.writing import ResultsError
 from server.roster import TooFewNodesError
 from server.rounds import NothingLearntError
 from task.settings import SettingsError
@@ -96,6 +98,12 @@ class OwnKey(FedAvg):
         return super().configure_train(server_round, arrays, own, grid)
 
 
+class OwnEvaluateKey(FedAvg):
+    def configure_evaluate(self, server_round, arrays, config, grid):
+        own = ConfigRecord({**config, "temperature": 2.0})
+        return super().configure_evaluate(server_round, arrays, own, grid)
+
+
 class KnownKeys(FedProx):
     def configure_train(self, server_round, arrays, config, grid):
         own = ConfigRecord({**config, "lr": 0.01, "local-epochs": 2})
@@ -158,14 +166,27 @@ def test_a_loop_may_end_before_the_last_round(play):
     assert [row["round"] for row in rows(play(EndsEarly))] == [0, 1, 2]
 
 
-def test_a_failed_round_of_a_loop_of_its_own_is_one(play, tmp_path):
+def test_a_failed_round_of_a_loop_of_its_own_is_one_and_no_resumption_is_offered(
+    play, tmp_path, caplog
+):
     def broken(node, message):
         return message.metadata.message_type == "train"
 
-    with pytest.raises(NothingLearntError, match=r"2 failed rounds.*this node is broken"):
+    with pytest.raises(NothingLearntError, match=r"2 failed rounds.*this node is broken") as error:
         play(OwnLoop, broken)
+    assert "resume" not in str(error.value) + caplog.text
     assert [row["round"] for row in rows(tmp_path / "1")] == [0, 1, 2]
     assert (tmp_path / "1" / "report.html").exists()
+
+
+def test_a_full_disk_offers_no_resumption_of_a_loop_of_its_own(play, monkeypatch):
+    def full(*rest):
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr("server.rounds.save_checkpoint", full)
+    with pytest.raises(ResultsError, match="make room") as error:
+        play(OwnLoop)
+    assert "resume" not in str(error.value)
 
 
 def test_a_loop_that_returns_no_result_leaves_report_and_model(play, tmp_path):
@@ -186,6 +207,12 @@ def test_a_train_config_key_that_no_node_reads_is_refused_before_any_node_trains
     with pytest.raises(SettingsError, match=r"'temperature'.*local-epochs"):
         play(OwnKey)
     assert {message.metadata.message_type for message in play.grid.pushed} == {DESCRIBE}
+
+
+def test_an_evaluate_config_key_that_no_node_reads_is_refused_before_any_node_evaluates(play):
+    with pytest.raises(SettingsError, match=r"'temperature'.*evaluate.*server-round"):
+        play(OwnEvaluateKey, **{"fraction-evaluate": 1.0})
+    assert "evaluate" not in {message.metadata.message_type for message in play.grid.pushed}
 
 
 def test_keys_of_train_settings_and_of_flowers_strategies_are_read(play):

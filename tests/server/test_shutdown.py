@@ -1,5 +1,6 @@
 """A ServerApp's process ends, whatever signals come while it does."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -38,6 +39,40 @@ def test_a_second_signal_does_not_keep_a_process_that_is_ending(second):
     finally:
         process.kill()
         process.stdout.close()
+
+
+STOPPED = """
+import sys
+import time
+from logging import ERROR
+from pathlib import Path
+from flwr.common import log
+from flwr.supercore.exit import register_signal_handlers
+from flwr.supercore.telemetry import EventType
+from server.flower_1_32.shutdown import at_the_end
+from server.record.journal import Journal
+
+handlers = [lambda: log(ERROR, "Failed to push task output")]  # as Flower's ServerApp
+register_signal_handlers(EventType.FLWR_SERVERAPP_RUN_LEAVE, exit_handlers=handlers)
+with Journal(Path(sys.argv[1])) as journal:
+    at_the_end(journal.stop)
+    print("running", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_journal_of_a_run_that_is_stopped_ends_with_that_and_not_with_an_error(tmp_path):
+    file = tmp_path / "journal.jsonl"
+    command = [sys.executable, "-c", STOPPED, str(file)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "running\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 0
+    finally:
+        process.kill()
+        process.stdout.close()
+    assert [json.loads(line) for line in file.open()] == [{"round": 0, "stopped": True}]
 
 
 AWAY = """

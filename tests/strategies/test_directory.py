@@ -95,6 +95,22 @@ def test_a_node_that_cannot_take_part_says_why_and_is_asked_again(memory_grid, w
     assert [len(nodes[node].asked) for node in range(1, 6)] == [1, 2, 2, 2, 2]
 
 
+def test_why_a_node_cannot_take_part_is_said_once_and_again_when_that_changes(
+    memory_grid, warnings
+):
+    node, other = Node({"lacks": ["no disk"]}), Node({"lacks": ["no disk"]})
+    grid, directory = memory_grid({1: node, 2: other}), Directory()
+    for lacks in (["no disk"], ["no disk"], ["no disk", "no torch"], ["no torch"], [], ["no disk"]):
+        node.content = Node({"lacks": lacks}).content
+        directory.look_up(grid, [1, 2])
+        directory.forget(1)
+    assert [text.partition(": ")[2] for text in warnings.messages] == [
+        "node …1 and node …2: no disk",
+        "node …1: no torch",
+        "node …1: no disk",
+    ]
+
+
 def test_a_node_is_called_by_its_owners_name_else_by_its_partition_else_by_its_id(memory_grid):
     number = {"partition-id": 3}
     nodes = {

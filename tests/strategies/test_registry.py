@@ -7,7 +7,7 @@ from protocol.arguments import read_arguments
 from protocol.fedhead import FedHEADSettings
 from protocol.hfldd import HFLDDSettings
 from protocol.registry import built_in_methods
-from strategies.common.registry import create_strategy, find_strategy
+from strategies.common.registry import create_aggregator, create_strategy, find_strategy
 from strategies.fedhead import FedHEAD
 from strategies.fedprox import FedProx
 from strategies.hfldd import HFLDD
@@ -146,6 +146,33 @@ def test_arguments_that_a_strategy_does_not_take_are_named(a_run, name, argument
     with pytest.raises(SettingsError, match="strategy-args = ") as caught:
         made(name, a_run(), settings, **arguments)
     assert "argument" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "unknown", "known"),
+    [
+        ("fedavg", "fracton_train", "fraction_train"),
+        ("moon", "muu", "mu"),
+        (f"{__name__}:OfItsOwn", "widht", "width"),
+        (f"{__name__}:OfItsOwn", "fracton_train", "fraction_train"),
+        (f"{__name__}:Plain", "note_", "note"),
+    ],
+)
+def test_a_misspelt_strategy_argument_is_one_line_with_those_that_are_known(
+    a_run, name, unknown, known
+):
+    settings = built_in_methods()["moon"].settings() if name == "moon" else None
+    with pytest.raises(SettingsError, match="strategy-args = ") as caught:
+        made(name, a_run(), settings, **{unknown: 1})
+    assert f"{unknown!r}" in str(caught.value)
+    assert f"did you mean {known}?" in str(caught.value)
+    assert "__init__" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_misspelt_argument_of_an_aggregator_is_one_line_too():
+    with pytest.raises(SettingsError, match=r"aggregator-args = .*mean num_malicious_nodes\?"):
+        create_aggregator("krum", '{"num_malicious_nodess": 1}')
 
 
 @pytest.mark.parametrize(("text", "said"), [("{", "not JSON"), ("[1]", "must be a JSON object")])

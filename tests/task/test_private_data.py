@@ -42,6 +42,16 @@ def test_integer_folder_names_are_the_labels_and_classes_may_be_missing(tmp_path
     assert raw.labels.dtype == np.int64
 
 
+def test_numbered_folders_beyond_the_positions_are_named_with_the_setting_that_names_them(tmp_path):
+    for name in ("1", "2", "3"):
+        _save_image(tmp_path / name / "a.png")
+    with pytest.raises(DatasetError) as error:
+        load_private_data(tmp_path, GREY)
+    assert "1, 2 and 3" in str(error.value)
+    assert 'private.classes="1,2,3"' in str(error.value)
+    assert "rename" not in str(error.value)
+
+
 def test_other_folder_names_are_numbered_in_sorted_order(tmp_path):
     for name in ("cat", "ant", "dog"):
         _save_image(tmp_path / name / "a.png", colour=(ord(name[0]),) * 3)
@@ -220,7 +230,7 @@ def test_a_linked_image_is_read(tmp_path):
 
 def test_a_label_beyond_the_classes_is_named(tmp_path):
     _save_image(tmp_path / "3" / "a.png")
-    with pytest.raises(DatasetError, match=r"3: .*0, 1 and 2"):
+    with pytest.raises(DatasetError, match=r"classes 3; .*from 0 to 2"):
         load_private_data(tmp_path, GREY)
 
 

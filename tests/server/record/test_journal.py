@@ -118,3 +118,10 @@ def test_what_heads_and_leaders_reject_is_set_aside_too(memory_grid, tmp_path):
     assert journal.set_aside == 4
     grid.send_and_receive(messages_to([1]))
     assert journal.set_aside == 6
+
+
+def test_a_journal_that_is_closed_is_not_stopped(tmp_path):
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        pass
+    journal.stop()  # Flower ends the process of a run that is over, too
+    assert (tmp_path / "journal.jsonl").read_text() == ""

@@ -1,5 +1,6 @@
 """What a resumed run learns and how stays as it was; how long and where may change."""
 
+import json
 import os
 import re
 
@@ -137,18 +138,33 @@ def test_a_setting_that_is_newer_than_the_run_was_at_its_default(go_on):
         go_on(without=newer, **{"fedlgd.match": "update"})
 
 
-def test_the_latest_run_is_the_one_whose_checkpoint_was_written_last(tmp_path):
+def test_the_latest_run_is_the_one_that_started_last_whatever_the_times_of_its_files(tmp_path):
     settings = RunSettings.from_run_config(FIRST).model_dump(by_alias=True)
-    for run_id, written in (("1", 100), ("2", 300), ("3", 200)):
+    for run_id, hour, written in (("1", 10, 300), ("2", 12, 100), ("3", 11, 200)):
         for number in (1, 2):
             checkpoint = Checkpoint(int(run_id), number, settings, {}, ArrayRecord(), {}, {})
             file = save_checkpoint(tmp_path / run_id, checkpoint)
-            os.utime(file, (written + number, written + number))
+            os.utime(file, (written + number, written + number))  # as after a copy
+        (tmp_path / run_id / "settings.json").write_text("{}")
+        started = json.dumps({"started": f"2026-01-01T{hour}:00:00+00:00"})
+        (tmp_path / run_id / "about.json").write_text(started)
     config = {**FIRST, "runs-dir": str(tmp_path), "resume": "latest"}
     settings = RunSettings.from_run_config(config)
     folder = find_run_to_resume(settings, run_id=9)
     found = checkpoint_to_resume(settings, folder)
     assert (folder.name, found.run_id, found.round) == ("2", 2, 2)
+
+
+def test_latest_resumes_no_older_run_because_the_last_has_no_checkpoint(tmp_path):
+    settings = RunSettings.from_run_config(FIRST).model_dump(by_alias=True)
+    save_checkpoint(tmp_path / "1", Checkpoint(1, 1, settings, {}, ArrayRecord(), {}, {}))
+    (tmp_path / "2").mkdir()
+    for run_id, written in (("1", 100), ("2", 200)):
+        (tmp_path / run_id / "journal.jsonl").touch()
+        os.utime(tmp_path / run_id / "journal.jsonl", (written, written))
+    config = {**FIRST, "runs-dir": str(tmp_path), "resume": "latest"}
+    with pytest.raises(CheckpointError, match=r"latest.*run 2"):
+        find_run_to_resume(RunSettings.from_run_config(config), run_id=9)
 
 
 @pytest.mark.parametrize(
