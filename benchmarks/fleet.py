@@ -1,4 +1,4 @@
-"""One SuperLink under many nodes: looks a second, CPU, memory and phases, at our pace and stock.
+"""One SuperLink under many nodes: polls a second, CPU, memory and phases, at our pace and stock.
 
 ``python -m benchmarks.fleet [--quick] [--nodes N ...] [--json FILE]``
 
@@ -10,7 +10,7 @@ phase lasts from sending its messages to having all replies; the first, which lo
 ignored. CPU is that of the SuperLink's process alone, in per cent of a core.
 
 Of 1,000 nodes a tenth trains a round. Nodes at our pace rest for a minute before they are looked at
-while idle, for as long as a look waits. Under the most nodes the SuperLink is killed and started
+while idle, for as long as a poll waits. Under the most nodes the SuperLink is killed and started
 again. ``--quick`` has fewer nodes and phases, and nodes that have just come, with all heartbeats.
 """
 
@@ -53,7 +53,7 @@ from node.processes import Process, kill_group, start_bound, stop
 PER_PROCESS = 250
 """Light nodes in a process."""
 REST = 60.0
-"""Seconds until each node's look has waited once, and stands for heartbeats."""
+"""Seconds until each node's poll has waited once, and stands for heartbeats."""
 BACK = 240.0
 """Seconds to wait for nodes after a restart."""
 RUN = 600.0
@@ -154,7 +154,7 @@ class Fleet:
         return Told(**{name: sum(each[name] for each in told) for name in told[0]})
 
     def wait(self, since: float, timeout: float) -> int:
-        """Wait until all nodes' looks were answered after `since`; return how many were."""
+        """Wait until all nodes' polls were answered after `since`; return how many were."""
         deadline = time.monotonic() + timeout
         while (answered := self.tell(since).answered) < self.size and time.monotonic() < deadline:
             time.sleep(0.25)
@@ -231,7 +231,7 @@ def phases(superlink: SuperLink, light: Fleet, count: int, *, ours: bool, share:
             "phase_p95": percentile_95(seconds),
             "cpu_seconds_per_phase": (cpu_after - cpu_before) / len(seconds),
             "pulls_per_message": (after.pulls - before.pulls) / messages,
-            "looks_per_message": (after.looks - before.looks) / messages,
+            "polls_per_message": (after.polls - before.polls) / messages,
         }
     if failed:
         row["failed"] = failed
@@ -265,12 +265,12 @@ def cpu(superlink: SuperLink) -> float:
 
 
 def idle(superlink: SuperLink, light: Fleet, seconds: float) -> dict[str, float]:
-    """Looks a second of idle nodes, and the SuperLink's CPU in per cent of a core."""
-    before, start, looks = cpu(superlink), time.monotonic(), light.tell().looks
+    """Polls a second of idle nodes, and the SuperLink's CPU in per cent of a core."""
+    before, start, polls = cpu(superlink), time.monotonic(), light.tell().polls
     time.sleep(seconds)
     passed = time.monotonic() - start
     return {
-        "looks_per_second": (light.tell().looks - looks) / passed,
+        "polls_per_second": (light.tell().polls - polls) / passed,
         "superlink_cpu": 100 * (cpu(superlink) - before) / passed,
         "superlink_mb": superlink.process.memory_info().rss / 1e6,
     }
@@ -361,7 +361,7 @@ def show(rows: Sequence[Row]) -> None:
 
 
 _COLUMNS = {
-    "looks_per_second": "looks/s",
+    "polls_per_second": "polls/s",
     "superlink_cpu": "CPU [%]",
     "superlink_mb": "MB",
     "phase_p50": "phase p50 [s]",

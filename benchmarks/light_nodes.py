@@ -38,7 +38,7 @@ from node.settings import NodeSettings
 
 STOCK_PAUSE = 3.0
 STOCK_REPLY_POLL = 0.5
-"""Flower's pauses between looks for messages, and for its app's reply, in seconds."""
+"""Flower's pauses between polls for messages, and for its app's reply, in seconds."""
 BETWEEN_STARTS = 0.05
 _OWN = threading.local()
 """`pace` of a node's thread."""
@@ -58,17 +58,17 @@ class LightNode:
 
     Attributes
     ----------
-    looks, messages, pulls : int
+    polls, messages, pulls : int
         How often it asked for a message, got one, and asked for an object of one.
     answered : float
-        When its last look was answered, in ``time.monotonic()`` seconds.
+        When its last poll was answered, in ``time.monotonic()`` seconds.
     """
 
     def __init__(self, door: Door, key: bytes, pace: Pace | None) -> None:
         self._door = door
         self._key = cast(ec.EllipticCurvePrivateKey, load_pem_private_key(key, None))
         self._pace = pace
-        self.looks = self.messages = self.pulls = 0
+        self.polls = self.messages = self.pulls = 0
         self.answered = 0.0
         self.thread = threading.Thread(target=self._work, daemon=True)
 
@@ -108,7 +108,7 @@ class LightNode:
                     confirm_message_received=confirm,
                     trusted_entities=None,
                 )
-                self.looks, self.answered = self.looks + 1, time.monotonic()
+                self.polls, self.answered = self.polls + 1, time.monotonic()
                 if run_id is None:
                     time.sleep(self._pace.draw() if self._pace else STOCK_PAUSE)
                     continue
@@ -149,7 +149,7 @@ def answer(state: NodeState, store: ObjectStore) -> None:
 class Told:
     """Sums of nodes' counts, and how many were answered since some time, and live."""
 
-    looks: int
+    polls: int
     messages: int
     pulls: int
     answered: int
@@ -188,7 +188,7 @@ def serve(door: Door, ours: bool, questions: Connection) -> None:
         since = questions.recv()
         questions.send(
             Told(
-                looks=sum(node.looks for node in nodes),
+                polls=sum(node.polls for node in nodes),
                 messages=sum(node.messages for node in nodes),
                 pulls=sum(node.pulls for node in nodes),
                 answered=sum(node.answered > since for node in nodes),

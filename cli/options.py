@@ -132,7 +132,7 @@ ConnectTimeout = Annotated[
 ]
 PollBusy = Annotated[
     float | None,
-    node_option("poll-busy", "Shortest pause between looks for messages, in seconds.", "0.05"),
+    node_option("poll-busy", "Shortest pause between polls for messages, in seconds.", "0.05"),
 ]
 PollIdle = Annotated[
     float | None,

@@ -1,6 +1,6 @@
-"""How long a node waits until it looks for work again.
+"""How long a node waits until it polls for work again.
 
-The pause is a share of the time that the node has been idle: it looks often while a run goes on and
+The pause is a share of the time that the node has been idle: it polls often while a run goes on and
 seldom in between, and a message waits little longer than its sender did.
 """
 
@@ -17,7 +17,7 @@ KEEN = 3.0
 LONG_SHARE = 0.02
 """Of the time idle, for a node to which nothing has come for over two and a half minutes."""
 LONGEST_WAIT = 50.0
-"""Seconds for which a look waits at a SuperLink that lets it; proxies end calls after a minute."""
+"""Seconds for which a poll waits at a SuperLink that lets it; proxies end calls after a minute."""
 JITTER = 0.25
 """Share of the pause that is drawn, so that nodes do not stay in step."""
 
@@ -73,24 +73,24 @@ class Pace:
         self._last_work = self._clock()
 
     def space(self, seconds: float) -> None:
-        """Take the server's word for how far apart looks should be, until it says otherwise."""
+        """Take the server's word for how far apart polls should be, until it says otherwise."""
         self._spacing = seconds if math.isfinite(seconds) else 0.0
 
     def draw_wait(self) -> float:
-        """Draw the seconds for which the next look may wait at the SuperLink."""
+        """Draw the seconds for which the next poll may wait at the SuperLink."""
         return LONGEST_WAIT * self._generator.uniform(1 - JITTER, 1)
 
-    def looked(self, seconds: float) -> None:
-        """Record how long a look took."""
+    def polled(self, seconds: float) -> None:
+        """Record how long a poll took."""
         self._looked_for = seconds
 
     @property
     def has_waited(self) -> bool:
-        """Whether the last look has waited as long as any may, so that the SuperLink lets it."""
+        """Whether the last poll has waited as long as any may, so that the SuperLink lets it."""
         return self._looked_for >= (1 - JITTER) * LONGEST_WAIT
 
     def draw(self) -> float:
-        """Draw the seconds to wait until the next look; none after one that has waited."""
+        """Draw the seconds to wait until the next poll; none after one that has waited."""
         if self.has_waited:
             return 0.0
         longest = pause(self.idle_for, busy=self._busy, idle=self._idle, spacing=self._spacing)

@@ -99,7 +99,7 @@ class NodeSettings(BaseModel):
     policy : Policy (default: STANDARD)
         What runs may ask of the node: a preset's name, a YAML file, or what such a file holds.
     poll_busy, poll_idle : float (default: 0.05, 20.0)
-        Shortest and longest pause between looks for messages, in seconds; see `node.pace.pause`.
+        Shortest and longest pause between polls for messages, in seconds; see `node.pace.pause`.
     edge : Path | None (default: None)
         Folder of the sockets of the edge that this node speaks for; ``flwr-distill edge`` sets it.
         Such a node has no data.

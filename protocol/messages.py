@@ -41,11 +41,11 @@ of a train message to such nodes: the ``partitions`` of all that get the same me
 BATCH = "batch"
 """Key of the record ``together``: a random number of these messages alone."""
 
-LOOK_EVERY = "look-every"
-"""Key of a message's record ``pace``: seconds between the node's next looks for messages."""
+POLL_EVERY = "poll-every"
+"""Key of a message's record ``pace``: seconds between the node's next polls for messages."""
 
 PACE = "pace"
-"""Record with which a server spaces the looks of many nodes that take part in a phase.
+"""Record with which a server spaces the polls of many nodes that take part in a phase.
 
 For the node's process alone: the ClientApp takes it away before any handler or mod reads the
 message."""

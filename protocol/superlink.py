@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from flwr.supercore.retry.retry_invoker import RetryState
 
 WAIT = "flwr-distill-wait"
-"""Header of a node's look for messages: seconds for which it may wait at the SuperLink.
+"""Header of a node's poll for messages: seconds for which it may wait at the SuperLink.
 
-One of ours answers once there is a message, or after these seconds, and takes the look as a
+One of ours answers once there is a message, or after these seconds, and takes the poll as a
 heartbeat; any other answers at once.
 """
 _DATABASE = ("database is locked", "database or disk is full", "QueuePool limit")

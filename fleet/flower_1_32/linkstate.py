@@ -1,4 +1,4 @@
-"""Flower's SuperLink, in which looks wait, calls go together, and SQLite is asked less often.
+"""Flower's SuperLink, in which polls wait, calls go together, and SQLite is asked less often.
 
 Each call of a node looks up its key, the run's status and tasks that have expired, and books its
 bytes, in queries of their own, most of which write. Under many nodes a SuperLink does little else.
@@ -42,7 +42,7 @@ from fleet.flower_1_32.bundle import bound_bundles
 from fleet.flower_1_32.callers import BoundServicer
 from fleet.flower_1_32.store import OneConnectionStore, PlainQueries
 from fleet.flower_1_32.together import CallsTogether
-from fleet.flower_1_32.waiting import MOST, Doorbell, WaitingLooks
+from fleet.flower_1_32.waiting import MOST, Doorbell, WaitingPolls
 from protocol.flower_1_32.objects import MemoryObjectStore
 
 FRESH = 1.0
@@ -56,7 +56,7 @@ _OF_CALLS = ("[Fleet.PullMessages]", "[Fleet.PushMessages]", "[Fleet.GetRun]")
 MOST_LOOKED = 100_000
 """Messages of which it is remembered when someone asked for their replies."""
 CALLS = 1000
-"""Threads besides those of looks that wait: as many as Flower has."""
+"""Threads besides those of polls that wait: as many as Flower has."""
 MOST_LOST = 10_000
 """Messages of which it is remembered that their nodes have lost them."""
 _AWAY = "node_unavail"
@@ -64,7 +64,7 @@ _AWAY = "node_unavail"
 _IDS = ["run_id", "src_node_id", "dst_node_id"]
 """Columns that SQLite holds as signed numbers."""
 _INDICES = {"object_children": "child_id", "run_objects": "object_id", "message_ins": "dst_node_id"}
-"""Columns by which each look and each deletion would else search whole tables."""
+"""Columns by which each poll and each deletion would else search whole tables."""
 
 
 class WatchingLinkState(LinkState):
@@ -162,7 +162,7 @@ class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
 
     It remembers nodes' ids until a node is removed, that there is no message for a node until one
     is stored, and that a run is running for `FRESH` seconds or until a task ends. Of messages
-    whose reply is not here it looks every `FRESH` seconds only whether one can still come. Traffic
+    whose reply is not here it polls every `FRESH` seconds only whether one can still come. Traffic
     is booked every `BOOKED` seconds, and before anyone reads it; a SuperLink that is killed loses
     so much.
     """
@@ -382,14 +382,14 @@ def main() -> None:
 
 
 def _is_of_no_single_call(record: logging.LogRecord) -> bool:
-    """Whether a line is not one of those that Flower writes at each look and each reply."""
+    """Whether a line is not one of those that Flower writes at each poll and each reply."""
     return record.levelno != logging.INFO or not str(record.msg).startswith(_OF_CALLS)
 
 
 def fleet_interceptors(state: WatchingLinkState, servicer: Any, add: Any) -> list[Any]:
-    """What the Fleet API does besides Flower's: nodes' looks wait, and calls go together."""
-    looks = WaitingLooks(state.doorbell, state.acknowledge_node_heartbeat)
-    return [looks, CallsTogether(servicer, add, state.transaction)]
+    """What the Fleet API does besides Flower's: nodes' polls wait, and calls go together."""
+    polls = WaitingPolls(state.doorbell, state.acknowledge_node_heartbeat)
+    return [polls, CallsTogether(servicer, add, state.transaction)]
 
 
 def app_interceptors(state: WatchingLinkState, servicer: Any, add: Any) -> list[Any]:

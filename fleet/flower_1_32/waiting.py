@@ -1,8 +1,8 @@
-"""Nodes' looks for messages wait at the SuperLink until there is one, and are heartbeats.
+"""Nodes' polls for messages wait at the SuperLink until there is one, and are heartbeats.
 
-Flower answers each look at once, so that nodes must look often to learn soon of a message, and many
-nodes that rest fill a SuperLink with looks. A look that waits costs one call, however long. A node
-that rests then calls for its heartbeats more often than for its looks, so a look is one.
+Flower answers each poll at once, so that nodes must poll often to learn soon of a message, and many
+nodes that rest fill a SuperLink with polls. A poll that waits costs one call, however long. A node
+that rests then calls for its heartbeats more often than for its polls, so a poll is one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from protocol.superlink import WAIT
 LONGEST = 60.0
 """Seconds: more than a node of ours asks for, and less than proxies give a call without bytes."""
 MOST = 3000
-"""Looks that wait at a time; each has a thread. Further ones are answered at once."""
+"""Polls that wait at a time; each has a thread. Further ones are answered at once."""
 _LOOK = "/flwr.proto.Fleet/PullMessages"
 
 
 class Doorbell:
-    """Wakes the looks of nodes that wait for a message."""
+    """Wakes the polls of nodes that wait for a message."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -35,7 +35,7 @@ class Doorbell:
         self._waiting: dict[int, threading.Event] = {}
 
     def ring(self, node_id: int) -> None:
-        """Wake a node's look: there is a message."""
+        """Wake a node's poll: there is a message."""
         with self._lock:
             if (bell := self._waiting.get(node_id)) is not None:
                 bell.set()
@@ -44,7 +44,7 @@ class Doorbell:
     def heard_by(self, node_id: int) -> Iterator[threading.Event | None]:
         """Give an event that is set when it rings for a node; None if too many wait.
 
-        A node has one: its earlier look, if any, wakes.
+        A node has one: its earlier poll, if any, wakes.
         """
         bell: threading.Event | None = threading.Event()
         with self._lock:
@@ -63,15 +63,15 @@ class Doorbell:
                     del self._waiting[node_id]
 
 
-class WaitingLooks(grpc.ServerInterceptor):
-    """Lets looks wait that ask for it; comes after the interceptors that admit a node.
+class WaitingPolls(grpc.ServerInterceptor):
+    """Lets polls wait that ask for it; comes after the interceptors that admit a node.
 
     Parameters
     ----------
     doorbell : Doorbell
         Rings when there is a message for a node.
     acknowledge : callable
-        Takes the id of a node that has looked, and Flower's interval of heartbeats in seconds.
+        Takes the id of a node that has polled, and Flower's interval of heartbeats in seconds.
     """
 
     def __init__(self, doorbell: Doorbell, acknowledge: Callable[[int, float], bool]) -> None:
@@ -83,14 +83,14 @@ class WaitingLooks(grpc.ServerInterceptor):
         continuation: Callable[[Any], Any],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
-        """Wrap the handler of a look."""
+        """Wrap the handler of a poll."""
         handler = continuation(handler_call_details)
         headers = dict(handler_call_details.invocation_metadata)
         seconds = _seconds(headers.get(WAIT, "0"))
         if handler_call_details.method != _LOOK or not seconds or handler is None:
             return handler
 
-        def look(
+        def poll(
             request: PullMessagesRequest, context: grpc.ServicerContext
         ) -> PullMessagesResponse:
             response: PullMessagesResponse
@@ -106,7 +106,7 @@ class WaitingLooks(grpc.ServerInterceptor):
             return response
 
         return grpc.unary_unary_rpc_method_handler(
-            look,
+            poll,
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )

@@ -71,7 +71,7 @@ def main() -> None:
     """Run a SuperNode.
 
     Arguments: the report's file descriptor, the state directory, seconds of the shortest and the
-    longest pause between looks for messages, the policy as JSON, then Flower's.
+    longest pause between polls for messages, the policy as JSON, then Flower's.
     """
     report = Notes.of(int(sys.argv[1]))
     state_dir, busy, idle = Path(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])

@@ -1,4 +1,4 @@
-"""How the server spaces a node's looks for messages.
+"""How the server spaces a node's polls for messages.
 
 Apart from `timing`, which the worker imports too: there, names of our other packages are the app
 bundle's own.
@@ -14,16 +14,16 @@ from flwr.supercore.inflatable.inflatable_object import get_object_type_from_obj
 
 from node.flower.timing import can_override
 from node.pace import Pace
-from protocol.messages import LOOK_EVERY
+from protocol.messages import POLL_EVERY
 
 SMALL_RECORD = 256
 """Bytes of an object beyond which it is no record about the pace."""
 
 
 def patch_spacing(pace: Pace) -> bool:
-    """Let the server space this node's looks for messages, by a record in what it sends.
+    """Let the server space this node's polls for messages, by a record in what it sends.
 
-    Without one in a message, the node looks at its own pace.
+    Without one in a message, the node polls at its own pace.
     """
     from flwr.supernode import start_client_internal
 
@@ -45,12 +45,12 @@ def patch_spacing(pace: Pace) -> bool:
 
 
 class ReadingPull:
-    """Pulls a message's objects, and reads in them how the server spaces this node's looks.
+    """Pulls a message's objects, and reads in them how the server spaces this node's polls.
 
     Attributes
     ----------
     spacing : float
-        Seconds between looks; 0 without a word about it.
+        Seconds between polls; 0 without a word about it.
     """
 
     def __init__(self, pull_object: Callable[[int, str], bytes]) -> None:
@@ -64,6 +64,6 @@ class ReadingPull:
             len(content) <= SMALL_RECORD
             and get_object_type_from_object_content(content) == ConfigRecord.__name__
         ):
-            seconds = ConfigRecord.inflate(content).get(LOOK_EVERY)
+            seconds = ConfigRecord.inflate(content).get(POLL_EVERY)
             self.spacing = seconds if isinstance(seconds, float) else self.spacing
         return content

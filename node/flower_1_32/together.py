@@ -1,6 +1,6 @@
 """Makes a node's calls for a message together, so that it costs the SuperLink three.
 
-One looks for it, one pulls its objects, and one sends the reply with its objects and says that the
+One polls for it, one pulls its objects, and one sends the reply with its objects and says that the
 message was received. Apart from `timing`, which the worker imports too: there, names of our other
 packages are the app bundle's own.
 """

@@ -1,4 +1,4 @@
-"""Lets a node's looks for messages wait at the SuperLink, in place of heartbeats.
+"""Lets a node's polls for messages wait at the SuperLink, in place of heartbeats.
 
 Apart from `timing`, which the worker imports too: there, names of our other packages are the app
 bundle's own.
@@ -20,9 +20,9 @@ from node.pace import Pace
 from protocol.superlink import WAIT, answered
 
 LATE = 60.0
-"""Seconds after the end of its wait at which a look counts as lost."""
+"""Seconds after the end of its wait at which a poll counts as lost."""
 COUNTS = 30.0
-"""Seconds for which a look stands for heartbeats.
+"""Seconds for which a poll stands for heartbeats.
 
 The SuperLink takes it as one, and the node counts as online for 60 s after it. Flower may send the
 next up to 22.5 s after one that was left out, and a call of 5 s may be lost.
@@ -30,14 +30,14 @@ next up to 22.5 s after one that was left out, and a call of 5 s may be lost.
 
 
 def patch_waiting(pace: Pace) -> bool:
-    """Ask the SuperLink to answer this node's looks only when there is a message.
+    """Ask the SuperLink to answer this node's polls only when there is a message.
 
-    One that does not know how answers at once, and the node looks again at its pace.
+    One that does not know how answers at once, and the node polls again at its pace.
     """
     from flwr.supernode import start_client_internal
 
     name = "_make_fleet_connection_retry_invoker"
-    if not can_override("how a SuperNode looks for messages", hasattr(start_client_internal, name)):
+    if not can_override("how a SuperNode polls for messages", hasattr(start_client_internal, name)):
         return False
     make: Callable[..., RetryInvoker] = getattr(start_client_internal, name)
 
@@ -51,9 +51,9 @@ def patch_waiting(pace: Pace) -> bool:
 
 
 def let_looks_wait(invoker: RetryInvoker, pace: Pace) -> None:
-    """Have an invoker's looks wait as long as the pace draws; tell the pace how long each took.
+    """Have an invoker's polls wait as long as the pace draws; tell the pace how long each took.
 
-    Heartbeats are left out where looks stand for them: at a SuperLink that lets looks wait.
+    Heartbeats are left out where polls stand for them: at a SuperLink that lets polls wait.
     """
     invoke = invoker.invoke
     start = -math.inf
@@ -66,7 +66,7 @@ def let_looks_wait(invoker: RetryInvoker, pace: Pace) -> None:
         if not isinstance(request, PullMessagesRequest):
             return invoke(target, *args, **kwargs)
 
-        def look(**kwargs: Any) -> Any:
+        def poll(**kwargs: Any) -> Any:
             nonlocal start
             start = time.monotonic()
             try:
@@ -74,11 +74,11 @@ def let_looks_wait(invoker: RetryInvoker, pace: Pace) -> None:
             except BaseException:
                 start = -math.inf  # it may not have come to the SuperLink
                 raise
-            pace.looked(time.monotonic() - start)
+            pace.polled(time.monotonic() - start)
             return response
 
         seconds = pace.draw_wait()
         header = (WAIT, f"{seconds:.3f}")
-        return invoke(look, *args, metadata=(header,), timeout=seconds + LATE, **kwargs)
+        return invoke(poll, *args, metadata=(header,), timeout=seconds + LATE, **kwargs)
 
     invoker.invoke = invoke_look  # type: ignore[method-assign]

@@ -15,7 +15,7 @@ from protocol.superlink import limit_absence, limit_calls, overloaded, retry_als
 from server.flower_1_32.batches import push
 from server.flower_1_32.calls import Calls
 from server.flower_1_32.inbox import SuperLinkInbox
-from server.flower_1_32.looks import space_looks
+from server.flower_1_32.polls import space_polls
 from server.flower_1_32.signatures import NodeKeys
 from server.grid.exchange import Exchange
 from server.grid.inbox import Inbox, Most
@@ -46,8 +46,8 @@ class SuperLinkExchange(Exchange):
         self._keys = NodeKeys.from_environment()
 
     def prepare(self, messages: Sequence[Message]) -> None:
-        """Space the looks of nodes, if they are many."""
-        space_looks(messages)
+        """Space the polls of nodes, if they are many."""
+        space_polls(messages)
 
     def push(self, messages: Sequence[Message]) -> list[str]:
         """Push messages in batches; return their ids."""

@@ -27,7 +27,7 @@ from node.flower.timing import (
 from node.flower_1_32.retries import LONGEST_CALL, patch_retries
 from node.flower_1_32.spacing import patch_spacing
 from node.pace import Pace
-from protocol.messages import LOOK_EVERY, PACE
+from protocol.messages import PACE, POLL_EVERY
 
 start_client_internal: Any = flower_supernode  # mypy: Flower does not export its `time`
 PULLERS = (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree)
@@ -198,7 +198,7 @@ def test_flower_1_32_1_leaves_the_task_of_a_message_whose_run_has_ended() -> Non
 def test_a_message_whose_run_ends_while_it_comes_in_is_cleared_away() -> None:
     assert patch_intake()
     intake = Intake(ended=True)
-    assert intake.pull() is None  # so the SuperNode looks for the next message
+    assert intake.pull() is None  # so the SuperNode polls for the next message
     assert intake.pending() == 0
 
 
@@ -222,7 +222,7 @@ def test_a_message_is_offered_as_a_task_once_it_is_all_there() -> None:
 
 @pytest.mark.parametrize(
     ("record", "longest"),
-    [({LOOK_EVERY: 2.0}, 2.0), ({LOOK_EVERY: "soon"}, 0.05), ({LOOK_EVERY: b"x" * 300}, 0.05)],
+    [({POLL_EVERY: 2.0}, 2.0), ({POLL_EVERY: "soon"}, 0.05), ({POLL_EVERY: b"x" * 300}, 0.05)],
 )
 def test_a_server_spaces_a_nodes_looks_until_its_next_message(
     record: dict[str, Any], longest: float
@@ -262,7 +262,7 @@ def test_a_full_superlink_is_waited_for_as_one_that_is_away(
     waits, errors = list[float](), [Refused(code), Refused(code)]
     invoker.wait_function = waits.append
 
-    def look(timeout: float) -> str:
+    def poll(timeout: float) -> str:
         assert timeout == LONGEST_CALL
         if errors:
             raise errors.pop()
@@ -270,7 +270,7 @@ def test_a_full_superlink_is_waited_for_as_one_that_is_away(
 
     if calls == 1:
         with pytest.raises(Refused):
-            invoker.invoke(look)
+            invoker.invoke(poll)
     else:
-        assert invoker.invoke(look) == "message"
+        assert invoker.invoke(poll) == "message"
     assert len(waits) == calls - 1

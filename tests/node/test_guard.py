@@ -153,7 +153,7 @@ class Node:
     def takes(self, content: RecordDict, message_type: str) -> Message | None:
         """Send a message; the app's task, or None if it never sees it."""
         self.count += 1
-        content["pace"] = ConfigRecord({"look-every": self.count / 1000})  # no two are the same
+        content["pace"] = ConfigRecord({"poll-every": self.count / 1000})  # no two are the same
         message = Message(content, NODE, message_type)
         message.metadata.__dict__.update(_run_id=self.run_id, _src_node_id=SERVER)
         message.metadata.__dict__["_message_id"] = message.object_id

@@ -1,12 +1,12 @@
-"""The looks of many nodes are spaced, those of a few are not, and no ClientApp trips over it."""
+"""The polls of many nodes are spaced, those of a few are not, and no ClientApp trips over it."""
 
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from client.app import app
 from client.session import Session
-from protocol.messages import CLIPPING_NORM, LOOK_EVERY, PACE
-from server.flower_1_32.looks import FEW, space_looks
+from protocol.messages import CLIPPING_NORM, PACE, POLL_EVERY
+from server.flower_1_32.polls import FEW, space_polls
 from server.grid.exchange import exchange_over
 from server.grid.metered import MeteredGrid
 from task.models import create_model
@@ -20,8 +20,8 @@ def messages_to(nodes, **records):
 @pytest.mark.parametrize(("count", "apart"), [(2, None), (5, None), (20, 0.2), (300, 3.0)])
 def test_nodes_of_a_phase_look_a_hundred_times_a_second_in_all(count, apart):
     messages = messages_to(range(1, count + 1))
-    space_looks(messages)
-    told = {message.content.get(PACE, {}).get(LOOK_EVERY) for message in messages}
+    space_polls(messages)
+    told = {message.content.get(PACE, {}).get(POLL_EVERY) for message in messages}
     assert told == {apart}
 
 
@@ -29,14 +29,14 @@ def test_nodes_learn_it_from_the_message_and_its_bytes_are_counted(superlink):
     seen = []
 
     def answer(message):
-        seen.append(message.content[PACE][LOOK_EVERY])
+        seen.append(message.content[PACE][POLL_EVERY])
         return RecordDict()
 
     link = superlink(*[answer] * 10)
     grid = MeteredGrid(link.grid, deadline=10)
     grid.send_and_receive(messages_to(link.ids))
     assert seen == [0.1] * 10
-    assert grid.ledger.server_bytes == 10 * (len(LOOK_EVERY) + 8)
+    assert grid.ledger.server_bytes == 10 * (len(POLL_EVERY) + 8)
 
 
 @pytest.mark.parametrize("told", [{}, {CLIPPING_NORM: 1.0}])
