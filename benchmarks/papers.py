@@ -178,7 +178,7 @@ def read_tables() -> dict[str, Table]:
     return tables
 
 
-def lacks(table: Table, data_root: str) -> str:
+def missing_for(table: Table, data_root: str) -> str:
     """What this machine lacks for a table; empty if nothing."""
     if table.missing:
         return table.missing
@@ -343,7 +343,7 @@ def print_list(tables: dict[str, Table], data_root: str, console: Console) -> No
     for table in tables.values():
         cells = str(len(table.rows) * len(table.methods))
         printed.add_row(
-            table.name, table.title, cells, lacks(table, data_root) or "nothing", table.gpu
+            table.name, table.title, cells, missing_for(table, data_root) or "nothing", table.gpu
         )
     console.print(printed)
     console.print("python -m benchmarks.papers TABLE [--quick] [--data-root DIR]", markup=False)
@@ -372,7 +372,7 @@ def main() -> None:
     if arguments.table is None:
         parser.error("name a table, or --list")
     table = tables[arguments.table]
-    if missing := lacks(table, arguments.data_root):
+    if missing := missing_for(table, arguments.data_root):
         parser.error(f"{table.name} cannot be run here: {missing}")
     cells = [
         cell

@@ -77,7 +77,7 @@ class Connection:
 
 
 def user_of(certificate: Path | None, key: Path | None, command: str) -> User | None:
-    """Who calls; None for nobody. Ends the command if one file lacks the other."""
+    """Who calls; None for nobody. Ends the command if one file is given without the other."""
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:

@@ -118,9 +118,9 @@ def edge(
     certificate = None
     if not below_insecure:
         files = [below_certificates / name for name in ("ca.crt", "server.crt", "server.key")]
-        if lacking := [str(file) for file in files if not file.exists()]:
+        if missing := [str(file) for file in files if not file.exists()]:
             fail(
-                f"below-certificates: {lacking[0]} does not exist (make it with flwr-distill certs "
+                f"below-certificates: {missing[0]} does not exist (make it with flwr-distill certs "
                 "init and certs server, or give --below-insecure)",
                 "edge",
             )

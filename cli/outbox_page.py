@@ -161,7 +161,7 @@ def _virtual_data(lines: Sequence[Entry], folder: Path) -> Iterator[Section]:
     from distill.features import are_vectors
     from distill.virtual_data import VirtualData
 
-    figures, lacking, vectors = [], 0, 0
+    figures, missing, vectors = [], 0, 0
     for name in names[:MOST_PICTURES]:
         try:
             data = virtual_data_file(folder, name).read_bytes()
@@ -171,7 +171,7 @@ def _virtual_data(lines: Sequence[Entry], folder: Path) -> Iterator[Section]:
             else:
                 figures.append(_picture(virtual, name, classes[name]))
         except (OSError, VirtualDataError):
-            lacking += 1
+            missing += 1
     shown = "" if len(names) <= MOST_PICTURES else f" The last {MOST_PICTURES} are shown."
     text = [
         f"{counted(len(names), 'set')} of virtual images left.{shown} Look whether one shows a "
@@ -179,10 +179,10 @@ def _virtual_data(lines: Sequence[Entry], folder: Path) -> Iterator[Section]:
     ]
     if vectors:
         text.append(f"{counted(vectors, 'set')} of features cannot be shown as images.")
-    if lacking:
+    if missing:
         most = data_size(MOST_BYTES)
         text.append(
-            f"{counted(lacking, 'file')} cannot be read, or is larger than {most} unpacked."
+            f"{counted(missing, 'file')} cannot be read, or is larger than {most} unpacked."
         )
     yield Section("Virtual data that left", text, figures=figures)
 

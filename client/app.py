@@ -14,8 +14,8 @@ from flwr.common import log
 from client.clipping import clipped
 from client.edge import pass_down
 from client.features import as_seen
-from client.lacks import lacking
 from client.local_round import LocalRound, build_model, received_arrays
+from client.missing import missing_for
 from client.secure_sums import summed
 from client.session import RunSource, Session, held_out, keep_scale, source_of, store_of
 from client.together import trained_together, trains_together
@@ -128,7 +128,7 @@ def describe_columns(message: Message, context: Context) -> Message:
 
 
 def describe(message: Message, context: Context) -> Message:
-    """Describe this node: what it is called, what it holds and how to send to it, or what it lacks.
+    """Describe this node: what it is called, what it holds, how to send to it, or what is missing.
 
     Which classes it holds (not how many samples) is left out where the run has differential
     privacy.
@@ -137,7 +137,7 @@ def describe(message: Message, context: Context) -> Message:
     requirement = None if record is None else Requirement.checked(record, "message")
     if requirement and (scale := requirement.scale):
         keep_scale(store_of(context), scale)
-    reasons = lacking(context, requirement)
+    reasons = missing_for(context, requirement)
     for reason in reasons:
         log(WARNING, "This node cannot take part in run %d: %s", context.run_id, reason)
     metrics, config = identity(context.node_config)
@@ -145,7 +145,7 @@ def describe(message: Message, context: Context) -> Message:
     if names := _class_names(context):
         config["class-names"] = names
     if reasons:
-        config["lacks"] = reasons
+        config["missing"] = reasons
     else:
         session = Session.of(context, scaled=False)
         metrics[NUM_EXAMPLES] = len(session.data.train)
@@ -247,7 +247,7 @@ def _class_names(context: Context) -> list[str]:
         spec = source.spec(context, source.task(context))
         return [] if spec.labels.classes else list(class_names(str(path)) or spec.class_names)
     except (DatasetError, SettingsError):
-        return []  # it is among what the node lacks
+        return []  # it is among what is missing
 
 
 def _has_privacy(context: Context, requirement: Requirement | None) -> bool:

@@ -54,7 +54,7 @@ def means_by_class(
 def table(
     record: ArrayRecord, name: str, num_classes: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The federation's means as a table, with 0 for classes that it lacks.
+    """The federation's means as a table, with 0 for classes that it does not have.
 
     Parameters
     ----------

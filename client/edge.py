@@ -61,7 +61,7 @@ def pass_down(message: Message, context: Context) -> Message:
 
 
 def _describe(message: Message, context: Context) -> Message:
-    """Who the edge is, and what its nodes hold together; or what it lacks for the run."""
+    """Who the edge is, and what its nodes hold together; or what is missing for the run."""
     metrics, config = identity(context.node_config)
     try:
         _check_run(message, context)
@@ -73,7 +73,7 @@ def _describe(message: Message, context: Context) -> Message:
         )
         config.update(place_secrets(store, _requirement(message).resumes))
     except (EdgeError, SettingsError) as error:
-        config["lacks"] = [one_line(error)]
+        config["missing"] = [one_line(error)]
     content = RecordDict({METRICS: metrics, CONFIG: ConfigRecord(config)})
     return Message(content, reply_to=message)
 

@@ -25,7 +25,7 @@ from distill.virtual_data import VirtualData
 from protocol.fedlgd import (
     GLOBAL_DATA,
     GRADIENT,
-    LACKS_GLOBAL_DATA,
+    NEEDS_GLOBAL_DATA,
     VIRTUAL,
     GlobalData,
     VirtualTraining,
@@ -79,8 +79,8 @@ def train_virtual(message: Message, context: Context) -> Message:
     if GLOBAL_DATA in content.config_records:
         of_server = global_samples(session, content.config_records[GLOBAL_DATA])
         if of_server is None:
-            lacks = MetricRecord({LACKS_GLOBAL_DATA: 1})
-            return Message(RecordDict({METRICS: lacks}), reply_to=message)
+            missing = MetricRecord({NEEDS_GLOBAL_DATA: 1})
+            return Message(RecordDict({METRICS: missing}), reply_to=message)
     local = LocalRound.of(session, content)
     require_no_privacy(local.settings, "training on virtual data")
     own = virtual_samples(session, local.model, request, local.round)

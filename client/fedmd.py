@@ -21,7 +21,7 @@ from task.evaluation import evaluate_model, outputs
 
 
 def needs(session: Session, settings: FedMDSettings) -> Iterable[Callable[[], object]]:
-    """Calls that fail where the node lacks its own architecture or the public samples."""
+    """Calls that fail where the node is missing its own architecture or the public samples."""
     own = with_own_model(session)
     yield own.new_model
     yield lambda: auxiliary_of(session, settings.auxiliary, settings.auxiliary_size)

@@ -43,7 +43,7 @@ TRAINED = "fedseq-trained"
 
 
 def needs(session: Session, settings: FedSeqSettings) -> Iterator[Callable[[], object]]:
-    """A call that fails where the node lacks the auxiliary set."""
+    """A call that fails where the node is missing the auxiliary set."""
     if settings.auxiliary != NOISE:
         yield partial(auxiliary_of, session, settings.auxiliary, settings.auxiliary_size)
 

@@ -64,7 +64,7 @@ SMALLEST_PROBABILITY = 1e-10
 
 
 def needs(session: Session, settings: HFLDDSettings) -> Iterator[Callable[[], object]]:
-    """Calls that fail where the node lacks the distiller or the auxiliary set."""
+    """Calls that fail where the node is missing the distiller or the auxiliary set."""
     yield partial(formation_arguments, settings.distiller, settings.formation)
     yield lambda: network_arguments(
         settings.distiller,

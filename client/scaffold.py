@@ -27,7 +27,7 @@ class ControlVariate(LossTerm):
     model : nn.Module
         In training; its parameters now are w_t.
     server : Mapping[str, Tensor]
-        c, by name of the parameter; what it lacks is 0.
+        c, by name of the parameter; what is missing is 0.
     settings : TrainSettings
         Settings of the round.
 

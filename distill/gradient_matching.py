@@ -124,7 +124,7 @@ def _check_target(target: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -
     missing = sorted(weights.keys() - target.keys())
     if missing or not weights:
         raise DistillError(
-            f"target must have the model's weights of two or more dimensions, lacks {missing}; "
+            f"target must have the model's weights of two or more dimensions, misses {missing}; "
             "name the gradients as in model.named_parameters()"
         )
     for name, weight in weights.items():

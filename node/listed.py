@@ -106,7 +106,7 @@ METRICS: Mapping[str, str] = {
         COUNTED,
         """num-examples num-steps partition-id sector together files dp-epsilon dp-epsilon-of-all
         dp-delta virtual-epsilon num-values kept-parcels rejected num-parcels votes norm_bit
-        update-norm confidence lacks-global-data""",
+        update-norm confidence needs-global-data""",
     ),
     **_rows(
         EXACT,

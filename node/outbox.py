@@ -164,7 +164,7 @@ def entries(folder: Path) -> Iterator[Entry]:
     Raises
     ------
     OutboxError
-        At the first line that was changed, or that lacks the one before it.
+        At the first line that was changed, or before which one is missing.
     """
     file, previous = log_file(folder), FIRST
     if not file.exists():

@@ -21,7 +21,7 @@ VIRTUAL = "virtual"
 GLOBAL_DATA = "global-data"
 """Name of the record of the server's virtual data."""
 
-LACKS_GLOBAL_DATA = "lacks-global-data"
+NEEDS_GLOBAL_DATA = "needs-global-data"
 """Metric of a node that does not have the global data of the digest it was sent."""
 
 GRADIENT = "gradient"

@@ -1,4 +1,4 @@
-"""First messages to a node: who it is, what it lacks, and what it stored in an earlier run."""
+"""First messages to a node: who it is, what is missing, and what it stored in an earlier run."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ from task.settings import Block, SettingsError
 
 DESCRIBE = "query.describe"
 """Ask a node who it is: name, partition, sector, samples, data set of its own, how to send to it,
-and what it lacks for the run."""
+and what is missing for the run."""
 
 DESCRIBE_COLUMNS = "query.describe_columns"
 """Ask a node for the mean and variance of columns of its own table, before the first meeting."""
@@ -126,7 +126,7 @@ class Requirement(Block):
 class DescribeMetrics(Block):
     """A node's number of training samples, and its partition and sector if it has any.
 
-    A node that lacks something for the run has 0 samples. ``together`` is 1 for a virtual node of a
+    A node that cannot take part has 0 samples. ``together`` is 1 for a virtual node of a
     simulation that trains together with others.
     """
 
@@ -150,7 +150,7 @@ class DescribeConfig(Block):
         Empty if the run has named the classes, or the node's data do not.
     classes : list of int, optional (default: None)
         Labels among its training samples; None with differential privacy.
-    lacks : list of str (default: [])
+    missing : list of str (default: [])
         Why it cannot take part, each with a remedy.
     secret : bytes, optional (default: None)
         Of its state directory and this run, by which it gets its place back if the run is resumed.
@@ -166,7 +166,7 @@ class DescribeConfig(Block):
     dataset: Annotated[NotAnId, Field(min_length=1, max_length=200)] | None = None
     class_names: Names = Field(default_factory=list)
     classes: Annotated[list[Label], Field(max_length=MOST_NAMES)] | None = None
-    lacks: list[Reason] = Field(default_factory=list, max_length=MOST_REASONS)
+    missing: list[Reason] = Field(default_factory=list, max_length=MOST_REASONS)
     secret: Secret | None = None
     resumed_secret: Secret | None = None
     fingerprint: Secret | None = None

@@ -50,7 +50,7 @@ class Phase:
         was has failed in any case.
     compared : bool (default: False)
         Whether replies are averaged, and therefore compared with each other: a reply is set aside
-        if it lacks what most have, or a norm is absurdly large beside the others.
+        if it is missing what most have, or a norm is absurdly large beside the others.
     pooled : bool (default: False)
         Whether nodes train on more than their own samples. Otherwise a node's samples count as
         what it said at the first meeting, whatever it claims later; here the strategy sees to it.
@@ -121,7 +121,7 @@ class Method:
         the train config by which a train message asks for it.
     needs : str (default: "")
         ``module:function`` on the node, ``(session, settings) -> iterable of calls``, that a node
-        makes before the run: one that raises names something that the node lacks, with the remedy.
+        makes before the run: one that raises names something that is missing, with the remedy.
         ``settings`` are the method's.
     unprotected : callable, optional (default: None)
         Given the method's settings and those of training, returns what differential privacy would

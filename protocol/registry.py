@@ -216,9 +216,9 @@ def _declared(name: str) -> Method:
         )
     if plugin.name != name:
         raise SettingsError(f"{where}: it declares itself as {plugin.name!r} (name both alike)")
-    lacking = [k for k, f in (plugin.settings or Block).model_fields.items() if f.is_required()]
-    if lacking:
-        raise SettingsError(f"{where}: its setting {lacking[0]!r} has no default (give it one)")
+    missing = [k for k, f in (plugin.settings or Block).model_fields.items() if f.is_required()]
+    if missing:
+        raise SettingsError(f"{where}: its setting {missing[0]!r} has no default (give it one)")
     if taken := _shared(_code(plugin), _code_of_ours()) or _name_of_ours(plugin):
         raise SettingsError(f"{where}: {taken!r} is taken by flwr-distill (rename it)")
     return replace(plugin, package=packages[0])

@@ -160,8 +160,8 @@ class Reply:
         known = {*self.arrays, *self.configs}
         if odd := names - known:
             raise ValueError(f"it brings a record {min(odd)!r} that this phase has no use for")
-        if lacking := known - names - set(self.optional) - {k for k in known if k.endswith(".*")}:
-            raise ValueError(f"it brings no record {min(lacking)!r}")
+        if missing := known - names - set(self.optional) - {k for k in known if k.endswith(".*")}:
+            raise ValueError(f"it brings no record {min(missing)!r}")
         metrics = content.get(METRICS, MetricRecord())
         if not isinstance(metrics, MetricRecord):
             raise ValueError(f"{METRICS} is a {type(metrics).__name__}")

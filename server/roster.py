@@ -104,11 +104,11 @@ class Roster:
         unknown = [node for node in grid.get_node_ids() if node not in self.nodes]
         answers = self.directory.look_up(grid, unknown, timeout)
         self._settle_class_names(answers)
-        lacks = {node: about.lacks or self._odd_names(about) for node, about in answers.items()}
+        missing = {node: about.missing or self._odd_names(about) for node, about in answers.items()}
         for node in unknown:
             self.left_out.pop(node, None)
-            if lacks[node]:
-                self.left_out[node] = lacks[node]
+            if missing[node]:
+                self.left_out[node] = missing[node]
                 self._retries.failed(node, server_round)
         ranks = {identity: rank for rank, identity in enumerate(first)}
 
@@ -117,7 +117,7 @@ class Roster:
             rank = ranks.get(_identity(node, answers[node]), len(ranks))
             return rank, math.inf if partition is None else partition, node
 
-        able = sorted((node for node in unknown if not lacks[node]), key=sort_key)
+        able = sorted((node for node in unknown if not missing[node]), key=sort_key)
         self.nodes |= {node: answers[node] for node in able}
         self._warn([node for node in grid.get_node_ids() if node in self.nodes])
         return able
@@ -145,7 +145,7 @@ class Roster:
         able = Counter(
             names
             for node, names in self._stated.items()
-            if not answers[node].lacks and self.num_classes in (None, len(names))
+            if not answers[node].missing and self.num_classes in (None, len(names))
         )
         for names, votes in able.most_common(1):
             if 2 * votes > able.total():
@@ -173,7 +173,7 @@ class Roster:
         for text in found:
             if text not in self.warnings:
                 log(WARNING, "%s", text)
-        names = {self.directory.name(node): lacks for node, lacks in self.left_out.items()}
+        names = {self.directory.name(node): missing for node, missing in self.left_out.items()}
         self.warnings = [*(f"Left out: {line}" for line in by_reason(names)), *found]
 
     def _shared_partitions(self, connected: Sequence[int]) -> list[str]:
@@ -222,12 +222,12 @@ class Roster:
             if about.classes is None:
                 return []
             held.update(about.classes)
-        lacking = [label for label in self.tested if label not in held]
-        if not lacking or not self.nodes:
+        missing = [label for label in self.tested if label not in held]
+        if not missing or not self.nodes:
             return []
-        classes = listed([self.directory.class_name(label) for label in lacking])
+        classes = listed([self.directory.class_name(label) for label in missing])
         return [
-            f"No node holds {'class' if len(lacking) == 1 else 'classes'} {classes}, so the model "
+            f"No node holds {'class' if len(missing) == 1 else 'classes'} {classes}, so the model "
             "cannot learn what the test set has of it (let nodes hold all classes: partition.*, or "
             "more nodes)"
         ]
@@ -249,11 +249,11 @@ def meet_nodes(
     roster.meet_new(grid, timeout, first)
     if len(roster.nodes) < min_nodes:
         roster.check_class_names()
-        lacks = {roster.directory.name(node): why for node, why in roster.left_out.items()}
+        missing = {roster.directory.name(node): why for node, why in roster.left_out.items()}
         raise TooFewNodesError(
             f"min-nodes = {min_nodes}, but only {len(roster.nodes)} of {_count(len(nodes))} can "
-            f"take part: {'; '.join(by_reason(lacks))} (give these nodes what they lack, or lower "
-            "min-nodes)"
+            f"take part: {'; '.join(by_reason(missing))} (give these nodes what is "
+            "missing, or lower min-nodes)"
         )
     if not roster.directory.class_names:
         log(INFO, "Neither run nor nodes name the classes: they are called by their positions")

@@ -54,8 +54,8 @@ class Task:
         Raises
         ------
         SettingsError
-            If the model lacks the layer of ``train.feature-layer``, or the data cannot be changed
-            as ``train.augment`` says.
+            If the model has no layer ``train.feature-layer``, or the data cannot be changed as
+            ``train.augment`` says.
         DatasetError, ModelError, PartitionError
             If data, model or partition are not possible.
         """

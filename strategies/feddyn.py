@@ -70,7 +70,7 @@ def dynamic_step(
     models : list of Mapping[str, ndarray]
         w_i of the participants.
     h : Mapping[str, ndarray]
-        The server's state; what it lacks is 0.
+        The server's state; what is missing is 0.
     alpha : float
         Weight of the regulariser.
     num_nodes : int

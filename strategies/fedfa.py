@@ -69,7 +69,7 @@ class FedFA(CheckedFedAvg):
         self.rounds: dict[int, int] = {}
         """f_i, rounds that each node took part in."""
         self.m: dict[str, NDArray[np.float64]] = {}
-        """The server's momentum; what it lacks is 0."""
+        """The server's momentum; what is missing is 0."""
         self._trained = trained_names(model)
 
     def configure_train(

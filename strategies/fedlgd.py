@@ -22,7 +22,7 @@ from protocol.averages import weighted_mean
 from protocol.fedlgd import (
     GLOBAL_DATA,
     GRADIENT,
-    LACKS_GLOBAL_DATA,
+    NEEDS_GLOBAL_DATA,
     TRAIN_VIRTUAL,
     VIRTUAL,
     GlobalData,
@@ -233,7 +233,7 @@ class FedLGD(RobustFedAvg):
         )
 
     def _message(self, node: int) -> Message:
-        """The round's message, with the server's virtual data if the node lacks them."""
+        """The round's message, with the server's virtual data if the node has none."""
         content = RecordDict({**self._content})
         if self._payload and not self._selected:
             data = GlobalData(
@@ -246,21 +246,21 @@ class FedLGD(RobustFedAvg):
 
     def _with_retries(self, replies: list[Message]) -> list[Message]:
         """Replies, after resending the server's virtual data to nodes that lost them."""
-        lacking = [
+        missing = [
             reply.metadata.src_node_id
             for reply in replies
-            if LACKS_GLOBAL_DATA in reply.content.metric_records.get(METRICS, MetricRecord())
+            if NEEDS_GLOBAL_DATA in reply.content.metric_records.get(METRICS, MetricRecord())
         ]
-        if not lacking:
+        if not missing:
             return replies
-        nodes = counted(len(lacking), "node")
+        nodes = counted(len(missing), "node")
         log(INFO, "The server sends its virtual data again to %s", nodes)
-        self._holders.difference_update(lacking)
-        messages = [self._message(node) for node in lacking]
+        self._holders.difference_update(missing)
+        messages = [self._message(node) for node in missing]
         again = usable(self.grid.send_and_receive(messages, timeout=self.phase_timeout))
         answered = {reply.metadata.src_node_id for reply in again}
-        self._holders.difference_update(set(lacking) - answered)
-        return [reply for reply in replies if reply.metadata.src_node_id not in lacking] + again
+        self._holders.difference_update(set(missing) - answered)
+        return [reply for reply in replies if reply.metadata.src_node_id not in missing] + again
 
     def _matched(self, arrays: Arrays) -> Arrays:
         """The arrays by which gradients are matched."""

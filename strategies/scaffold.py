@@ -33,7 +33,7 @@ class SCAFFOLD(CheckedFedAvg):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.c: Arrays = {}
-        """The server's control variate; what it lacks is 0."""
+        """The server's control variate; what is missing is 0."""
 
     def records(self) -> Mapping[str, ArrayRecord]:
         """Send the server's control variate."""
@@ -63,7 +63,7 @@ def moved_variate(c: Arrays, changes: list[Arrays], num_nodes: int) -> Arrays:
     Parameters
     ----------
     c : Mapping[str, ndarray]
-        Of the server; what it lacks is 0.
+        Of the server; what is missing is 0.
     changes : list of Mapping[str, ndarray]
         ``c_i+ - c_i`` of each participant.
     num_nodes : int

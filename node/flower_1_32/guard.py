@@ -240,10 +240,10 @@ class Guard:
         return line
 
     def _bound_words(self, content: RecordDict) -> None:
-        """Bound what the app says that the node lacks, as its errors: it is free text, too."""
+        """Bound what the app says is missing, as its errors: it is free text, too."""
         config = content.config_records.get(CONFIG, ConfigRecord())
-        if self._policy.replies == "declared" and "lacks" in config:
-            config["lacks"] = [self._said(text) for text in cast(list[str], config["lacks"])]
+        if self._policy.replies == "declared" and "missing" in config:
+            config["missing"] = [self._said(text) for text in cast(list[str], config["missing"])]
 
     def admit(self, message: Message, run: Run, bundle: Fab) -> Message | None:
         """Judge a message that has come; return the refusal to answer with, None if there is none.
@@ -668,17 +668,17 @@ def _contents(tree: ObjectTree, store: Any) -> dict[str, bytes]:
 
 
 def _answer(message: Message, refusal: Refusal, node_config: Mapping[str, Any]) -> Message:
-    """The reply that names the rule: an error, or at the first meeting what the node lacks."""
+    """The reply that names the rule: an error, or at the first meeting what is missing."""
     text = one_line(refusal)
     if message.metadata.message_type != DESCRIBE:
         return Message(Error(REFUSED, text), reply_to=message)
     metrics, config = identity(node_config)
-    content = RecordDict({METRICS: metrics, CONFIG: ConfigRecord({**config, "lacks": [text]})})
+    content = RecordDict({METRICS: metrics, CONFIG: ConfigRecord({**config, "missing": [text]})})
     return Message(content, reply_to=message)
 
 
 def _lacks(answer: Message) -> str:
-    (text,) = cast(list[str], answer.content.config_records[CONFIG]["lacks"])
+    (text,) = cast(list[str], answer.content.config_records[CONFIG]["missing"])
     return text
 
 

@@ -255,7 +255,7 @@ def _drop_what_some_lack(replies: Mapping[int, RecordDict], needed: Collection[s
 
 
 def _lacking_what_most_have(replies: Mapping[int, RecordDict]) -> dict[int, str]:
-    """Why replies are set aside that lack what more than half have, by node.
+    """Why replies are set aside that miss what more than half have, by node.
 
     What half or fewer have is removed from the others: Flower's strategies raise if replies differ,
     and one of two nodes must not evict the other by what it adds.
@@ -265,9 +265,9 @@ def _lacking_what_most_have(replies: Mapping[int, RecordDict]) -> dict[int, str]
     usual = {part for part, count in counts.items() if 2 * count > len(replies)}
     reasons = {}
     for node, content in replies.items():
-        if lacking := usual - parts[node]:
-            name, key, _ = min(lacking)
-            reasons[node] = f"it lacks {key or name!r} as most replies have it"
+        if missing := usual - parts[node]:
+            name, key, _ = min(missing)
+            reasons[node] = f"it is missing {key or name!r} as most replies have it"
         for name, key, _ in parts[node] - usual:
             if key:
                 del content.metric_records[name][key]

@@ -197,8 +197,8 @@ class SecureSumGrid(ScreeningGrid):
         """What is summed, by record: the model that all start from, and arrays like others."""
         phase, first = self._phase(messages[0]), messages[0].content
         told = told_alike(first, phase.own)
-        lacking = phase.summed is None and ARRAYS not in told
-        if lacking or any(told_alike(m.content, phase.own) != told for m in messages[1:]):
+        missing = phase.summed is None and ARRAYS not in told
+        if missing or any(told_alike(m.content, phase.own) != told for m in messages[1:]):
             raise SumError("the strategy does not send all nodes the same model and settings")
         return summed_records(phase, first, self._start_of(messages[0]))
 

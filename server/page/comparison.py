@@ -38,7 +38,7 @@ def common_accuracy(runs: Sequence[Sequence[Row]]) -> float | None:
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Dotted keys whose values differ, with each run's value; None if a run lacks the key."""
+    """Dotted keys whose values differ, with each run's value; None where a run has no such key."""
     flattened = [flat(each) for each in settings]
     keys = {key: None for each in flattened for key in each}
     values = {key: [each.get(key) for each in flattened] for key in keys}

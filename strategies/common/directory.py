@@ -57,7 +57,7 @@ class Description:
         Names of all classes by its class folders, if the run has not named them.
     classes : tuple of int, optional (default: None)
         Labels among its training samples; None if it does not say.
-    lacks : tuple of str (default: ())
+    missing : tuple of str (default: ())
         Why it cannot take part; empty if it can.
     key : str (default: "")
         Fingerprint of what it can be known by again: its certificate's key, if it signed the
@@ -77,7 +77,7 @@ class Description:
     name: str = ""
     class_names: tuple[str, ...] = ()
     classes: tuple[int, ...] | None = None
-    lacks: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     key: str = ""
     resumed_key: str = ""
     fingerprint: str = ""
@@ -130,14 +130,14 @@ class Directory:
         self.resumes = ""
         self.scale: Scale | None = None
         self._descriptions: dict[int, Description] = {}
-        self._lacks: dict[int, tuple[str, ...]] = {}
+        self._missing: dict[int, tuple[str, ...]] = {}
 
     def look_up(
         self, grid: Grid, nodes: Iterable[int], timeout: float | None = None
     ) -> dict[int, Description]:
         """Descriptions of nodes, in their order; unknown ones are asked for theirs.
 
-        Waits `timeout` seconds. A node that lacks something, or gives no usable answer, has a
+        Waits `timeout` seconds. A node that is missing something, or gives no usable answer, has a
         description that says why, and is asked again at the next look-up. The log says why once.
         """
         nodes = list(nodes)
@@ -147,10 +147,10 @@ class Directory:
             self._name(grid, answers)
         self._warn(answers)
         for node, answer in answers.items():
-            if not answer.lacks:
+            if not answer.missing:
                 first = self.num_examples.setdefault(node, answer.num_examples)
                 answers[node] = replace(answer, num_examples=first)
-        self._descriptions |= {node: a for node, a in answers.items() if not a.lacks}
+        self._descriptions |= {node: a for node, a in answers.items() if not a.missing}
         return {node: answers.get(node) or self._descriptions[node] for node in nodes}
 
     def forget(self, node: int) -> None:
@@ -193,7 +193,7 @@ class Directory:
             unsaid = {key for key in OPTIONAL if not getattr(said, key)}
             content[CONFIG] = ConfigRecord(said.model_dump(by_alias=True, exclude=unsaid))
         messages = [Message(content, node, DESCRIBE) for node in nodes]
-        answers = dict.fromkeys(nodes, Description(0, lacks=("no answer in time",)))
+        answers = dict.fromkeys(nodes, Description(0, missing=("no answer in time",)))
         for reply in grid.send_and_receive(messages, timeout=timeout):
             answers[reply.metadata.src_node_id] = _read(reply)
         return answers
@@ -202,10 +202,10 @@ class Directory:
         """Log why nodes cannot take part, unless a node gave the same reason last time."""
         news = {}
         for node, answer in answers.items():
-            known = self._lacks.pop(node, ())
-            news[self.name(node)] = [reason for reason in answer.lacks if reason not in known]
-            if answer.lacks:
-                self._lacks[node] = answer.lacks
+            known = self._missing.pop(node, ())
+            news[self.name(node)] = [reason for reason in answer.missing if reason not in known]
+            if answer.missing:
+                self._missing[node] = answer.missing
         for line in by_reason(news):
             log(WARNING, "Cannot take part: %s", line)
 
@@ -225,16 +225,16 @@ class Directory:
             taken.add(name)
 
 
-def by_reason(lacks: Mapping[str, Sequence[str]]) -> list[str]:
+def by_reason(missing: Mapping[str, Sequence[str]]) -> list[str]:
     """Lines such as ``ward-1, ward-2 and 12 others: reason``, for the most frequent reasons.
 
     Parameters
     ----------
-    lacks : Mapping[str, Sequence[str]]
+    missing : Mapping[str, Sequence[str]]
         Reasons by node name.
     """
     nodes: dict[str, list[str]] = {}
-    for name, reasons in lacks.items():
+    for name, reasons in missing.items():
         for reason in reasons:
             nodes.setdefault(reason, []).append(name)
     ordered = sorted(nodes, key=lambda reason: -len(nodes[reason]))
@@ -255,14 +255,14 @@ def _read(reply: Message) -> Description:
     """A node's description, from its reply to DESCRIBE or its error."""
     if has_no_handler(reply):
         return Description(
-            0, lacks=(f"its ClientApp has no handlers of ours ({handlers_remedy('...')})",)
+            0, missing=(f"its ClientApp has no handlers of ours ({handlers_remedy('...')})",)
         )
     if reply.has_error():
-        return Description(0, lacks=(one_line(reply.error.reason) or "it failed",))
+        return Description(0, missing=(one_line(reply.error.reason) or "it failed",))
     try:
         return _checked(reply)
     except SettingsError as error:
-        return Description(0, lacks=(one_line(f"it describes itself badly: {error}"),))
+        return Description(0, missing=(one_line(f"it describes itself badly: {error}"),))
 
 
 def _checked(reply: Message) -> Description:
@@ -290,7 +290,7 @@ def _checked(reply: Message) -> Description:
         name=config.name or "",
         class_names=tuple(config.class_names),
         classes=None if config.classes is None else tuple(config.classes),
-        lacks=tuple(config.lacks) or (() if metrics.num_examples else (NO_SAMPLES,)),
+        missing=tuple(config.missing) or (() if metrics.num_examples else (NO_SAMPLES,)),
         key=key,
         resumed_key=resumed_key,
         fingerprint=(config.fingerprint or b"").hex(),

@@ -80,7 +80,7 @@ class Membership:
         for node, description in self._directory.look_up(grid, nodes, timeout).items():
             if node in self._nodes:
                 continue
-            if description.lacks:  # the directory has logged it
+            if description.missing:  # the directory has logged it
                 continue
             if description.introduction is None or not description.num_examples:
                 log(WARNING, "Node %d cannot take part: it has no samples, or no links", node)

@@ -246,7 +246,7 @@ class FedSeq(CheckedFedAvg):
             node
             for node in connected
             if node not in self._confidences
-            and not about[node].lacks
+            and not about[node].missing
             and self._retries.due(node, server_round)
         ]
         told = self._confidences_of(new)

@@ -169,7 +169,7 @@ class Clusters:
                 "the nodes' labels look alike" if num_groups == 1 else "few nodes are connected",
             )
 
-    def lacking_classes(self, held: Mapping[int, Collection[int] | None]) -> dict[int, list[int]]:
+    def missing_classes(self, held: Mapping[int, Collection[int] | None]) -> dict[int, list[int]]:
         """Classes that other clusters' nodes hold and a cluster's do not, by head.
 
         `held` are each node's classes; empty if any node does not say which (None).
@@ -181,8 +181,8 @@ class Clusters:
             for cluster in self
         }
         everywhere = set().union(*of_cluster.values())
-        lacking = {head: sorted(everywhere - own) for head, own in of_cluster.items()}
-        return {head: classes for head, classes in lacking.items() if classes}
+        missing = {head: sorted(everywhere - own) for head, own in of_cluster.items()}
+        return {head: classes for head, classes in missing.items() if classes}
 
     def not_placed(self, nodes: Iterable[int]) -> list[int]:
         """The nodes that are in no cluster."""
@@ -258,8 +258,8 @@ class Clusters:
             if {node, cluster.head} <= connected and node != cluster.head
         }
 
-    def lacking(self, connected: Set[int]) -> dict[int, LiveCluster]:
-        """Those of `members` whose virtual data the head lacks."""
+    def missing(self, connected: Set[int]) -> dict[int, LiveCluster]:
+        """Those of `members` whose virtual data the head is missing."""
         members = self.members(connected).items()
         return {node: cluster for node, cluster in members if node not in cluster.held_by_head}
 

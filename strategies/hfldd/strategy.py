@@ -116,7 +116,7 @@ class HFLDD(RobustFedAvg):
         or a single bad step would spoil the round. The paper's do not.
     complete_clusters : bool (default: True)
         Whether there are only as many clusters as nearly all groups have nodes for. In the paper
-        there are as many as the largest group has nodes, and the last of them lack classes.
+        there are as many as the largest group has nodes, and the last of them miss classes.
     **kwargs
         Those of Flower's FedAvg. Its sampling of training nodes is not used: all heads train.
 
@@ -402,18 +402,18 @@ class HFLDD(RobustFedAvg):
         self.labels |= {n: labels for n, labels in soft_labels.items() if labels.shape == shape}
 
     def _warn_of_lacking_classes(self, grid: Grid) -> None:
-        """Warn of clusters that lack classes which other nodes hold, if all nodes say theirs."""
+        """Warn of clusters that miss classes which other nodes hold, if all nodes say theirs."""
         nodes = [node for cluster in self._clusters for node in cluster.nodes]
         about = self._directory.look_up(grid, nodes, self.phase_timeout)
         held = {node: about[node].classes for node in nodes}
         self._say_if_few_train({node: classes for node, classes in held.items() if classes})
-        lacking = self._clusters.lacking_classes(held)
-        if lacking:
+        missing = self._clusters.missing_classes(held)
+        if missing:
             names = {
                 head: [self._directory.class_name(label) for label in labels]
-                for head, labels in lacking.items()
+                for head, labels in missing.items()
             }
-            lines = [f"that of node {head} lacks {listed(names[head])}" for head in lacking]
+            lines = [f"that of node {head} is missing {listed(names[head])}" for head in missing]
             text = (
                 "%d of %s cannot see all classes that nodes hold "
                 "(fewer, larger clusters would: %s): %s"
@@ -422,7 +422,7 @@ class HFLDD(RobustFedAvg):
             remedy = "raise hfldd.groups"
             if not self.complete_clusters:
                 remedy = "set hfldd.complete-clusters to true"
-            log(WARNING, text, len(lacking), clusters, remedy, "; ".join(named))
+            log(WARNING, text, len(missing), clusters, remedy, "; ".join(named))
 
     def _say_if_few_train(self, held: Mapping[int, Collection[int]]) -> None:
         """Say so if few of many nodes train that could do well without virtual data."""
@@ -456,11 +456,11 @@ class HFLDD(RobustFedAvg):
     def _complete(
         self, server_round: int, arrays: ArrayRecord, grid: Grid, *, forming: bool
     ) -> None:
-        """Step 4. Have members send virtual data to heads that lack them, or all refined ones."""
+        """Step 4. Have members send virtual data to heads without them, or all refined ones."""
         connected = set(grid.get_node_ids())
         refining = bool(self.refresh_every) and (server_round - 1) % self.refresh_every == 0
         refining = refining and not forming
-        waiting = self._clusters.members if refining else self._clusters.lacking
+        waiting = self._clusters.members if refining else self._clusters.missing
         senders = {
             node: cluster
             for node, cluster in waiting(connected).items()

@@ -178,7 +178,7 @@ class Frozen(nn.Module):
         except (OSError, SafetensorError) as error:
             reason = f"cannot be read ({error}); give a safetensors file on this machine"
         except KeyError as error:
-            reason = f"lacks {error} (take the file that belongs to the network)"
+            reason = f"is missing {error} (take the file that belongs to the network)"
         except RuntimeError as error:
             reason = f"does not fit the network: {' '.join(str(error).split())}"
         else:

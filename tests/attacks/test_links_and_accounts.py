@@ -174,7 +174,7 @@ def test_an_app_cannot_send_the_secret_that_all_runs_share(
     site.run(strategy="fedavg")
     monkeypatch.setattr("client.app.place_secrets", lambda store, _: {"secret": store.secret()})
     answer = site.ask(DESCRIBE, RecordDict())
-    assert "the app's reply is not what strategy" in answer.content["config"]["lacks"][0]
+    assert "the app's reply is not what strategy" in answer.content["config"]["missing"][0]
 
 
 def test_a_temporary_state_directory_is_this_users_alone(

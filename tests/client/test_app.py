@@ -113,7 +113,7 @@ def test_a_node_that_lacks_the_package_of_a_run_says_what_to_install(ask):
     reply = ask(DESCRIBE, needing("colours", "colours==1.2"))
     assert reply["metrics"]["num-examples"] == 0
     assert "introduction" not in reply
-    (reason,) = reply["config"]["lacks"]
+    (reason,) = reply["config"]["missing"]
     assert "pip install 'colours==1.2'" in reason
     assert ask(DESCRIBE, needing("moon"))["metrics"]["num-examples"] > 0
 
@@ -137,7 +137,7 @@ def test_what_a_node_lacks_for_a_run_it_says_in_its_first_message(
     context.run_config |= run_config
     reply = ask(DESCRIBE, needing("hfldd", **settings))
     check(reply, DESCRIBE, RecordDict({"arrays": ArrayRecord()}))
-    (reason,) = reply["config"]["lacks"]
+    (reason,) = reply["config"]["missing"]
     assert said in reason
     assert "classes" not in reply["config"]
 
@@ -145,10 +145,10 @@ def test_what_a_node_lacks_for_a_run_it_says_in_its_first_message(
 def test_a_node_with_other_frozen_weights_than_the_server_says_so(ask, context):
     context.run_config["model"] = "random-features"
     own = create_model("random-features", Session.of(context).data.spec, seed=0)
-    for frozen, lacks in ((fingerprint(own), False), ("0" * 64, True)):
+    for frozen, missing in ((fingerprint(own), False), ("0" * 64, True)):
         record = ConfigRecord(Requirement(frozen=frozen).model_dump(by_alias=True))
-        reasons = ask(DESCRIBE, RecordDict({"config": record}))["config"].get("lacks", [])
-        assert len(reasons) == lacks
+        reasons = ask(DESCRIBE, RecordDict({"config": record}))["config"].get("missing", [])
+        assert len(reasons) == missing
         assert all("another frozen network on this node" in reason for reason in reasons)
 
 
@@ -163,8 +163,8 @@ def test_a_node_whose_file_of_weights_was_replaced_says_so_in_the_next_run(ask, 
             session = Session.of(context)
             served = fingerprint(model_of(session.task, session.data.spec))
         record = ConfigRecord(Requirement(frozen=served).model_dump(by_alias=True))
-        lacks = ask(DESCRIBE, RecordDict({"config": record}))["config"].get("lacks", [])
-        assert len(lacks) == (factor != 1)
+        missing = ask(DESCRIBE, RecordDict({"config": record}))["config"].get("missing", [])
+        assert len(missing) == (factor != 1)
 
 
 def test_a_node_names_its_class_folders_until_the_run_says_what_they_mean(ask, context, tmp_path):
@@ -176,7 +176,7 @@ def test_a_node_names_its_class_folders_until_the_run_says_what_they_mean(ask, c
     context.run_config |= {"dataset": "private", "private.shape": "1x8x8"}
     config = ask(DESCRIBE, RecordDict())["config"]
     assert config["class-names"] == ["cat", "dog"]
-    assert 'private.classes="cat,dog"' in config["lacks"][0]
+    assert 'private.classes="cat,dog"' in config["missing"][0]
     context.run_config["private.classes"] = "ant,cat,bee,dog"
     config = ask(DESCRIBE, RecordDict())["config"]
     assert {*config} == {"secret", "classes", "fingerprint"}

@@ -146,7 +146,7 @@ def test_targets_that_do_not_fit_are_refused_with_the_remedy() -> None:
     model = nn.Linear(4, 3)
     images, labels = torch.randn(2, 4), torch.tensor([0, 1])
     for target, complaint in [
-        ({"bias": torch.zeros(3)}, r"lacks \['weight'\]; name the gradients as in"),
+        ({"bias": torch.zeros(3)}, r"misses \['weight'\]; name the gradients as in"),
         ({"weight": torch.zeros(3, 5)}, r"must have the weight's shape \(3, 4\), got \(3, 5\)"),
         ({"weight": torch.full((3, 4), torch.nan)}, "holds NaN or infinity"),
     ]:

@@ -200,14 +200,14 @@ def test_an_edge_hides_its_nodes_models_from_itself_in_a_secure_sum(tiers, flat_
     assert two.controls[0].configs[0]["secure-sums"] is True
 
 
-def lacking(tiers, requirement=None, **above):
-    """What an edge says that it lacks when a run above first meets it."""
+def missing(tiers, requirement=None, **above):
+    """What an edge says is missing when a run above first meets it."""
     state, config = tiers.folder / "edge-0", full({**QUICK, **above})
     node = edge_node(1, FIRST_NODE, "edge-0", tiers.sockets[0], state, config)
     records = {"config": ConfigRecord(requirement)} if requirement else {}
     content = node(Message(RecordDict(records), FIRST_NODE, DESCRIBE, ttl=120.0))
     assert content["metrics"]["num-examples"] == 0
-    (reason,) = content["config"]["lacks"]
+    (reason,) = content["config"]["missing"]
     return reason
 
 
@@ -221,12 +221,12 @@ def lacking(tiers, requirement=None, **above):
 )
 def test_an_edge_says_at_once_which_runs_it_cannot_take_part_in(tiers, above, reason):
     edges = tiers()
-    assert reason in lacking(edges, **above)
+    assert reason in missing(edges, **above)
     assert not edges.controls[0].configs  # nothing was started
 
 
 def test_an_edge_with_too_few_nodes_says_so_above(tiers):
-    reason = lacking(tiers(**{"min-nodes": 4}), **{"phase-timeout": 2.0})
+    reason = missing(tiers(**{"min-nodes": 4}), **{"phase-timeout": 2.0})
     assert "min-nodes = 4, but 3 nodes connected" in reason
 
 
@@ -242,11 +242,11 @@ def test_an_edge_whose_table_has_other_names_than_the_servers_says_so(tiers, tmp
         rows = "".join(f"{number},{number % 2}\n" for number in range(60))
         (tmp_path / f"{part}.csv").write_text("age,label\n" + rows)
     table = {"dataset": "csv", "partition.scheme": "iid"}
-    assert shown in lacking(tiers(**{"data-root": str(tmp_path)}), run, **table)
+    assert shown in missing(tiers(**{"data-root": str(tmp_path)}), run, **table)
 
 
 def test_a_strategy_that_cannot_serve_below_is_named_above(tiers):
-    assert "'fedproto' cannot serve below an edge" in lacking(tiers(strategy="fedproto"))
+    assert "'fedproto' cannot serve below an edge" in missing(tiers(strategy="fedproto"))
 
 
 def test_messages_of_other_strategies_are_refused_one_by_one(tiers):

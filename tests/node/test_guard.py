@@ -302,7 +302,7 @@ def test_at_the_first_meeting_a_node_that_refuses_says_its_name_too(make_node: M
     assert answer
     config = answer.content.config_records["config"]
     assert config["name"] == "ward-3"
-    assert "least-noise" in config["lacks"][0]
+    assert "least-noise" in config["missing"][0]
     assert answer.content.metric_records["metrics"] == {"num-examples": 0}
     assert "least-noise" in node.log()[0]["error"]
 
@@ -1020,8 +1020,8 @@ def test_what_a_node_says_of_itself_is_what_its_owner_knows(
     for config, leaves in ((honest, True), ({**honest, **said}, False)):
         reply = RecordDict({"metrics": metrics, "config": ConfigRecord(config)})
         answer = node.answers(RecordDict(), "query.describe", reply)
-        lacks = answer.content.config_records["config"].get("lacks", [])
-        assert leaves == (not lacks), lacks
+        missing = answer.content.config_records["config"].get("missing", [])
+        assert leaves == (not missing), missing
 
 
 @pytest.mark.parametrize("said", [{"certificate": PLANTED}, {"address": "192.0.2.1:80"}])
@@ -1033,7 +1033,7 @@ def test_a_node_introduces_itself_with_its_own_certificate_and_address(
     metrics = MetricRecord({"num-examples": 10})
     reply = RecordDict({"metrics": metrics, "introduction": introduction})
     answer = node.answers(RecordDict(), "query.describe", reply)
-    assert "replies" in str(answer.content.config_records["config"]["lacks"])
+    assert "replies" in str(answer.content.config_records["config"]["missing"])
 
 
 def test_labels_are_not_told_where_the_owner_asks_for_differential_privacy(
@@ -1044,17 +1044,17 @@ def test_labels_are_not_told_where_the_owner_asks_for_differential_privacy(
         own = ConfigRecord({"name": "ward-3", **config})
         reply = RecordDict({"metrics": MetricRecord({"num-examples": 10}), "config": own})
         answer = node.answers(RecordDict(), "query.describe", reply)
-        assert leaves == ("lacks" not in answer.content.config_records["config"])
+        assert leaves == ("missing" not in answer.content.config_records["config"])
 
 
 def test_what_an_app_says_that_it_lacks_counts_as_its_errors_do(make_node: MakeNode) -> None:
     node, told = make_node(SEALED, **PRIVATE), ""
     for number in range(30):
         texts = [f"{number} {place} " + "x" * 250 for place in range(8)]
-        config = ConfigRecord({"name": "ward-3", "lacks": texts})
+        config = ConfigRecord({"name": "ward-3", "missing": texts})
         reply = RecordDict({"metrics": MetricRecord({"num-examples": 0}), "config": config})
         answer = node.answers(RecordDict(), "query.describe", reply)
-        told += " ".join(answer.content.config_records["config"]["lacks"])
+        told += " ".join(answer.content.config_records["config"]["missing"])
     assert 0 < told.count("x" * 250) <= 40
     assert told.endswith("(the node's log says why)")
 
@@ -1138,7 +1138,7 @@ def test_a_fingerprint_of_data_leaves_only_where_any_reply_does(make_node: MakeN
         reply = RecordDict({"metrics": MetricRecord({"num-examples": 10}), "config": own})
         answer = node.answers(RecordDict(), "query.describe", reply)
         config = answer.content.config_records["config"]
-        assert "lacks" not in config
+        assert "missing" not in config
         assert ("fingerprint" in config, PLANTED[:16] in node.bytes) == (leaves, leaves)
 
 

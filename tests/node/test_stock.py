@@ -1,4 +1,4 @@
-"""A node on another Flower than the lock's says what it lacks, and does what it can there."""
+"""A node on another Flower than the lock's says what is missing, and does what it can there."""
 
 import re
 from pathlib import Path

@@ -177,7 +177,7 @@ def test_a_node_without_the_package_takes_no_part_and_is_told_what_to_install(ru
     required = ConfigRecord({"method": "class-anchors", "package": "class-anchors==0.1.0"})
     message = Message(RecordDict({"config": required}), 1, "query.describe")
     message.metadata.__dict__["_message_id"] = "1"
-    (reason,) = app(message, context).content["config"]["lacks"]
+    (reason,) = app(message, context).content["config"]["missing"]
     assert "pip install 'class-anchors==0.1.0'" in reason
     with pytest.raises(SettingsError, match=r"no handler of query\.class_means is installed"):
         app(Message(RecordDict(), 1, SURVEY), context)
@@ -198,8 +198,8 @@ def test_in_real_processes_a_node_that_lacks_the_package_says_so_and_takes_part_
 ):
     monkeypatch.setenv("PYTHONPATH", str(example_site))
     federation = LocalFederation(3, tmp_path / "state")
-    lacking = federation.nodes[2]
-    start = lacking.start
+    missing = federation.nodes[2]
+    start = missing.start
 
     def start_without():
         path = federation.env["PYTHONPATH"]
@@ -217,7 +217,7 @@ def test_in_real_processes_a_node_that_lacks_the_package_says_so_and_takes_part_
         "phase-timeout": 180.0,
     }
     (tmp_path / "site").mkdir()
-    monkeypatch.setattr(lacking, "start", start_without)
+    monkeypatch.setattr(missing, "start", start_without)
     # What a nursery forks has the nursery's packages; these nodes are as on machines of their own.
     monkeypatch.setattr(federation, "_start_nurseries", lambda: None)
     with federation:

@@ -232,14 +232,14 @@ def test_a_node_describes_itself_by_its_samples_and_what_else_it_has():
     reply.check(RecordDict({"metrics": MetricRecord(samples)}), {})
     full = MetricRecord({**samples, "partition-id": 3, "sector": 1})
     reply.check(RecordDict({"metrics": full, "config": ConfigRecord({"dataset": "usps"})}), {})
-    said = {"name": "ward-3", "class-names": ["cat", "dog"], "classes": [0, 7], "lacks": ["x"]}
+    said = {"name": "ward-3", "class-names": ["cat", "dog"], "classes": [0, 7], "missing": ["x"]}
     reply.check(RecordDict({"metrics": full, "config": ConfigRecord(said)}), {})
     for config in (
         *({"dataset": ""}, {"dataset": "x" * 201}, {"dataset": 3}),
         *({"name": name} for name in ("", " ward", "x" * 41, "two\nlines", "\u202eward")),
         *({"class-names": names} for names in ([""], ["x" * 61], ["a\tb"], ["x"] * 10_001)),
         *({"classes": classes} for classes in ([-1], [10_000], [0] * 10_001)),
-        *({"lacks": lacks} for lacks in ([""], ["x" * 301], ["x\x1b[31m"], ["x"] * 9)),
+        *({"missing": missing} for missing in ([""], ["x" * 301], ["x\x1b[31m"], ["x"] * 9)),
     ):
         told = RecordDict({"metrics": full, "config": ConfigRecord(config)})
         with pytest.raises(ValueError, match="config: "):

@@ -237,7 +237,7 @@ def test_an_introduction_is_small_since_every_peer_gets_it(key, value):
 def test_a_node_without_samples_takes_no_part():
     grid = grid_of([RecordDict({"metrics": MetricRecord({"num-examples": 0})})])
     about = Directory().look_up(grid, [FIRST_NODE])
-    assert about[FIRST_NODE].lacks == ("it has no training samples",)
+    assert about[FIRST_NODE].missing == ("it has no training samples",)
 
 
 def test_soft_labels_of_another_form_do_not_decide_which_form_counts():

@@ -105,9 +105,9 @@ def test_nodes_that_connect_in_time_are_waited_for(memory_grid):
 
 
 def test_where_too_few_can_take_part_the_run_ends_with_what_is_lacking_and_where(memory_grid):
-    lacking = {"lacks": ["model='x:y': module 'x' cannot be imported"]}
+    missing = {"missing": ["model='x:y': module 'x' cannot be imported"]}
     nodes = {
-        **{i: node({**lacking, "name": f"ward-{i}"}) for i in range(1, 8)},
+        **{i: node({**missing, "name": f"ward-{i}"}) for i in range(1, 8)},
         8: node({"name": "lab"}, **{"num-examples": float("nan")}),
         9: node({"name": "able"}),
     }
@@ -124,7 +124,7 @@ def test_where_too_few_can_take_part_the_run_ends_with_what_is_lacking_and_where
 def test_where_enough_can_take_part_the_others_are_left_out_and_asked_again(memory_grid):
     answers = {
         1: node({"name": "a"}),
-        2: node({"name": "b", "lacks": ["no data"]}),
+        2: node({"name": "b", "missing": ["no data"]}),
     }
     grid = memory_grid(answers)
     roster = met(grid, 1)

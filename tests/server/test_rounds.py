@@ -120,13 +120,13 @@ def test_nodes_train_with_the_learning_rate_of_the_round_also_after_a_resume(cli
 
 def without_data(answer):
     """A node that lacks its data."""
-    lacking = RecordDict(
+    missing = RecordDict(
         {
             "metrics": MetricRecord({"num-examples": 0, "partition-id": 2}),
-            "config": ConfigRecord({"lacks": ["data=/scans: is not there"], "name": "ward"}),
+            "config": ConfigRecord({"missing": ["data=/scans: is not there"], "name": "ward"}),
         }
     )
-    return lambda message: lacking if message.metadata.message_type == DESCRIBE else answer(message)
+    return lambda message: missing if message.metadata.message_type == DESCRIBE else answer(message)
 
 
 def test_a_node_that_lacks_its_data_ends_the_run_before_any_node_trains(client_grid, play):

@@ -136,4 +136,4 @@ def test_in_our_server_app_failed_rounds_are_its_own_to_count(memory_grid):
 def test_our_server_app_names_the_remedy_for_another_client_app(memory_grid):
     grid = memory_grid({10: foreign_app(), 11: foreign_app()})
     about = Directory().look_up(grid, [10, 11])
-    assert all("add_methods" in description.lacks[0] for description in about.values())
+    assert all("add_methods" in description.missing[0] for description in about.values())

@@ -74,23 +74,28 @@ def test_what_a_node_says_is_read_whole(memory_grid):
 
 
 def test_a_node_that_cannot_take_part_says_why_and_is_asked_again(memory_grid, warnings):
-    away, odd, badly, lacking = Node(), Node(**{"num-examples": -1}), Node(), Node({"lacks": ["x"]})
+    away, odd, badly, missing = (
+        Node(),
+        Node(**{"num-examples": -1}),
+        Node(),
+        Node({"missing": ["x"]}),
+    )
     away.content, badly.content["introduction"] = None, ConfigRecord({"x": 1})
-    nodes = {1: Node(), 2: away, 3: odd, 4: badly, 5: lacking, 6: lambda message: None}
+    nodes = {1: Node(), 2: away, 3: odd, 4: badly, 5: missing, 6: lambda message: None}
     grid, directory = memory_grid(nodes), Directory()
-    lacks = {node: about.lacks for node, about in directory.look_up(grid, nodes).items()}
-    assert (lacks[1], lacks[2], lacks[5], lacks[6]) == (
+    missing = {node: about.missing for node, about in directory.look_up(grid, nodes).items()}
+    assert (missing[1], missing[2], missing[5], missing[6]) == (
         (),
         ("away",),
         ("x",),
         ("no answer in time",),
     )
-    assert lacks[3][0].startswith("it describes itself badly: metrics: num-examples = -1")
-    assert lacks[4][0].startswith("it describes itself badly: introduction: ")
+    assert missing[3][0].startswith("it describes itself badly: metrics: num-examples = -1")
+    assert missing[4][0].startswith("it describes itself badly: introduction: ")
     assert warnings.messages[0] == "Cannot take part: node …2: away"
     assert len(warnings.messages) == 5
     away.content = odd.content = Node().content
-    able = [node for node, about in directory.look_up(grid, nodes).items() if not about.lacks]
+    able = [node for node, about in directory.look_up(grid, nodes).items() if not about.missing]
     assert able == [1, 2, 3]
     assert [len(nodes[node].asked) for node in range(1, 6)] == [1, 2, 2, 2, 2]
 
@@ -98,10 +103,17 @@ def test_a_node_that_cannot_take_part_says_why_and_is_asked_again(memory_grid, w
 def test_why_a_node_cannot_take_part_is_said_once_and_again_when_that_changes(
     memory_grid, warnings
 ):
-    node, other = Node({"lacks": ["no disk"]}), Node({"lacks": ["no disk"]})
+    node, other = Node({"missing": ["no disk"]}), Node({"missing": ["no disk"]})
     grid, directory = memory_grid({1: node, 2: other}), Directory()
-    for lacks in (["no disk"], ["no disk"], ["no disk", "no torch"], ["no torch"], [], ["no disk"]):
-        node.content = Node({"lacks": lacks}).content
+    for missing in (
+        ["no disk"],
+        ["no disk"],
+        ["no disk", "no torch"],
+        ["no torch"],
+        [],
+        ["no disk"],
+    ):
+        node.content = Node({"missing": missing}).content
         directory.look_up(grid, [1, 2])
         directory.forget(1)
     assert [text.partition(": ")[2] for text in warnings.messages] == [
@@ -141,7 +153,7 @@ def test_nodes_with_one_name_are_told_apart_unless_one_is_the_other_come_back(me
 
 
 def test_of_a_thousand_nodes_that_lack_something_a_few_are_named(memory_grid, warnings):
-    nodes = {i: Node({"lacks": ["no torch"], "name": f"n{i}"}) for i in range(1000)}
+    nodes = {i: Node({"missing": ["no torch"], "name": f"n{i}"}) for i in range(1000)}
     Directory().look_up(memory_grid(nodes), nodes)
     said = "Cannot take part: n0, n1, n2, n3, n4 and 995 others: no torch"
     assert warnings.messages == [said]

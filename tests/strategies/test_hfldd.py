@@ -104,7 +104,7 @@ def test_clusters_that_lack_classes_which_other_nodes_hold_are_a_warning(
     form(paper, client_grid(4, RUN_CONFIG), initial_arrays)
     assert "clusters cannot see all classes that nodes hold" in caplog.text
     assert "set hfldd.complete-clusters to true" in caplog.text
-    assert re.search(r"that of node \d+ lacks \d, \d, ", caplog.text)
+    assert re.search(r"that of node \d+ is missing \d, \d, ", caplog.text)
 
 
 def test_complete_clusters_of_unequal_groups_see_all_classes(client_grid, initial_arrays, caplog):
@@ -142,11 +142,11 @@ def test_a_cluster_lacks_what_others_hold_and_nothing_is_known_if_a_node_does_no
     clusters = Clusters(seed=0)
     clusters.form({node: np.eye(2)[[node % 2]] for node in range(4)}, groups=2)
     held = {node: {0, node + 1} for node in range(4)}
-    lacking = clusters.lacking_classes(held)
+    missing = clusters.missing_classes(held)
     for cluster in clusters:
-        assert lacking[cluster.head] == sorted({1, 2, 3, 4} - {node + 1 for node in cluster.nodes})
-    assert clusters.lacking_classes({**held, 3: None}) == {}
-    assert clusters.lacking_classes({node: {0, 1} for node in range(4)}) == {}
+        assert missing[cluster.head] == sorted({1, 2, 3, 4} - {node + 1 for node in cluster.nodes})
+    assert clusters.missing_classes({**held, 3: None}) == {}
+    assert clusters.missing_classes({node: {0, 1} for node in range(4)}) == {}
 
 
 def test_members_distil_and_only_heads_receive_and_train(client_grid, initial_arrays):

@@ -248,7 +248,7 @@ def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path):
         ("missing", None, "cannot be read"),
         ("broken", None, "cannot be read"),
         ("pickled.pth", None, "cannot be read"),
-        ("other", {"x": torch.ones(1)}, "lacks 'body.first.weight'"),
+        ("other", {"x": torch.ones(1)}, "is missing 'body.first.weight'"),
         ("narrow", narrow, "does not fit the network"),
     ):
         if content:

@@ -339,7 +339,7 @@ def test_replies_are_compared_with_each_other_only_where_their_phase_says_so(cap
     replies = asked(answers, phases={"train": phase})
     assert [place for place, reply in enumerate(replies) if reply is None] == [2, 4] * compared
     assert reasons(caplog) == [
-        "it lacks 'train-loss' as most replies have it",
+        "it is missing 'train-loss' as most replies have it",
         "the norm of its arrays exceeds norm-threshold",
     ] * (compared)
 

@@ -14,7 +14,7 @@ from fleet.certificates import CertificateFolder
 from fleet.node_request import request_node
 from links.masks import digest, quantised
 from protocol.arrays import as_arrays, as_record
-from protocol.fedlgd import GRADIENT, LACKS_GLOBAL_DATA, VIRTUAL, VirtualTraining
+from protocol.fedlgd import GRADIENT, NEEDS_GLOBAL_DATA, VIRTUAL, VirtualTraining
 from protocol.hfldd import NUM_PARCELS
 from protocol.messages import ARRAYS, METRICS, NUM_EXAMPLES
 from protocol.registry import find_method, phases_of
@@ -249,17 +249,17 @@ def test_two_of_ten_nodes_that_drop_at_any_step_cost_the_round_nothing(federatio
 def test_a_node_that_says_why_it_has_not_trained_costs_no_sum(federation):
     """One that has lost the server's virtual data gets them again."""
     four = federation(4, **FEDLGD)
-    lacking = {2}
+    missing = {2}
     train = {node: app._handler for node, app in four.apps.items()}
 
     def says(node):
-        def lacks(message, context):
-            content = RecordDict({METRICS: MetricRecord({LACKS_GLOBAL_DATA: 1})})
+        def missing(message, context):
+            content = RecordDict({METRICS: MetricRecord({NEEDS_GLOBAL_DATA: 1})})
             return Message(content, reply_to=message)
 
         def handler(message, context):
             own = message.metadata.message_type == four.message_type
-            return lacks if own and node in lacking else train[node](message, context)
+            return missing if own and node in missing else train[node](message, context)
 
         return handler
 
@@ -267,10 +267,10 @@ def test_a_node_that_says_why_it_has_not_trained_costs_no_sum(federation):
         app._handler = says(node)
     replies = four.train()
     told = {r.metadata.src_node_id - FIRST: r.content for r in replies if r.has_content()}
-    assert LACKS_GLOBAL_DATA in told.pop(2)[METRICS]
+    assert NEEDS_GLOBAL_DATA in told.pop(2)[METRICS]
     assert told.keys() == {0, 1, 3}
     check_gradient([r for r in replies if r.metadata.src_node_id != FIRST + 2], [0, 1, 3])
-    lacking |= {3}
+    missing |= {3}
     replies = four.train()
     told = {r.metadata.src_node_id - FIRST: r.content for r in replies if r.has_content()}
     assert told.keys() == {2, 3}

@@ -187,8 +187,8 @@ def test_a_second_record_must_be_the_models_and_finite_and_of_a_length_like_the_
 
 
 def test_a_node_that_says_what_it_lacks_is_left_to_the_strategy(judge):
-    lacks = RecordDict({"metrics": MetricRecord({"lacks-global-data": 1})})
-    sent = [content(), lacks, content(), content()]
+    missing = RecordDict({"metrics": MetricRecord({"needs-global-data": 1})})
+    sent = [content(), missing, content(), content()]
     assert judge(sent, kind=TRAIN_VIRTUAL, method="fedlgd") == {}
     assert list(judge(sent)) == [1]  # where no phase knows of it
 

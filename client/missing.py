@@ -1,4 +1,4 @@
-"""What a node lacks for a run: asked before any node trains."""
+"""What a node is missing for a run: asked before any node trains."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -20,8 +20,8 @@ from task.source import open_columns
 Check = Callable[[], object]
 
 
-def lacking(context: Context, requirement: Requirement | None) -> list[str]:
-    """What the node lacks for a run, each in a line with the remedy; empty if nothing.
+def missing_for(context: Context, requirement: Requirement | None) -> list[str]:
+    """What the node is missing for a run, each in a line with the remedy; empty if nothing.
 
     Tried are the node's data and links, the model, and what the method needs: its code and, by
     `Method.needs`, distillers and files.
