@@ -111,7 +111,7 @@ class Result:
     accuracy : float
         On test samples, mean of the last rounds.
     set_aside : int
-        Replies, models and parcels set aside in all rounds.
+        Replies, models and parcels rejected in all rounds.
     backdoor_success : float
         See the module.
     """
@@ -242,7 +242,7 @@ def main() -> None:
     runs = [run for of_cell in pairs.values() for pair in of_cell for run in pair]
     results = play_all(runs, arguments.jobs)
 
-    columns = ("strategy", "attack", "hostile", "accuracy", "absent", "lost", "set aside")
+    columns = ("strategy", "attack", "hostile", "accuracy", "absent", "lost", "rejected")
     table = Table(*columns, "backdoor")
     cells = []
     for place, pair in pairs.items():

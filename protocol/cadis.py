@@ -31,7 +31,7 @@ class CADISSettings(Block):
         How models of a cluster of five or more are averaged: ``mean``, ``agreement`` (without
         those that are out of line, none much longer than the median), ``multi-krum`` or
         ``trimmed-mean``. With any but the mean, long updates are moved back (to the median length,
-        where all nodes have as many samples), and those set aside that are far longer than most,
+        where all nodes have as many samples), and those rejected that are far longer than most,
         or point against both the last global step and most others.
     """
 

@@ -49,7 +49,7 @@ class Phase:
         Whether a round has failed if no node sends a usable reply. A round whose model stays as it
         was has failed in any case.
     compared : bool (default: False)
-        Whether replies are averaged, and therefore compared with each other: a reply is set aside
+        Whether replies are averaged, and therefore compared with each other: a reply is rejected
         if it is missing what most have, or a norm is absurdly large beside the others.
     pooled : bool (default: False)
         Whether nodes train on more than their own samples. Otherwise a node's samples count as

@@ -78,7 +78,7 @@ def set_aside(grid: Grid, node: int, phase: str, reason: str) -> None:
     reason : str
         One line.
     """
-    log(WARNING, "Reply of node %d to %s set aside: %s", node, phase, reason)
+    log(WARNING, "Reply of node %d to %s rejected: %s", node, phase, reason)
     getattr(grid, "book_set_aside", lambda *reply: None)(node, phase, reason)
 
 

@@ -117,7 +117,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """Records that a reply may hold; a reply with any other record is set aside.
+    """Records that a reply may hold; a reply with any other record is rejected.
 
     Parameters
     ----------

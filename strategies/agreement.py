@@ -19,9 +19,9 @@ class Agreement(CheckedFedAvg):
     """FedAvg by the rule ``agreement`` of :func:`protocol.robust.robust_mean`.
 
     Of five or more models, those that are far longer than most, or have far less in common with the
-    others than these have, are set aside. None weighs more, or moves the global model by more, than
+    others than these have, are rejected. None weighs more, or moves the global model by more, than
     the median where all nodes have as many samples; where these differ, by as much as they usually
-    do. Fewer are averaged as FedAvg does. Where honest models differ much, nobody is set aside, and
+    do. Fewer are averaged as FedAvg does. Where honest models differ much, nobody is rejected, and
     the log says so once.
 
     Parameters

@@ -250,7 +250,7 @@ def _differs(reply: Message, start: Arrays) -> bool:
     arrays = as_arrays(sent_arrays(reply))
     if start and all(np.array_equal(arrays[name], array) for name, array in start.items()):
         node = reply.metadata.src_node_id
-        log(WARNING, "Model of node %d set aside: it is the one that it was sent", node)
+        log(WARNING, "Model of node %d rejected: it is the one that it was sent", node)
         return False
     return True
 

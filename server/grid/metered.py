@@ -257,7 +257,7 @@ class MeteredGrid(Grid):
         return replies
 
     def book_set_aside(self, node: int, phase: str, reason: str) -> None:
-        """Record that a node's reply was set aside; see `protocol.replies.set_aside`."""
+        """Record that a node's reply was rejected; see `protocol.replies.set_aside`."""
         self.failures.setdefault(node, []).append(reason_of(reason))
         if self._journal:
             self._journal.book_set_aside(node, phase, reason)

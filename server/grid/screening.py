@@ -255,7 +255,7 @@ def _drop_what_some_lack(replies: Mapping[int, RecordDict], needed: Collection[s
 
 
 def _lacking_what_most_have(replies: Mapping[int, RecordDict]) -> dict[int, str]:
-    """Why replies are set aside that miss what more than half have, by node.
+    """Why replies are rejected that miss what more than half have, by node.
 
     What half or fewer have is removed from the others: Flower's strategies raise if replies differ,
     and one of two nodes must not evict the other by what it adds.

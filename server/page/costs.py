@@ -104,9 +104,9 @@ def warnings(run: RunFiles) -> Section:
     """Warnings of the run; equal ones are listed once, with their rounds."""
     rounds = rounds_by_text(run, "warning")
     if not rounds:
-        return Section("Faults", ["None: no warning in the log, no reply set aside."])
+        return Section("Faults", ["None: no warning in the log, no reply rejected."])
     rows = [[text, spans(numbers), str(len(numbers))] for text, numbers in rounds.items()]
-    text = "All warnings in the run's log: nodes that failed or were late, replies set aside."
+    text = "All warnings in the run's log: nodes that failed or were late, replies rejected."
     if len(rows) > MOST_WARNINGS:
         text += f" The first {MOST_WARNINGS} of {len(rows)}; journal.jsonl has them all."
     table = Table(["warning", "rounds", "#times"], rows[:MOST_WARNINGS])

@@ -1,4 +1,4 @@
-"""A run's journal: data that were read, phases, replies set aside, warnings in the log."""
+"""A run's journal: data that were read, phases, replies rejected, warnings in the log."""
 
 import json
 import logging
@@ -73,7 +73,7 @@ class Journal(logging.Handler):
         self._write(phase=phase, seconds=round(seconds, 3), asked=asked, nodes=nodes)
 
     def book_set_aside(self, node: int, phase: str, reason: str) -> None:
-        """Record that a node's reply was set aside."""
+        """Record that a node's reply was rejected."""
         self._set_aside[self.round] += 1
         self._write(set_aside=str(node), reply_to=phase, reason=reason)
 
@@ -83,7 +83,7 @@ class Journal(logging.Handler):
 
     @property
     def set_aside(self) -> int:
-        """Replies set aside this round, plus parcels and models that heads and leaders rejected."""
+        """Replies rejected this round, plus parcels and models that heads and leaders rejected."""
         return self._set_aside[self.round]
 
     def mean(self, category: str, key: str) -> float | None:

@@ -129,7 +129,7 @@ class CADIS(CheckedFedAvg):
         self._round = server_round
         if self.aggregation == "clusters":
             self._dense = _dense_weight(as_arrays(arrays), self.layer)
-        # A rule sets aside what turns back: without it, honest nodes with few classes do as well.
+        # A rule rejects what turns back: without it, honest nodes with few classes do as well.
         needed = self.aggregation == "samples" or self.rule != "mean"
         regularised = self.has_main_cluster or needed
         weight = self.kd_lambda if regularised else 0.0

@@ -1,4 +1,4 @@
-"""FedAvg that sets aside malformed replies; base class of our baselines."""
+"""FedAvg that rejects malformed replies; base class of our baselines."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Update:
 
 
 class CheckedFedAvg(Answered, FedAvg):
-    """FedAvg, but malformed replies are logged and set aside, and the round goes on.
+    """FedAvg, but malformed replies are logged and rejected, and the round goes on.
 
     A round without usable replies does not change the global model or the strategy's state.
 

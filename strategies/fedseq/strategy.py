@@ -290,7 +290,7 @@ class FedSeq(CheckedFedAvg):
             self.superclients[joined].append(node)
 
     def _confidences_of(self, nodes: list[int]) -> dict[int, list[float]]:
-        """What nodes predict, by node in their order; what is no distribution is set aside."""
+        """What nodes predict, by node in their order; what is no distribution is rejected."""
         request = RecordDict({CONFIG: ConfigRecord(self.pretraining.model_dump(by_alias=True))})
         replies = self._ask([Message(request, node, TELL_CONFIDENCE) for node in nodes])
         told = {}

@@ -1,4 +1,4 @@
-"""What a receiver refuses, it sets aside with a line in its log, whichever way it came."""
+"""What a receiver refuses, it rejects with a line in its log, whichever way it came."""
 
 from types import SimpleNamespace
 

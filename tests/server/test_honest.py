@@ -1,4 +1,4 @@
-"""No honest node is set aside, however few samples and classes it has."""
+"""No honest node is rejected, however few samples and classes it has."""
 
 import json
 

@@ -99,8 +99,8 @@ def test_agreement_by_itself_names_whom_it_sets_aside(memory_grid, caplog):
     messages = strategy.configure_train(1, as_record(START), ConfigRecord(), grid)
     arrays, _ = strategy.aggregate_train(1, grid.send_and_receive(messages))
     np.testing.assert_array_equal(arrays["w"].numpy(), np.ones((2, 3)))
-    assert [m for m in caplog.messages if "set aside" in m] == [
-        "Reply of node 3 to train set aside: its model is out of line with most"
+    assert [m for m in caplog.messages if "rejected" in m] == [
+        "Reply of node 3 to train rejected: its model is out of line with most"
     ]
 
 

@@ -34,7 +34,7 @@ def set_aside(client_grid, caplog, strategy, attack, run_config=RUN_CONFIG):
         messages = strategy.configure_train(server_round, arrays, ConfigRecord({"lr": 0.05}), grid)
         arrays, _ = strategy.aggregate_train(server_round, grid.send_and_receive(messages))
         rounds.append(
-            [i for i in range(NODES) if f"node {FIRST + i} to train set aside" in caplog.text]
+            [i for i in range(NODES) if f"node {FIRST + i} to train rejected" in caplog.text]
         )
     return rounds
 

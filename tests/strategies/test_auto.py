@@ -214,7 +214,7 @@ def test_soft_labels_of_another_shape_are_set_aside(auto, client_grid, caplog):
 
     grid.nodes[liar] = lie
     configured(auto.strategy, grid)
-    assert f"Reply of node {liar} to {LABEL_KNOWLEDGE} set aside: its soft labels are (1, 10)" in (
+    assert f"Reply of node {liar} to {LABEL_KNOWLEDGE} rejected: its soft labels are (1, 10)" in (
         caplog.text
     )
     assert auto.strategy.choice.skew > 0.5

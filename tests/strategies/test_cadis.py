@@ -176,7 +176,7 @@ def test_what_points_against_the_last_step_and_the_others_is_set_aside(memory_gr
         attacked = grid_of(memory_grid, *honest, *map(reversing, honest[:2]))
         second = play(strategy, attacked, 2, first)
     for node in (FIRST + 8, FIRST + 9):
-        assert f"node {node} to train set aside: it points against the last step" in caplog.text
+        assert f"node {node} to train rejected: it points against the last step" in caplog.text
     expected = play(alone, grid_of(memory_grid, *honest), 2, first)
     np.testing.assert_allclose(last(second), last(expected), atol=1e-6)
 
@@ -207,7 +207,7 @@ def test_within_a_cluster_the_mean_is_by_the_rule(memory_grid, rule, caplog):
         arrays = play(strategy, grid_of(memory_grid, *nodes))
     assert found(strategy) == [list(range(7))]
     np.testing.assert_allclose(arrays["first.weight"].numpy(), honest, atol=1e-6)
-    left_out = f"node {FIRST + 6} to train set aside: it is out of line with its cluster"
+    left_out = f"node {FIRST + 6} to train rejected: it is out of line with its cluster"
     assert (left_out in caplog.text) == (rule != "trimmed-mean")
 
 
@@ -275,7 +275,7 @@ def test_a_client_whose_update_is_no_use_is_set_aside_with_a_line(memory_grid, k
     strategy, without = strategy_of(), strategy_of()
     with caplog.at_level(logging.WARNING, logger="flwr"):
         result = play(strategy, grid_of(memory_grid, *nodes, spoiled(kind)))
-    assert f"node {FIRST + len(nodes)} to train set aside: last.weight" in caplog.text
+    assert f"node {FIRST + len(nodes)} to train rejected: last.weight" in caplog.text
     np.testing.assert_array_equal(last(result), last(play(without, grid_of(memory_grid, *nodes))))
     assert FIRST + len(nodes) not in strategy.places
 

@@ -206,13 +206,13 @@ def test_bad_knowledge_is_set_aside_and_its_node_is_asked_no_more(memory_grid, h
         assert np.array_equal(found[name].numpy(), array.numpy())
     asked = [m.metadata.dst_node_id for m in with_bad.pushed]
     assert sorted(asked) == [1, 1, 2]
-    assert f"Reply of node 2 to {CLASS_KNOWLEDGE} set aside" in flower_log.text
+    assert f"Reply of node 2 to {CLASS_KNOWLEDGE} rejected" in flower_log.text
 
 
 def test_bad_data_are_set_aside_and_without_any_the_model_stays(memory_grid, flower_log):
     broken = node(knowledge(), b"\x00" * 20)
     assert play(strategy_of(), memory_grid({1: broken, 2: broken})) is None
-    assert f"Reply of node 2 to {DISTILL_WITH_PEERS} set aside" in flower_log.text
+    assert f"Reply of node 2 to {DISTILL_WITH_PEERS} rejected" in flower_log.text
     silent = node(RecordDict(), b"")
     assert play(strategy_of(), memory_grid({1: silent, 2: silent})) is None
 

@@ -132,7 +132,7 @@ def test_bad_data_are_set_aside_and_the_round_goes_on(memory_grid, how, flower_l
     found, expected = play(strategy_of(), with_bad), play(strategy_of(), alone)
     for name, array in expected.items():
         assert np.array_equal(found[name].numpy(), array.numpy())
-    assert "Reply of node 2 to train.feddm_distill set aside" in flower_log.text
+    assert "Reply of node 2 to train.feddm_distill rejected" in flower_log.text
 
 
 def test_a_round_without_usable_data_changes_nothing(memory_grid):

@@ -209,7 +209,7 @@ def test_nodes_are_in_the_sector_that_their_owner_gave_them(client_grid):
 
 
 def note_rejected(grid):
-    """How many models each leader sets aside, from now on."""
+    """How many models each leader rejects, from now on."""
     rejected = []
     for node, answer in list(grid.nodes.items()):
 
@@ -252,9 +252,7 @@ def test_a_malformed_or_missing_models_node_is_left_out_and_the_round_goes_on(
     found = play(strategy, grid)
     assert rejected == [2]
     for node, reason in ((garbage, "[Hh]eader"), (nan, "0.bias holds NaN or infinity")):
-        said = (
-            f"node {node} to train.sector set aside: leader {cluster.head} rejects it: .*{reason}"
-        )
+        said = f"node {node} to train.sector rejected: leader {cluster.head} rejects it: .*{reason}"
         assert re.search(said, caplog.text), caplog.text
     pair = [type(cluster)(head=cluster.head, members=(honest,))]
     expected = federation.mean(federation.fedhead_round(pair, MODEL.state_dict()))

@@ -317,4 +317,4 @@ def test_a_parcel_that_does_not_fit_its_route_costs_its_member_alone(client_grid
 
     grid.nodes[liar] = answer
     assert play(strategy, grid) is not None
-    assert f"Reply of node {liar} to train.sector set aside" in caplog.text
+    assert f"Reply of node {liar} to train.sector rejected" in caplog.text

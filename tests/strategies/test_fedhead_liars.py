@@ -165,7 +165,7 @@ def test_who_sends_back_what_it_got_has_no_say_in_its_sector(grid_of, caplog):
     turn(grid, Attack.FREE_RIDER, riders)
     found = play(strategy, grid)
     for node in riders:
-        assert f"node {node} to train.sector set aside: its update is next to" in caplog.text
+        assert f"node {node} to train.sector rejected: its update is next to" in caplog.text
     away = grid_of()
     for node in riders:
         del away.nodes[node]
@@ -212,7 +212,7 @@ def test_a_member_that_tells_too_small_a_norm_costs_itself_and_not_its_leader(
     monkeypatch.setattr(client.fedhead, "send", longer)
     found = play(strategy, grid)
     assert strategy.topology.heads == (cluster.head,)
-    reason = f"set aside: leader {cluster.head} rejects it: its norm is"
+    reason = f"rejected: leader {cluster.head} rejects it: its norm is"
     assert f"node {liar} to train.sector {reason}" in caplog.text
     assert largest_change(found) < 0.1
 
@@ -243,7 +243,7 @@ def test_a_parcel_larger_than_a_model_reaches_no_leader(grid_of, monkeypatch, ca
     screening = ScreeningGrid(grid, deadline=60, model=START)
     assert play(strategy, screening) is not None
     assert re.search(
-        rf"node {hostile} to train.sector set aside: its parcel of \d+ bytes is", caplog.text
+        rf"node {hostile} to train.sector rejected: its parcel of \d+ bytes is", caplog.text
     )
     assert "rejects it" not in caplog.text
 
@@ -277,7 +277,7 @@ def test_reversed_models_of_a_third_are_not_averaged(grid_of, rule, caplog):
     strategy = strategy_of(**settings)
     found = play(strategy, grid)
     for node in (FIRST + 4, FIRST + 5):
-        assert f"node {node} to train.sector set aside: leader " in caplog.text
+        assert f"node {node} to train.sector rejected: leader " in caplog.text
     plain = play(strategy_of(sectors=1, fixed_leader=True), grid_of())
     step = {name: plain[name].numpy() - value for name, value in START.items()}
     along = sum(float((step[n] * (found[n].numpy() - START[n])).sum()) for n in START)
@@ -294,10 +294,8 @@ def test_the_mean_of_a_suspected_leader_is_that_of_most_witnesses(
     liar, other = first.head, second.head
     turn(grid, Attack.REVERSING_LEADER, [liar, *first.members[:colluders]])
     found = play(strategy, grid)
-    assert (
-        f"node {liar} to train.aggregate_sector set aside: its mean is not that of" in caplog.text
-    )
-    assert f"node {other} to train.aggregate_sector set aside" not in caplog.text
+    assert f"node {liar} to train.aggregate_sector rejected: its mean is not that of" in caplog.text
+    assert f"node {other} to train.aggregate_sector rejected" not in caplog.text
     assert_same(found, play(strategy_of(sectors=2), grid_of(nodes=nodes)))
     play(strategy, grid, 2, found)
     assert liar not in strategy.topology.heads
@@ -323,4 +321,4 @@ def test_agreement_leaves_out_two_far_longer_models_of_one_sector(grid_of, caplo
     play(strategy, grid)
     assert strategy._norms.told.keys() == grid.nodes.keys() - set(hostile)
     for node in hostile:
-        assert f"node {node} to train.sector set aside: its norm is far above" in caplog.text
+        assert f"node {node} to train.sector rejected: its norm is far above" in caplog.text

@@ -157,7 +157,7 @@ def test_a_malformed_reply_is_set_aside_and_the_round_goes_on(
     strategy, arrays = strategy_of(), start(MODEL)
     with caplog.at_level(logging.WARNING):
         after = play(strategy, grid, 1, arrays)
-    assert re.search(rf"Reply of node {FIRST} to \S+ set aside", caplog.text)
+    assert re.search(rf"Reply of node {FIRST} to \S+ rejected", caplog.text)
     assert after is not arrays
     assert_by_class(strategy.features, {3: torch.ones(WIDTH)}, 0)
 

@@ -312,9 +312,9 @@ def test_a_gradient_that_is_out_of_line_does_not_move_the_servers_data(
     play(strategy_of(aggregator=Agreement()), grid)
     honest, found = targets
     assert functional.cosine_similarity(honest, found, dim=0) > 0.5  # with it, it is below 0
-    lines = [message for message in caplog.messages if "set aside" in message]
+    lines = [message for message in caplog.messages if "rejected" in message]
     assert lines == [
-        f"Reply of node {FIRST} to train.virtual set aside: its gradient is out of line with most"
+        f"Reply of node {FIRST} to train.virtual rejected: its gradient is out of line with most"
     ]
 
 

@@ -150,7 +150,7 @@ def test_a_malformed_reply_is_set_aside_and_the_round_goes_on(
     strategy, arrays = strategy_of(), start(MODEL)
     with caplog.at_level(logging.WARNING):
         after = play(strategy, grid, 1, arrays)
-    assert re.search(rf"Reply of node {FIRST} to \S+ set aside", caplog.text)
+    assert re.search(rf"Reply of node {FIRST} to \S+ rejected", caplog.text)
     assert isinstance(after, ArrayRecord)
     assert after is not arrays
     np.testing.assert_array_equal(strategy.consensus[LOGITS], honest)

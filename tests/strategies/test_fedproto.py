@@ -185,7 +185,7 @@ def test_a_malformed_reply_is_set_aside_and_the_round_goes_on(
     with caplog.at_level(logging.WARNING):
         play(strategy, bad, 1, start(MODEL))
     play(expected, good, 1, start(MODEL))
-    assert re.search(rf"Reply of node {FIRST} to \S+ set aside", caplog.text)
+    assert re.search(rf"Reply of node {FIRST} to \S+ rejected", caplog.text)
     assert_by_class(
         strategy.prototypes, {c: torch.from_numpy(p) for c, p in expected.prototypes.items()}, 0
     )

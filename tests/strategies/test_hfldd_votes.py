@@ -155,7 +155,7 @@ def test_a_head_that_sends_votes_in_another_number_is_replaced(client_grid, capl
 
     grid.nodes[liar] = answer
     arrays, _ = strategy.aggregate_train(1, grid.send_and_receive(messages))
-    assert f"Reply of node {liar} to {VOTE} set aside" in caplog.text
+    assert f"Reply of node {liar} to {VOTE} rejected" in caplog.text
     assert "voted out" not in caplog.text
     configured(strategy, grid, 2, arrays)
     assert liar not in strategy.topology.heads

@@ -179,7 +179,7 @@ def test_log_and_journal_name_node_reason_and_round(grid_of, attack, tmp_path, c
     assert sorted(entry["set_aside"] for entry in set_aside) == [str(FIRST + p) for p in HOSTILE]
     assert {(entry["round"], entry["reply_to"]) for entry in set_aside} == {(3, "train")}
     assert caplog.messages == [  # and nobody says it again
-        f"Reply of node {entry['set_aside']} to train set aside: {entry['reason']}"
+        f"Reply of node {entry['set_aside']} to train rejected: {entry['reason']}"
         for entry in set_aside
     ]
     assert journal.set_aside == 2
@@ -243,7 +243,7 @@ def test_a_run_tells_of_those_set_aside_in_metrics_and_report(client_grid, tmp_p
     lines = (tmp_path / "7" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["set_aside"] for line in lines] == [0, 1, 1]
     report = (tmp_path / "7" / "report.html").read_text()
-    assert "Reply of node-1 to train set aside" in report
+    assert "Reply of node-1 to train rejected" in report
     assert "holds NaN or infinity" in report
 
 
@@ -258,7 +258,7 @@ def asked(answers, message_type="train", brings=START, **settings):
 
 
 def reasons(caplog):
-    return [m.partition("set aside: ")[2] for m in caplog.messages if "set aside" in m]
+    return [m.partition("rejected: ")[2] for m in caplog.messages if "rejected" in m]
 
 
 def telling(**records):

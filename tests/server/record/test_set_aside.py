@@ -1,4 +1,4 @@
-"""What a strategy leaves out of a mean is in the journal, as what the grid sets aside is."""
+"""What a strategy leaves out of a mean is in the journal, as what the grid rejects is."""
 
 import json
 
