@@ -16,7 +16,7 @@ nodes and the worst. A node's seconds are those in which it answers messages. By
 those of this evaluation.
 
 ``--out`` keeps a line for each finished run in ``runs.jsonl``; what is there is not run again, so
-an interrupted arena goes on. It also gets the tables (``arena.html``, ``arena.md``) and the heat
+an interrupted arena continues. It also gets the tables (``arena.html``, ``arena.md``) and the heat
 map (``arena.png``). ``--quick`` is seed 0, ten rounds, five skews and six strategies.
 """
 

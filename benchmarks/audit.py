@@ -5,7 +5,7 @@
 [--page FILE.html] [--json FILE]``; ``--quick`` is a small grid with fewer sets.
 
 Each setting's virtual data (distiller, start, images of a class, formation) are a file in
-``--out``: an audit that was stopped goes on. A setting's halves are drawn of the same images, and
+``--out``: an audit that was stopped continues. A setting's halves are drawn of the same images, and
 every set is attacked with all others as shadows; of each number the table has the most that an
 attack finds. It also says how many virtual images are nearer to an image of their own set
 than to any other, by pixels and by features in random networks. Then images under differential
@@ -310,7 +310,7 @@ def main() -> None:
     if options.quick:
         options.sets, options.classes, options.trials = QUICK_SETS, QUICK_CLASSES, 1000
     elif options.out is None:
-        parser.error("--out is needed, so that an audit that was stopped can go on")
+        parser.error("--out is needed, so that an audit that was stopped can continue")
     logging.getLogger("distill").setLevel(logging.ERROR)  # of each set that starts as real images
     console = Console()
     data = load_dataset(options.data, options.data_root)

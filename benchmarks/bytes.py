@@ -5,7 +5,7 @@
 MNIST, all classes on one node. LeNet learns with random changes (3,000 steps, mean of three seeds)
 from virtual data as they arrive, and from random real images that are packed in the same way. With
 ``--quick`` it is one seed, 1,000 steps and 4 bits. Rows that are in FILE are not measured again, so
-that a run that was stopped goes on.
+that a run that was stopped continues.
 """
 
 import argparse

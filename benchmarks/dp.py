@@ -204,7 +204,7 @@ def plotted(rows: list[Row]) -> Figure:
 
 
 def main() -> None:
-    """Print a table; go on from one that was stopped, and draw it."""
+    """Print a table; continue from one that was stopped, and draw it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=[*STRATEGIES, "virtual"])
     parser.add_argument("--seeds", type=int, default=1)

@@ -215,7 +215,7 @@ def federation(setting: Setting, strategy: str) -> Steps:
         failures: list[Exception] = []
         for _ in range(times):
             run_in_process(run_config, [node] * nodes, wrap=functools.partial(_noting, failures))
-        if failures:  # a run goes on without a node that fails
+        if failures:  # a run continues without a node that fails
             raise failures[0]
 
     return run

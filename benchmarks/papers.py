@@ -200,7 +200,7 @@ def rounds_done(folder: Path) -> int:
 def run_cell(
     table: Table, cell: Cell, folder: Path, data_root: str, show: Callable[[], None]
 ) -> None:
-    """Run a cell, or go on with it after its last round; calls `show` at each message to a node."""
+    """Run a cell, or continue it after its last round; calls `show` at each message to a node."""
     spent = defaultdict(float, seconds(folder))
 
     def watched(place: int, node: Node) -> Node:
@@ -282,7 +282,7 @@ def run_table(
                     run_cell(table, cell, folder, data_root, show)
                 except OutOfTime:
                     pass
-                except KeyboardInterrupt:  # what ran so far is shown; the same command goes on
+                except KeyboardInterrupt:  # what ran so far is shown; the same command continues
                     deadline = 0.0
             if rounds_done(folder) < 1:
                 break

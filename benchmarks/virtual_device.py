@@ -9,7 +9,7 @@
     assert used.waits == 0, used.lines("wait")
 
 Tensors on it hold their values on the CPU, so that control flow that depends on data, autograd
-(also twice), `torch.func`, hooks and optimisers go on as usual. What CUDA refuses raises the error
+(also twice), `torch.func`, hooks and optimisers work as usual. What CUDA refuses raises the error
 that PyTorch raises there: tensors of several devices in one operation, a draw from a generator of
 another device, `.numpy()`, a device beyond the last. Kernel launches, copies and waits are counted,
 with the line of this project that asked for them.

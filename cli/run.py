@@ -67,7 +67,7 @@ def run(
     ] = None,
     timeout: Timeout = 60.0,
 ) -> None:
-    """Run this app: show how it goes on, and its results; exit with 1 if it fails.
+    """Run this app: show its progress and its results; exit with 1 if it fails.
 
     Without options, on the federation that `flwr-distill up` started, with all of its nodes. Else
     on the SuperLink that is named. Ctrl-C leaves the run to itself.
@@ -163,7 +163,7 @@ def _follow(
             return submit(APP_DIR, overrides, control=lambda: link.open(timeout), on_line=show)
     except KeyboardInterrupt:
         if run_id:
-            typer.echo(f"run {run_id} goes on; `flwr-distill stop {run_id}` stops it", err=True)
+            typer.echo(f"run {run_id} continues; `flwr-distill stop {run_id}` stops it", err=True)
         raise typer.Exit(130) from None
 
 

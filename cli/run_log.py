@@ -85,7 +85,7 @@ class RunLog:
             self._waiting.what = line
             return
         else:
-            self._waiting.what = "the run goes on ..."
+            self._waiting.what = "the run continues ..."
         level = "ROUND" if _ROUND.match(line) else self._level
         said = f"{level.lower()}: {line}" if level in ("WARNING", "ERROR", "CRITICAL") else line
         self._console.print(Text(said, _STYLES.get(level, "")), soft_wrap=True)

@@ -282,7 +282,7 @@ def keep_scale(store: NodeStore, scale: Scale) -> None:
 
 
 def check_unchanged(store: NodeStore, what: str, fingerprint: bytes, files: Sequence[Path]) -> None:
-    """Check that a run goes on with what it has read first on this node, also if it is resumed.
+    """Check that a run continues with what it has read first on this node, also if it is resumed.
 
     Parameters
     ----------

@@ -195,7 +195,7 @@ def _padded(batches: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 def _optimizer(
     weights: list[Tensor], settings: TrainSettings, before: torch.optim.Optimizer | None
 ) -> torch.optim.Optimizer:
-    """Optimizer of stacked weights; goes on with the first nodes of the one before."""
+    """Optimizer of stacked weights; continues with the first nodes of the one before."""
     optimizer = optimizer_of(weights, settings)
     if before:
         for old, new in zip(before.param_groups[0]["params"], weights, strict=True):

@@ -40,7 +40,7 @@ LONGEST_PAUSE = 10.0
 
 
 class EdgeStartError(RuntimeError):
-    """An edge cannot start, or cannot go on; names the setting and the remedy."""
+    """An edge cannot start, or cannot continue; names the setting and the remedy."""
 
 
 @dataclass(frozen=True)

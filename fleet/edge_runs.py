@@ -43,7 +43,7 @@ _GREETING = 2.0
 
 @dataclass(frozen=True)
 class RunBelow:
-    """A run below: its socket, its folder if it goes on there, and when it was last wanted."""
+    """A run below: its socket, its folder if it continues there, and when it was last wanted."""
 
     run_id: int
     socket: Path
@@ -117,10 +117,10 @@ class EdgeRuns:
                 self._end(run)
 
     def _turn_back(self, run: str, earlier: Continuation) -> None:
-        """Have a run go on where the run below was after a round of an earlier run above."""
+        """Have a run continue where the run below was after a round of an earlier run above."""
         folder = self._folder(earlier.run_id)
         if folder is None:
-            log(WARNING, "Run %s goes on from %s, which is new here", run, earlier.run_id)
+            log(WARNING, "Run %s continues from %s, which is new here", run, earlier.run_id)
             return
         if self._folder(run) == folder:
             return

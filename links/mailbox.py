@@ -163,6 +163,6 @@ def _renewed(node_config: Mapping[str, object]) -> grpc.ServerCertificateConfigu
     try:
         credentials = Credentials.of(node_config)
     except LinkError as error:
-        log(WARNING, "Mailbox: goes on with the certificate that it had: %s", error)
+        log(WARNING, "Mailbox: keeping the previous certificate: %s", error)
         return None
     return None if credentials is None else _tls(credentials)

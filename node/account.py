@@ -62,7 +62,7 @@ class LifetimeAccount:
     """Lifetime epsilon by data set, in a file that is synced before anything leaves.
 
     Runs on the same data add up. A run says what it has spent so far, and one that resumes another
-    goes on from there, so only the difference is added; if that is below 0, the run's account has
+    continues from there, so only the difference is added; if that is below 0, the run's account has
     begun anew, and all of it is added.
     """
 

@@ -1,6 +1,6 @@
 """How long a node waits until it polls for work again.
 
-The pause is a share of the time that the node has been idle: it polls often while a run goes on and
+The pause is a share of the time that the node has been idle: it polls often during a run and
 seldom in between, and a message waits little longer than its sender did.
 """
 

@@ -55,7 +55,7 @@ class Opening(Block):
 
 
 class Opened(Block):
-    """The socket of the run below, and whether that run goes on from an earlier one."""
+    """The socket of the run below, and whether that run continues from an earlier one."""
 
     socket: str
     resumed: bool

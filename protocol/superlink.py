@@ -78,7 +78,7 @@ def limit_absence(invoker: RetryInvoker, within: float) -> None:
             log(
                 ERROR,
                 "The SuperLink has been away for %.0f minutes: this run ends. Its last checkpoint "
-                'is kept; once the SuperLink is back, go on with it by resume="latest"',
+                'is kept; once the SuperLink is back, resume it by resume="latest"',
                 invoker.max_time / 60,
             )
             invoker.max_time = 0.0

@@ -1,7 +1,7 @@
 """Executes ClientApp tasks in one warm process; Flower would start a process for every message.
 
 The executor speaks a SuperNode's API for apps, with ``--isolation process``. It imports no
-torch, so its heartbeats go on whatever its child (`worker`) does.
+torch, so its heartbeats continue whatever its child (`worker`) does.
 
 If the child dies, does not answer a message within its time-to-live and `GRACE`, or has an app that
 keeps too much on disk, the executor reports an error and starts another. It kills a child whose run
@@ -44,7 +44,7 @@ appio = module_of_line("appio")
 GRACE = 30.0
 """Seconds beyond a message's time-to-live after which a child that has not answered is killed.
 
-One that merely is late says so itself, and can go on.
+One that merely is late says so itself, and can continue.
 """
 
 _LONGEST = 86_400.0

@@ -24,7 +24,7 @@ class Blame:
     def lied(self, node: int, reason: str) -> None:
         """Leave a node out until the run ends."""
         if node not in self._lies:
-            log(WARNING, "Secure sums go on without node %d: %s", node, reason)
+            log(WARNING, "Secure sums continue without node %d: %s", node, reason)
             self._lies[node] = reason
 
     def doubted(self, nodes: Iterable[int], server_round: int, reason: str) -> None:

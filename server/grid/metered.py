@@ -307,7 +307,7 @@ class MeteredGrid(Grid):
         for node in late:
             reason = f"did not reply to {phase} within {wait:.0f} s"
             self.failures.setdefault(node, []).append(reason)
-        text = "%s goes on without %d of %s, which did not reply within %.0f s: %s"
+        text = "%s continues without %d of %s, which did not reply within %.0f s: %s"
         names = listed([str(node) for node in late])
         log(WARNING, text, phase, len(late), counted(asked, "node"), wait, names)
 

@@ -67,7 +67,7 @@ _ONE_AUTHORITY = "give each node a --peer-certificate of one authority, and a na
 class SecureSumGrid(ScreeningGrid):
     """Screening grid whose phases with `summed` messages are secure sums.
 
-    A sum goes on without the nodes that are lost, at any step, as long as two thirds are left. A
+    A sum continues without the nodes that are lost, at any step, as long as two thirds are left. A
     sum that fails is a phase in which no node sends anything usable.
 
     Parameters

@@ -47,7 +47,7 @@ class MissingHandlerError(UnansweredError):
 class Answered(Strategy):
     """A strategy whose run ends with an error if no node answers it.
 
-    Flower's loop goes on to the last round instead, and returns a result without a model. Our
+    Flower's loop continues to the last round instead, and returns a result without a model. Our
     ServerApp counts failed rounds itself.
     """
 

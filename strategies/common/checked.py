@@ -47,7 +47,7 @@ class Update:
 
 
 class CheckedFedAvg(Answered, FedAvg):
-    """FedAvg, but malformed replies are logged and rejected, and the round goes on.
+    """FedAvg, but malformed replies are logged and rejected, and the round continues.
 
     A round without usable replies does not change the global model or the strategy's state.
 

@@ -112,7 +112,7 @@ class _Recording:
         self._inputs: list[Tensor] = []
         _form(own, self._inputs)
         self._graph = torch.cuda.CUDAGraph()
-        # Other threads may go on using the GPU. Of a recording that fails, PyTorch leaves its
+        # Other threads may continue using the GPU. Of a recording that fails, PyTorch leaves its
         # stream as the current one: the outer context returns to the stream of before.
         with (
             torch.cuda.stream(torch.cuda.current_stream(stream.device)),

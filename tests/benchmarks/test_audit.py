@@ -1,4 +1,4 @@
-"""The audit's numbers, on digits and with few steps; one that was stopped goes on."""
+"""The audit's numbers, on digits and with few steps; one that was stopped continues."""
 
 import json
 import sys

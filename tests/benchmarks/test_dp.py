@@ -1,4 +1,4 @@
-"""Noise is chosen for an epsilon, a table goes on where it was stopped, and can be drawn."""
+"""Noise is chosen for an epsilon, a table continues where it was stopped, and can be drawn."""
 
 import json
 import math

@@ -246,7 +246,7 @@ def test_ctrl_c_leaves_the_run_to_itself_and_says_so(invoke, up):
 
     result = invoke(lines=interrupts())
     assert result.exit_code == 130
-    assert "run 7 goes on; `flwr-distill stop 7` stops it" in result.stderr
+    assert "run 7 continues; `flwr-distill stop 7` stops it" in result.stderr
 
 
 def shown(*lines, terminal=False):

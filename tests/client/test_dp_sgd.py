@@ -373,7 +373,7 @@ def test_a_node_whose_budget_is_spent_trains_no_further(node):
 
 
 def resumed(node, run_id, before):
-    """Have the node go on with another run after its round 0."""
+    """Have the node continue with another run after its round 0."""
     told = {"run-id": str(before), "node-id": "5", "round": 0}
     node("query.continue_run", {"config": ConfigRecord(told)}, run_id)
 

@@ -63,7 +63,7 @@ class Composed:
         )
 
     def submit(self, **settings):
-        """Submit a run and go on at once."""
+        """Submit a run and continue at once."""
         return subprocess.Popen(
             ["docker", "compose", "--project-name", PROJECT, "run", "--rm", "-T", "run"],
             cwd=self.tree,

@@ -108,4 +108,4 @@ def test_a_node_that_is_killed_in_a_sum_costs_the_round_nothing(settings, tmp_pa
     published = {p["round"]: len(p["nodes"]) for p in phases if p["phase"] == "query.secure_keys"}
     assert (trained[1], published[2], trained[2]) == (5, 5, 4)
     assert trained[3] >= 4
-    assert "Secure sums go on without" not in "\n".join(run.lines)
+    assert "Secure sums continue without" not in "\n".join(run.lines)

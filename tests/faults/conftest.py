@@ -187,7 +187,7 @@ class Federation(LocalFederation):
         return {status["online"]: i for i in range(NODES) if "online" in (status := self.status(i))}
 
     def go_on(self, index):
-        """Let a stopped node go on."""
+        """Let a stopped node continue."""
         for part in ("pid", "supernode", "executor", "mailbox", "worker"):
             with suppress(ProcessLookupError, KeyError):
                 os.kill(self.status(index)[part], signal.SIGCONT)

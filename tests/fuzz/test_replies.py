@@ -1,4 +1,4 @@
-"""Whatever nodes reply, the grid hands it on or sets it aside, and the run goes on."""
+"""Whatever nodes reply, the grid hands it on or rejects it, and the run continues."""
 
 from io import BytesIO
 

@@ -1,4 +1,4 @@
-"""Whatever one or two of five nodes reply, a run of any method goes on or says why not.
+"""Whatever one or two of five nodes reply, a run of any method continues or says why not.
 
 Here runs the whole server, from the first meeting to the checkpoints, on nodes that are functions.
 """

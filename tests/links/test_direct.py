@@ -283,7 +283,7 @@ def test_a_renewal_that_cannot_be_read_leaves_the_certificate_in_use(
     Path(receiver.node_config["peer-certificate"]).unlink()
     direct.deliver(SEALED, route, RUN, Credentials.of(sender.node_config), 10)
     assert receiver.mailbox == [route.token]
-    assert "goes on with the certificate that it had" in refusals.text
+    assert "keeping the previous certificate" in refusals.text
 
 
 def test_a_node_says_that_its_certificate_is_about_to_expire(party, authority, refusals):

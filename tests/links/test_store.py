@@ -1,4 +1,4 @@
-"""A node's files, and how a run that goes on takes them up."""
+"""A node's files, and how a resumed run takes them up."""
 
 import errno
 import os

@@ -128,7 +128,7 @@ class Coverage:
     def tests_of(self, path: str, lines: Iterable[int], body: Iterable[int] = ()) -> list[str]:
         """List the tests to run for a change in these lines of a file, the fastest first.
 
-        Of a loop's or a condition's line, `body` is where the code may go on.
+        Of a loop's or a condition's line, `body` is where the code may continue.
         """
         by_line = self.lines.get(path, {})
         share = Counter(test for tests in by_line.values() for test in set(tests))

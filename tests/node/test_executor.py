@@ -393,7 +393,7 @@ def test_a_run_after_a_package_was_installed_gets_a_fresh_process_that_can_impor
         first = process_of(1)
         assert process_of(2) == first
         (site / "someones-1.0.dist-info").mkdir()
-        assert process_of(2) == first  # a run goes on as it began
+        assert process_of(2) == first  # a run continues as it began
         fresh = process_of(1)
         assert fresh != first
         (site / "someones-1.0.dist-info").rename(site / "someones-2.0.dist-info")

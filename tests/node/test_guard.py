@@ -1115,7 +1115,7 @@ def test_a_message_that_cannot_be_read_is_answered_and_does_not_end_the_node(
     answer = node.arrived()
     assert answer is not None
     assert refused(answer, "policy")
-    assert not node.answers(train_message(), "train", trained()).has_error(), "it goes on"
+    assert not node.answers(train_message(), "train", trained()).has_error(), "it continues"
 
 
 def test_a_reply_of_an_app_without_objects_does_not_end_the_node(make_node: MakeNode) -> None:
@@ -1127,7 +1127,7 @@ def test_a_reply_of_an_app_without_objects_does_not_end_the_node(make_node: Make
     node.store.preregister(7, get_object_tree(reply))  # objects of a reply with another id
     node.state.store_message(reply)
     assert node.arrived() is None
-    assert not node.answers(train_message(), "train", trained()).has_error(), "it goes on"
+    assert not node.answers(train_message(), "train", trained()).has_error(), "it continues"
 
 
 def test_a_fingerprint_of_data_leaves_only_where_any_reply_does(make_node: MakeNode) -> None:

@@ -1,4 +1,4 @@
-"""DynaFed: FedAvg up to the distillation, then tuned averages; its state goes on after a resume."""
+"""DynaFed: FedAvg up to the distillation, then tuned averages; its state is resumed too."""
 
 import copy
 import logging

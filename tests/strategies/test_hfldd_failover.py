@@ -1,4 +1,4 @@
-"""HFLDD goes on as nodes are lost, fail, come back and join; real ClientApp, grid in memory."""
+"""HFLDD continues as nodes are lost, fail, come back and join; real ClientApp, grid in memory."""
 
 import shutil
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Our ServerApp, which waits after each round until the test lets it go on."""
+"""Our ServerApp, which waits after each round until the test lets it continue."""
 
 import os
 import time

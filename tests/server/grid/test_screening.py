@@ -1,4 +1,4 @@
-"""The screening grid: any strategy goes on with whole replies, and it is said whose were not."""
+"""The screening grid: any strategy continues with whole replies, and it is said whose were not."""
 
 import json
 import logging

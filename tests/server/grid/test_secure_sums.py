@@ -589,7 +589,7 @@ def test_a_helper_cannot_have_an_honest_node_left_out(federation, caplog):
 
     five.tamper = deny_one
     assert all(reply.has_error() for reply in five.train())
-    assert "go on without node" not in caplog.text
+    assert "continue without node" not in caplog.text
     five.tamper = lambda node, step, reply: reply
     check_mean(five.train(), range(5))
 

@@ -1,4 +1,4 @@
-"""A run whose ServerApp dies goes on from its last checkpoint, as if nothing had been."""
+"""A run whose ServerApp dies continues from its last checkpoint, as if nothing had been."""
 
 import json
 import threading
@@ -142,7 +142,7 @@ def test_nodes_that_are_back_under_other_ids_go_on_with_what_they_kept(run, kill
     whole = run("hfldd")
     killed("hfldd")
     resumed = run("hfldd", resume="latest", nodes={"first_node": 2**63, "step": 7})
-    assert not resumed.exists()  # the folder of the first run goes on
+    assert not resumed.exists()  # the folder of the first run continues
     assert_same(resumed.parent / "2", whole)
 
 
