@@ -90,6 +90,7 @@ def test_a_disk_that_is_full_in_mid_run_is_named_and_the_run_can_be_resumed(play
     ],
 )
 def test_a_full_disk_is_named_as_every_safetensors_describes_it(tmp_path, text):
-    with pytest.raises(ResultsError, match="resume = ") as caught, results_in(tmp_path):
+    resume = 'resume = "7"'
+    with pytest.raises(ResultsError, match=resume) as caught, results_in(tmp_path, resume):
         raise SafetensorError(text)
     check_line(caught.value, tmp_path)
