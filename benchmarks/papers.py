@@ -179,7 +179,7 @@ def read_tables() -> dict[str, Table]:
 
 
 def missing_for(table: Table, data_root: str) -> str:
-    """What this machine lacks for a table; empty if nothing."""
+    """What a table needs and this machine does not have; empty if nothing."""
     if table.missing:
         return table.missing
     absent = []

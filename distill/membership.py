@@ -73,7 +73,7 @@ def left_out_scores(observed: Floats, members: Flags) -> Floats:
     Returns
     -------
     ndarray
-        (models, n); 0, a guess, where fewer than two other models have a sample, or lack it.
+        (models, n); 0, a guess, where fewer than two other models have a sample, or do not.
     """
     centred = observed - observed.mean(axis=0)
     inside, known = _left_out_log_density(centred, members)

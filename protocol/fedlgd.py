@@ -60,7 +60,7 @@ class VirtualTraining(Block):
 
 
 class GlobalData(Block):
-    """The server's virtual data: their digest, and the data for nodes that lack them.
+    """The server's virtual data: their digest, and the data for nodes without them.
 
     Parameters
     ----------

@@ -330,7 +330,7 @@ class HFLDDSettings(LabelKnowledge, Distillation):
         0 sends the last weights, as in the paper. Not with ``train.dp-noise``.
     complete_clusters : bool (default: True)
         Whether there are only as many clusters as nearly all groups have nodes for; if not, as many
-        as the largest group has nodes, as in the paper, the last of which lack classes.
+        as the largest group has nodes, as in the paper, the last of which miss classes.
     """
 
     groups: Annotated[int, Field(ge=0)] = 0

@@ -137,7 +137,7 @@ def _pull(calls: Any, tree: ObjectTree) -> tuple[Message, Context, Run, Fab]:
         make_confirm_message_received_fn_protobuf(calls.ConfirmMessageReceived, node, run_id),
         return_type=Message,
     )
-    # An inflated message lacks its own id, which replies need.
+    # An inflated message has no id of its own, which replies need.
     message.metadata.__dict__["_message_id"] = tree.object_id
     return message, context, run_from_proto(task.run), fab_from_proto(task.fab)
 

@@ -111,7 +111,7 @@ def _torchscript(model: nn.Module, inputs: Tensor, file: Path, metadata: dict[st
 
 
 def _onnx(model: nn.Module, inputs: Tensor, file: Path, metadata: dict[str, str]) -> None:
-    # The newer exporter (dynamo=True) lacks adaptive max pooling, which the digits' network uses.
+    # The newer exporter (dynamo=True) has no adaptive max pooling, which the digits' network uses.
     torch.onnx.export(
         model,
         (inputs,),

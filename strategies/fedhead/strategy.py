@@ -83,7 +83,7 @@ class FedHEAD(Answered, FedAvg):
     Over direct links the server exchanges models with leaders only: they hand w to their members.
 
     If a leader fails in step 4, its sector keeps w_m for the round. If it fails earlier, the member
-    with most samples takes over, the others send it their trained models again, and w_m lacks the
+    with most samples takes over, the others send it their trained models again, and w_m misses the
     failed leader's model. If nobody can take over, the sector sits out the round. A leader that
     cannot hand out w is replaced at once. A failed leader does not lead in the next round.
 

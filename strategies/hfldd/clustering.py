@@ -153,7 +153,7 @@ def heterogeneous_clusters(
     """Form clusters of one client from every group (HFLDD, algorithm 1).
 
     In the paper, while any group is non-empty, one random client of each non-empty group joins the
-    next cluster. So the last clusters lack the small groups.
+    next cluster. So the last clusters miss the small groups.
 
     Parameters
     ----------

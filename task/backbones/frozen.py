@@ -169,7 +169,7 @@ class Frozen(nn.Module):
         Raises
         ------
         ModelError
-            If the file cannot be read, or lacks weights of the network.
+            If the file cannot be read, or misses weights of the network.
         """
         try:
             state = load_file(file)

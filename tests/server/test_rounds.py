@@ -119,7 +119,7 @@ def test_nodes_train_with_the_learning_rate_of_the_round_also_after_a_resume(cli
 
 
 def without_data(answer):
-    """A node that lacks its data."""
+    """A node without its data."""
     missing = RecordDict(
         {
             "metrics": MetricRecord({"num-examples": 0, "partition-id": 2}),

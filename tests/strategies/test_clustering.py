@@ -176,7 +176,7 @@ def test_nearly_every_group_is_in_each_complete_cluster_and_sizes_are_equal(grou
     sizes = [len(cluster) for cluster in clusters]
     assert max(sizes) - min(sizes) <= 1
     assert chance_of_a_group(groups, clusters) >= 0.97
-    if len(clusters) < np.bincount(groups).max():  # one more would lack too much
+    if len(clusters) < np.bincount(groups).max():  # one more would miss too much
         dealt = np.argsort(groups)
         more = [dealt[first :: len(clusters) + 1] for first in range(len(clusters) + 1)]
         assert chance_of_a_group(groups, more) < 0.97

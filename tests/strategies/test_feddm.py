@@ -25,7 +25,7 @@ from task.models import create_model
 from task.settings import SettingsError
 
 FIRST = 2**64 - 1000  # as in conftest.py
-RUN_CONFIG = {"partition.classes": 5}  # each node lacks half of the classes
+RUN_CONFIG = {"partition.classes": 5}  # each node misses half of the classes
 SPEC = load_dataset("digits").spec
 MODEL = create_model("auto", SPEC, seed=0)
 LITTLE = {"per_class": 2, "distill_steps": 3, "server_epochs": 2, "server_batch_size": 16}

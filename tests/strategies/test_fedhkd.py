@@ -92,7 +92,7 @@ def test_rounds_equal_the_papers_steps_as_plain_loops(client_grid, tmp_path):
             torch.testing.assert_close(found, value, atol=1e-5, rtol=0)
         assert_by_class(strategy.features, features, atol=1e-4)
         assert_by_class(strategy.predictions, predictions, atol=1e-4)
-    assert all(len(s.data.train.labels.unique()) < 10 for s in nodes)  # each lacks classes
+    assert all(len(s.data.train.labels.unique()) < 10 for s in nodes)  # each misses classes
 
 
 def test_noise_on_the_features_has_the_deviation_asked_for_and_predictions_have_none(tmp_path):

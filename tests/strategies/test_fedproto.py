@@ -79,7 +79,7 @@ def test_rounds_equal_the_papers_steps_as_plain_loops(client_grid, tmp_path):
         arrays = play(strategy, grid, server_round, arrays)
         models, prototypes = naive_round(nodes, models, prototypes, server_round)
         assert_by_class(strategy.prototypes, prototypes)
-    assert all(len(s.data.train.labels.unique()) < 10 for s in nodes)  # each lacks classes
+    assert all(len(s.data.train.labels.unique()) < 10 for s in nodes)  # each misses classes
     for place, model in enumerate(models):
         for name, value in kept(tmp_path, place).items():
             torch.testing.assert_close(value, model.state_dict()[name], atol=1e-5, rtol=0)

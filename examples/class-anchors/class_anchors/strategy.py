@@ -28,7 +28,7 @@ from strategies.common.run import Run
 class ClassAnchors(CheckedFedAvg):
     """FedAvg whose nodes keep the features of a class near the federation's mean of it.
 
-    Nodes that lack a class pull the features of theirs to wherever suits them alone; anchors, which
+    Nodes without a class pull the features of theirs to wherever suits them alone; anchors, which
     all share, hold them together (:class:`class_anchors.client.Anchored`).
 
     Parameters

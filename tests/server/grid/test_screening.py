@@ -98,7 +98,7 @@ ATTACKS = {
     "nothing": lambda message, content: RecordDict(),
     "no arrays": without_arrays,
     "another metric": with_metric("evil", 1.0),
-    "lacks the loss": without_the_loss,
+    "misses the loss": without_the_loss,
 }
 
 
@@ -334,7 +334,7 @@ def test_a_phase_may_allow_several_replies_and_the_first_names_what_is_wrong(cap
 def test_replies_are_compared_with_each_other_only_where_their_phase_says_so(caplog, compared):
     phase = replace(TRAIN_PHASE, compared=compared)
     answers = [honest(place) for place in range(5)]
-    answers[2] = lambda message: ATTACKS["lacks the loss"](message, honest(2)(message))
+    answers[2] = lambda message: ATTACKS["misses the loss"](message, honest(2)(message))
     answers[4] = lambda message: ATTACKS["huge"](message, honest(4)(message))
     replies = asked(answers, phases={"train": phase})
     assert [place for place, reply in enumerate(replies) if reply is None] == [2, 4] * compared

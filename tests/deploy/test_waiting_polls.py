@@ -1,4 +1,4 @@
-"""A look for messages waits at the SuperLink until there is one."""
+"""A poll for messages waits at the SuperLink until there is one."""
 
 import random
 import secrets
@@ -39,7 +39,7 @@ from protocol.flower_1_32.objects import MemoryObjectStore
 from protocol.superlink import WAIT
 
 SOON, LONG = 5.0, 30.0
-"""Seconds within which an answer comes, and for which looks ask to wait."""
+"""Seconds within which an answer comes, and for which polls ask to wait."""
 
 
 class SuperLink:
@@ -77,8 +77,8 @@ class SuperLink:
         with grpc.insecure_channel(self.server.bound_address) as channel:
             yield FleetStub(channel)
 
-    def look(self, wait, timeout=None):
-        """Answer of a look, and how long it took."""
+    def poll(self, wait, timeout=None):
+        """Answer of a poll, and how long it took."""
         start = time.monotonic()
         request = PullMessagesRequest(node=Node(node_id=self.node))
         with self.stub() as stub:
@@ -123,7 +123,7 @@ def waiting(superlink):
 
 
 def test_a_look_that_waits_gets_a_message_as_soon_as_there_is_one(superlink):
-    thread, answers = in_thread(lambda: superlink.look(str(LONG)))
+    thread, answers = in_thread(lambda: superlink.poll(str(LONG)))
     eventually(lambda: superlink.node in waiting(superlink))
     superlink.send()
     thread.join(SOON)
@@ -133,20 +133,20 @@ def test_a_look_that_waits_gets_a_message_as_soon_as_there_is_one(superlink):
 
 def test_a_message_that_is_there_is_not_waited_for(superlink):
     superlink.send()
-    count, seconds = superlink.look(str(LONG))
+    count, seconds = superlink.poll(str(LONG))
     assert count == 1
     assert seconds < SOON
 
 
 def test_a_look_waits_no_longer_than_it_asked(superlink):
-    count, seconds = superlink.look("0.3")
+    count, seconds = superlink.poll("0.3")
     assert count == 0
     assert 0.3 <= seconds < SOON
 
 
 @pytest.mark.parametrize("wait", ["0", "-1", "nan", "soon"])
 def test_a_look_that_asks_for_nothing_usable_is_answered_at_once(superlink, wait):
-    count, seconds = superlink.look(wait)
+    count, seconds = superlink.poll(wait)
     assert count == 0
     assert seconds < SOON
 
@@ -157,16 +157,16 @@ def test_no_look_waits_for_ever():
 
 
 def test_a_nodes_next_look_ends_the_one_before(superlink):
-    first, answers = in_thread(lambda: superlink.look(str(LONG)))
+    first, answers = in_thread(lambda: superlink.poll(str(LONG)))
     eventually(lambda: superlink.node in waiting(superlink))
-    assert superlink.look("0.1")[0] == 0
+    assert superlink.poll("0.1")[0] == 0
     first.join(SOON)
     assert [count for count, _ in answers] == [0]
 
 
 def test_a_look_whose_node_is_gone_waits_no_more(superlink):
     with pytest.raises(grpc.RpcError) as error:
-        superlink.look(str(LONG), timeout=0.3)
+        superlink.poll(str(LONG), timeout=0.3)
     assert error.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     eventually(lambda: not waiting(superlink))
 
@@ -189,11 +189,11 @@ def test_as_many_looks_wait_as_there_are_threads_for():
 def test_a_superlink_that_ends_lets_no_look_wait(tmp_path):
     superlink = SuperLink(tmp_path / "state.db")
 
-    def look():
+    def poll():
         with pytest.raises(grpc.RpcError):
-            superlink.look(str(LONG))
+            superlink.poll(str(LONG))
 
-    thread, _ = in_thread(look)
+    thread, _ = in_thread(poll)
     eventually(lambda: superlink.node in waiting(superlink))
     assert superlink.server.stop(0.1).wait(SOON)
     thread.join(SOON)
@@ -201,8 +201,8 @@ def test_a_superlink_that_ends_lets_no_look_wait(tmp_path):
     eventually(lambda: not waiting(superlink))
 
 
-class Looks:
-    """A node's looks, through an invoker that lets them wait."""
+class Polls:
+    """A node's polls, through an invoker that lets them wait."""
 
     def __init__(self, call, idle):
         self.pace = Pace(busy=0.05, idle=idle, generator=random.Random(7))
@@ -211,7 +211,7 @@ class Looks:
         )
         let_looks_wait(invoker, self.pace)
         self.invoker = invoker
-        self.look = lambda: invoker.invoke(call, request=PullMessagesRequest())
+        self.poll = lambda: invoker.invoke(call, request=PullMessagesRequest())
         self.beat = lambda send: invoker.invoke(send, SendNodeHeartbeatRequest(), timeout=SOON)
 
 
@@ -219,16 +219,16 @@ def test_a_node_looks_again_at_once_after_a_look_that_waited(superlink, monkeypa
     monkeypatch.setattr(pace, "LONGEST_WAIT", 0.4)
     ours = PullMessagesRequest(node=Node(node_id=superlink.node))
     with superlink.stub() as stub:
-        looks = Looks(lambda request, **named: stub.PullMessages(ours, **named), 0.4)
-        assert not looks.look().messages_list
-    assert looks.pace.draw() == 0
+        polls = Polls(lambda request, **named: stub.PullMessages(ours, **named), 0.4)
+        assert not polls.poll().messages_list
+    assert polls.pace.draw() == 0
 
 
 def test_a_node_keeps_its_pace_at_a_superlink_that_does_not_let_it_wait():
     asked = []
-    looks = Looks(lambda **named: asked.append(named), 20.0)
-    looks.look()
-    assert looks.pace.draw() > 0
+    polls = Polls(lambda **named: asked.append(named), 20.0)
+    polls.poll()
+    assert polls.pace.draw() > 0
     (named,) = asked
     (header,) = named["metadata"]
     assert header[0] == WAIT
@@ -242,7 +242,7 @@ def test_a_look_that_may_wait_is_a_heartbeat(superlink):
 
     superlink.state.acknowledge_node_heartbeat(superlink.node, 1.0)
     before = until()
-    superlink.look("0.1")
+    superlink.poll("0.1")
     assert 60 - SOON < until() - time.time() <= 60
     assert until() > before
 
@@ -256,20 +256,20 @@ def test_heartbeats_are_left_out_while_a_look_stands_for_them(monkeypatch):
         for moment in moments:
             now[0] = start + moment
             calls = [SendNodeHeartbeatResponse(success=True)]
-            assert looks.beat(lambda *_, calls=calls, **__: calls.pop()).success
+            assert polls.beat(lambda *_, calls=calls, **__: calls.pop()).success
             sent.append(not calls)
 
-    looks = Looks(call, 20.0)
+    polls = Polls(call, 20.0)
 
-    def sent_during_a_look(*seconds):
+    def sent_during_a_poll(*seconds):
         moments[:], sent[:] = seconds, []
-        looks.look()
+        polls.poll()
         return sent
 
-    assert sent_during_a_look(0, LONGEST_WAIT) == [True, True]  # whether looks wait is not known
-    assert sent_during_a_look(0, COUNTS - 1, COUNTS, LONGEST_WAIT) == [False, False, True, True]
-    assert sent_during_a_look(0, 1) == [False, False]
-    assert sent_during_a_look(0, 1) == [True, True]  # the last look did not wait
+    assert sent_during_a_poll(0, LONGEST_WAIT) == [True, True]  # whether polls wait is not known
+    assert sent_during_a_poll(0, COUNTS - 1, COUNTS, LONGEST_WAIT) == [False, False, True, True]
+    assert sent_during_a_poll(0, 1) == [False, False]
+    assert sent_during_a_poll(0, 1) == [True, True]  # the last poll did not wait
 
 
 def test_a_look_that_failed_stands_for_no_heartbeat(monkeypatch):
@@ -288,13 +288,13 @@ def test_a_look_that_failed_stands_for_no_heartbeat(monkeypatch):
         return answer
 
     def beat(_seconds):
-        looks.beat(lambda *_, **__: sent.append(True))
+        polls.beat(lambda *_, **__: sent.append(True))
 
-    looks = Looks(call, 20.0)
-    looks.invoker.wait_function = beat
+    polls = Polls(call, 20.0)
+    polls.invoker.wait_function = beat
     answers[:] = ["nothing", AwayError(), "nothing"]
-    looks.look()
-    looks.look()  # its first try fails: before the next one a heartbeat is due
+    polls.poll()
+    polls.poll()  # its first try fails: before the next one a heartbeat is due
     assert sent == [True]
 
 
@@ -311,5 +311,5 @@ def test_a_look_that_is_never_answered_is_made_again():
             raise LateError
         return "nothing"
 
-    assert Looks(call, 20.0).look() == "nothing"
+    assert Polls(call, 20.0).poll() == "nothing"
     assert len(tries) == 2
