@@ -15,7 +15,7 @@ another device, `.numpy()`, a device beyond the last. Kernel launches, copies an
 with the line of this project that asked for them.
 
 It cannot tell: numbers that differ on a GPU (TF32, autocast, atomics, other algorithms), memory,
-pinned or not, streams and graphs, operations that CUDA does not have, and what C++ decides by the device,
+pinned or not, streams and graphs, what CUDA cannot compute, and what C++ decides by the device,
 because C++ sees "meta" (cuDNN's LSTM, for instance, counts as the steps of PyTorch's own). Tensors
 that C++ makes beside others are on the GPU that was used last. A module's parameters are new
 objects after a move between CPU and GPU, so an optimiser must be made after it. It relies on

@@ -62,7 +62,7 @@ def write_site(folder, name, digits=GRADES, numbers=range(200)):
 
 
 def accuracy_of_grades(folder, name, classes):
-    """Accuracy by the names that an exported model gives new pictures; one site has none of one grade."""
+    """Accuracy by the names that an exported model gives new pictures; a site misses one grade."""
     write_site(folder / "a", name, GRADES, range(0, 1500, 2))
     write_site(folder / "b", name, GRADES[:-1], range(1, 1500, 2))
     new = write_site(folder / "new", name, GRADES, range(1500, 1797))

@@ -20,7 +20,10 @@ from task.settings import SettingsError
 NODES = 2
 PARTITIONS = 8
 LR = 0.02
-RUN_CONFIG = {"partition.classes": 5, "train.batch-size": 64}  # each node misses half of the classes
+RUN_CONFIG = {
+    "partition.classes": 5,
+    "train.batch-size": 64,
+}  # each node misses half of the classes
 SPEC = load_dataset("digits").spec
 MODEL = create_model("auto", SPEC, seed=0)
 LITTLE = {"per_class": 4, "virtual_batch": 16, "weight": 0.7, "alignment": 0.5, "contrast": 0.2}
