@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from cli.errors import exit_on, fail
+from cli.options import run_config_option
 
 if TYPE_CHECKING:
     from task.settings import PrivateSettings, RunConfigValue
@@ -26,12 +27,9 @@ def check(
     ],
     run_config: Annotated[
         list[str] | None,
-        typer.Option(
-            "--run-config",
-            "-c",
-            metavar="KEY=VALUE...|FILE.toml",
-            help='What a run states of tables, as in \'private.columns="age,sex:f|m" '
-            'private.label="ill" private.classes="no,yes"\'; or its TOML file. Can be repeated.',
+        run_config_option(
+            'What a run states of tables, as in \'private.columns="age,sex:f|m" '
+            'private.label="ill" private.classes="no,yes"\'; or its TOML file. Can be repeated.'
         ),
     ] = None,
     strict: Annotated[

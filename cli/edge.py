@@ -22,6 +22,7 @@ from cli.options import (
     RootCertificates,
     StateDir,
     node_option,
+    run_config_option,
 )
 from fleet.line import why_another
 from fleet.own_app import APP_DIR
@@ -74,11 +75,8 @@ def edge(
     ] = 2,
     run_config: Annotated[
         list[str] | None,
-        typer.Option(
-            "--run-config",
-            "-c",
-            metavar="KEY=VALUE...|FILE.toml",
-            help="More settings of the runs below (flwr-distill settings). Can be repeated.",
+        run_config_option(
+            "More settings of the runs below (flwr-distill settings). Can be repeated."
         ),
     ] = None,
     poll_busy: PollBusy = None,

@@ -59,6 +59,11 @@ ImageShape = Annotated[
 ]
 
 
+def run_config_option(help_text: str) -> Any:
+    """Option with settings of a run, as text or as files."""
+    return typer.Option("--run-config", "-c", metavar="KEY=VALUE...|FILE.toml", help=help_text)
+
+
 def node_option(name: str, help_text: str, default: str | bool = False) -> Any:
     """An option that is also an environment variable."""
     variable = "FLWR_DISTILL_" + name.upper().replace("-", "_")

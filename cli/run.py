@@ -23,7 +23,7 @@ from cli.connection import (
     user_of,
 )
 from cli.errors import exit_on, fail
-from cli.options import DEFAULT_FEDERATION_DIR, FederationDir, Timeout
+from cli.options import DEFAULT_FEDERATION_DIR, FederationDir, Timeout, run_config_option
 from cli.results import results_table
 from cli.run_log import RunLog
 from fleet.own_app import APP_DIR, PRESETS
@@ -40,12 +40,9 @@ if TYPE_CHECKING:
 def run(
     run_config: Annotated[
         list[str] | None,
-        typer.Option(
-            "--run-config",
-            "-c",
-            metavar="KEY=VALUE...|FILE.toml",
-            help="Settings of the run (flwr-distill settings), as in 'num-rounds=5 "
-            'strategy="fedavg"\'; or a TOML file. Can be repeated: the last one counts.',
+        run_config_option(
+            "Settings of the run (flwr-distill settings), as in 'num-rounds=5 "
+            'strategy="fedavg"\'; or a TOML file. Can be repeated: the last one counts.'
         ),
     ] = None,
     preset: Annotated[
