@@ -131,7 +131,7 @@ class FedLGDSettings(Block):
 class LacksGlobalData(Block):
     """Metrics of a node that lost the server's virtual data."""
 
-    lacks_global_data: Literal[1]
+    needs_global_data: Literal[1]
 
 
 def _unprotected(settings: FedLGDSettings, train: TrainSettings) -> str:

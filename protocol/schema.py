@@ -68,7 +68,7 @@ class TrainRequest(TrainSettings):
 class Pace(Block):
     """Record ``pace`` of any message, for the node's process: seconds between its polls."""
 
-    look_every: Annotated[float, Field(ge=0)] = 0.0
+    poll_every: Annotated[float, Field(ge=0)] = 0.0
 
 
 class EvaluateRequest(Block):

@@ -345,7 +345,7 @@ class Guard:
 
     def _leave(self, pending: _Pending, answer: Message) -> Message:
         """Record an error, and let it leave."""
-        text = answer.error.reason if answer.has_error() else _lacks(answer)
+        text = answer.error.reason if answer.has_error() else _missing(answer)
         self._record(pending, len(text or ""), error=one_line(text or ""))
         return answer
 
@@ -677,7 +677,7 @@ def _answer(message: Message, refusal: Refusal, node_config: Mapping[str, Any]) 
     return Message(content, reply_to=message)
 
 
-def _lacks(answer: Message) -> str:
+def _missing(answer: Message) -> str:
     (text,) = cast(list[str], answer.content.config_records[CONFIG]["missing"])
     return text
 

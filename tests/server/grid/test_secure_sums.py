@@ -253,13 +253,13 @@ def test_a_node_that_says_why_it_has_not_trained_costs_no_sum(federation):
     train = {node: app._handler for node, app in four.apps.items()}
 
     def says(node):
-        def missing(message, context):
+        def answer(message, context):
             content = RecordDict({METRICS: MetricRecord({NEEDS_GLOBAL_DATA: 1})})
             return Message(content, reply_to=message)
 
         def handler(message, context):
             own = message.metadata.message_type == four.message_type
-            return missing if own and node in missing else train[node](message, context)
+            return answer if own and node in missing else train[node](message, context)
 
         return handler
 
