@@ -90,7 +90,7 @@ BAD_RUNS = [
     ('hfldd.distiller="kpi"', "hfldd.distiller", "kip"),
     ("min-nodes=4 phase-timeout=2.0", "min-nodes = 4", "start more nodes"),
 ]
-"""The same for what only nodes can know, or a real run shows: added to `OWN`."""
+"""The same for what only nodes or the server can know: added to `OWN`."""
 
 NAMES = ["zero", "one", "two", "three", "four"]
 OWN = """
@@ -227,7 +227,7 @@ def test_the_first_hour(reader, wards):
 
     for config, named, remedy in BAD_RUNS:
         *_, last = run(config, fails=True).splitlines()
-        assert last.startswith("flwr-distill run: run "), last
+        assert last.startswith("flwr-distill run: "), last
         assert named in last
         assert remedy in last
     reader.type("flwr-distill stop")
