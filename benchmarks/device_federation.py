@@ -144,22 +144,24 @@ def measure(device: str, *, quick: bool, data_root: str) -> list[dict[str, Any]]
             start = time.monotonic() - began
             for strategy, settings in STRATEGIES.items():
                 memory = Memory(federation.nodes)
-                runs = []
+                by_seed = []
                 with memory.watched():
                     for seed in range(1 if quick else SEEDS[strategy]):
                         config = {**settings, "seed": seed}
-                        runs.append(
+                        by_seed.append(
                             run(federation, strategy, config, folder, device, quick, data_root)
                         )
-                seconds = [[b["seconds"] - a["seconds"] for a, b in pairwise(run)] for run in runs]
-                accuracies = [run[-1]["accuracy"] for run in runs]
+                seconds = [
+                    [b["seconds"] - a["seconds"] for a, b in pairwise(each)] for each in by_seed
+                ]
+                accuracies = [by_round[-1]["accuracy"] for by_round in by_seed]
                 rows.append(
                     {
                         "strategy": strategy,
                         "device": device,
                         "start_seconds": start,
                         "first_round_seconds": seconds[0][0],
-                        "round_seconds": statistics.median(s for run in seconds for s in run[1:]),
+                        "round_seconds": statistics.median(s for each in seconds for s in each[1:]),
                         "accuracy": statistics.mean(accuracies),
                         "accuracies": accuracies,
                         "rounds": len(seconds[0]),

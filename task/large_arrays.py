@@ -3,6 +3,7 @@
 import io
 import mmap
 import os
+import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from task.errors import DatasetError
 
 SHARE = 1 / 8
 """Of the memory, what one array may take of it."""
+_ZEROS = bytes(1 << 20)
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -44,10 +46,20 @@ def empty(shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
         return np.empty(shape, dtype)
     with tempfile.TemporaryFile() as file:
         try:
-            os.posix_fallocate(file.fileno(), 0, size)
+            _reserve(file, size)
         except OSError as error:
             raise _no_room(size, error) from error
         return np.frombuffer(mmap.mmap(file.fileno(), size), dtype).reshape(shape)
+
+
+def _reserve(file: BinaryIO, size: int) -> None:
+    """Fill a file, so that a full disk is an error now and no fatal signal when it is written."""
+    if sys.platform == "linux":
+        os.posix_fallocate(file.fileno(), 0, size)
+    else:
+        for begin in range(0, size, len(_ZEROS)):
+            file.write(_ZEROS[: size - begin])
+        file.flush()
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -60,7 +72,7 @@ def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class Stack:
-    """Stacks arrays of one shape, uint8 or float32 from 0 to 1, as they come.
+    """Stacks arrays of one shape, uint8 or float32 from 0 to 1, one by one.
 
     In memory up to `SHARE` of it, then in a file as from `empty`.
     """

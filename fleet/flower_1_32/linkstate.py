@@ -162,9 +162,9 @@ class RememberingLinkState(WatchingLinkState, PlainQueries, SqlLinkState):
 
     It remembers nodes' ids until a node is removed, that there is no message for a node until one
     is stored, and that a run is running for `FRESH` seconds or until a task ends. Of messages
-    whose reply is not here it polls every `FRESH` seconds only whether one can still come. Traffic
-    is booked every `BOOKED` seconds, and before anyone reads it; a SuperLink that is killed loses
-    so much.
+    whose reply is not here it polls every `FRESH` seconds only whether one can still arrive.
+    Traffic is booked every `BOOKED` seconds, and before anyone reads it; a SuperLink that is killed
+    loses so much.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:

@@ -51,7 +51,7 @@ def test_no_room_on_the_disk_names_the_folder_and_the_remedy(monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(large_arrays, "memory", lambda: 1000)
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(large_arrays, "_reserve", full)
     with pytest.raises(DatasetError, match="TMPDIR"):
         empty((100, 3, 8, 8), np.float32)
 
@@ -76,6 +76,17 @@ settings = TrainSettings.checked({"local-epochs": 1, "batch-size": 8, "lr": 0.1}
 trained = train_round(model, samples, settings, torch.Generator().manual_seed(0))
 print(samples.inputs.nbytes, trained.accuracy)
 """
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_the_whole_file_of_an_array_is_reserved_on_every_system(monkeypatch, tmp_path, platform):
+    monkeypatch.setattr(sys, "platform", platform)
+    size = (1 << 20) + 5
+    with (tmp_path / "array").open("w+b") as file:
+        large_arrays._reserve(file, size)
+        status = os.fstat(file.fileno())
+    assert status.st_size == size
+    assert status.st_blocks * 512 >= size  # no hole that a full disk could not fill
 
 
 @pytest.mark.slow
