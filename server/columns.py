@@ -1,6 +1,7 @@
 """The scale of the columns of nodes' own tables: from means and variances, or sums, of nodes."""
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from logging import ERROR, INFO
@@ -59,8 +60,10 @@ def run_scale(
 def _ask_for_sums(grid: Grid, num_columns: int, timeout: float) -> Scale | None:
     """The scale from secure sums, of which no single node's part is known.
 
-    More nodes than a sum can have are in several, each as large as the others.
+    More nodes than a sum can have are in several, each as large as the others, which share the
+    time.
     """
+    deadline = time.monotonic() + timeout
     request = ColumnsRequest(columns=num_columns).model_dump(by_alias=True)
     content = RecordDict({CONFIG: ConfigRecord(request)})
     nodes = sorted(grid.get_node_ids())
@@ -68,7 +71,8 @@ def _ask_for_sums(grid: Grid, num_columns: int, timeout: float) -> Scale | None:
     num_summed, sums = 0, np.zeros((1 + 2 * num_columns, NUM_DIGITS))
     for place in range(num_sums):
         messages = [Message(content, node, DESCRIBE_COLUMNS) for node in nodes[place::num_sums]]
-        replies = usable(grid.send_and_receive(messages, timeout=timeout))
+        share = max(0.0, deadline - time.monotonic()) / (num_sums - place)
+        replies = usable(grid.send_and_receive(messages, timeout=share))
         if replies:  # each has the mean of all
             num_summed += len(replies)
             weight = sum(int(number(reply, NUM_EXAMPLES)) for reply in replies)
