@@ -198,7 +198,7 @@ PARTS = [
     Part("doctor", 20, _doctor, _json, _show_doctor),
     Part("tests", 90, _tests, _read_tests, _show_tests),
     Part("steps", 120, _steps, _json, _show_steps),
-    Part("federation", 120, _federation, _json, _show_federation),
+    Part("federation", 200, _federation, _json, _show_federation),
     Part("simulation", 60, _simulation, _json, _show_simulation),
     PAPER,
 ]
